@@ -1,0 +1,71 @@
+"""What the core asks of an engine. Implementations live in `tuner.engines`; the core imports none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from tuner.domain.events import HttpAnswer
+from tuner.domain.logs import Level, LogFact
+from tuner.domain.plan import EnginePlan
+from tuner.domain.readings import Reading
+from tuner.domain.server import ServerIdentity
+
+
+class LinePrefix(Struct, frozen=True, gc=False):
+    """What the prefix of a log line says."""
+
+    rank: str | None
+    at: float | None
+    message_start: int
+    """Index in the text at which the message begins."""
+    level: Level | None = None
+    prefixed: bool = True
+    """False: a line without prefix, which belongs to the line before unless it is a known raw line."""
+
+
+class RankPlace(Struct, frozen=True, kw_only=True):
+    """A rank, the process that is it, and the GPU it was given."""
+
+    tag: str
+    pid: int | None = None
+    visible_index: int | None = None
+    """Index into the process's visible devices by the engine's placement formula; the driver's process list wins."""
+
+
+class Engine(Protocol):
+    """One inference engine, all versions. Lines and answers of unknown versions give less, never an error."""
+
+    name: str
+    """`sglang`, `vllm`."""
+    title: str
+    """`SGLang`, `vLLM`."""
+
+    def plan(self) -> EnginePlan:
+        """What the probe looks for and asks."""
+
+    def prefix(self, text: str) -> LinePrefix:
+        """Split a line (control sequences already stripped) into prefix and message."""
+
+    def level(self, message: str) -> Level:
+        """Severity of a message whose prefix tells none."""
+
+    def interesting(self, text: str) -> bool:
+        """Cheap test whether `facts` could say anything; most lines of a busy log are not."""
+
+    def facts(self, text: str, prefix: LinePrefix, offset: int) -> Sequence[LogFact]:
+        """Recognise a line. Usually none or one fact, `core.facts` lists the kinds."""
+
+    def ranks(self, identity: ServerIdentity, settings: dict[str, Any]) -> Sequence[RankPlace]:
+        """The ranks among a server's processes, in rank order, by title and arguments, never by guess."""
+
+    def read(self, answer: HttpAnswer) -> Reading:
+        """What an HTTP answer means. `answer.series` holds all series known so far, not only changed ones."""
+
+    def model(self, identity: ServerIdentity) -> str | None:
+        """The LLM as named on the command line."""
+
+    def settings_from_argv(self, identity: ServerIdentity) -> dict[str, Any]:
+        """Server args that the command line gives, by canonical (underscored) name, before anything resolved them."""

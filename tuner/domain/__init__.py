@@ -1,0 +1,1 @@
+"""Frozen value types: what every layer above agrees on. No behaviour beyond small derived properties."""

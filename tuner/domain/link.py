@@ -1,0 +1,57 @@
+"""The link to a host, its states, and the questions it may put to the operator."""
+
+from __future__ import annotations
+
+import enum
+
+from msgspec import Struct
+
+
+class LinkPhase(enum.StrEnum):
+    """Always visible on screen."""
+
+    CONNECTING = "connecting"
+    UP = "up"
+    STALE = "stale"
+    RECONNECTING = "reconnecting"
+    DOWN = "down"
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """A host as the operator named it."""
+
+    name: str
+    """What stands in the tab: the text of the command line."""
+    scheme: str = "ssh"
+    """ssh, local or replay: the module of `tuner.transports` that serves it."""
+    host: str = ""
+    """Host name or alias of the OpenSSH config; the file for replay."""
+    user: str | None = None
+    port: int | None = None
+    options: dict[str, str] = {}
+    """For hosts that gputuner itself started (demo): known_hosts, identity, config."""
+
+
+class HostKeyQuestion(Struct, frozen=True, kw_only=True):
+    """An unknown host key. Answered with `once`, `save` or `refuse`."""
+
+    target: str
+    host: str
+    port: int
+    key_type: str
+    fingerprint: str
+    """`SHA256:...` as ssh-keygen prints it."""
+
+
+class SecretQuestion(Struct, frozen=True, kw_only=True):
+    """A password, passphrase or keyboard-interactive prompt. Answered with the text, or None to give up."""
+
+    target: str
+    kind: str
+    """password, passphrase or keyboard-interactive."""
+    prompt: str
+    attempt: int = 1
+    echo: bool = False
+
+
+Question = HostKeyQuestion | SecretQuestion

@@ -1,0 +1,82 @@
+"""What the probe is told to look for. Engine knowledge travels as data; the probe knows no engine."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class EndpointPlan(Struct, frozen=True, kw_only=True):
+    """One HTTP endpoint of an engine and how gently to ask it."""
+
+    id: str
+    paths: tuple[str, ...]
+    """Tried in order until one does not answer 404 or 5xx; the winner is kept."""
+    every_s: float = 1.0
+    timeout_s: float = 2.0
+    parse: str = "json"
+    """json, prometheus, or status (body ignored)."""
+    series: tuple[str, ...] = ()
+    """prometheus: metric names to keep (exact, without labels)."""
+    drop: tuple[str, ...] = ()
+    """json: top-level keys not to send."""
+    unless: str | None = None
+    """Skipped while that other endpoint answers 200."""
+    auth: bool = False
+    """Send the server's API key, which the probe reads from the server's own argv or environment."""
+    quiet: bool = False
+    """A failure of it is no problem worth a line."""
+
+
+class EnginePlan(Struct, frozen=True, kw_only=True):
+    """How to recognise one engine's processes, and what to ask them."""
+
+    name: str
+    leaders: tuple[str, ...]
+    """Regular expressions on the command line joined by spaces; the topmost matching process is the leader."""
+    titles: tuple[str, ...]
+    """Regular expressions on the titles of its other processes."""
+    package: str
+    """Distribution whose metadata beside the interpreter tells the version."""
+    port_flags: tuple[str, ...] = ("--port",)
+    host_flags: tuple[str, ...] = ("--host",)
+    default_port: int = 8000
+    api_key_flags: tuple[str, ...] = ("--api-key",)
+    api_key_env: tuple[str, ...] = ()
+    rank_env: tuple[str, ...] = ()
+    """Environment variables of ranks worth sending when they differ from the leader's."""
+    endpoints: tuple[EndpointPlan, ...] = ()
+    start_markers: tuple[str, ...] = ()
+    """Plain substrings; a log line with one of them belongs to the start-up section of a log."""
+    log_end_marker: str = ""
+    """Plain substring of the line after which nothing of the start-up section follows."""
+
+
+class TailFrom(Struct, frozen=True, kw_only=True):
+    """Where reading of a server's log goes on after a reconnect."""
+
+    device: int | None = None
+    inode: int | None = None
+    path: str | None = None
+    offset: int = 0
+
+
+class ProbePlan(Struct, frozen=True, kw_only=True):
+    """The first line sent to the probe."""
+
+    protocol: int
+    engines: tuple[EnginePlan, ...]
+    interval_s: float = 1.0
+    resume: dict[str, TailFrom] = {}
+    """By server key."""
+    tail_bytes: int = 262_144
+    """How much of the end of a log is sent at first."""
+    head_bytes: int = 4_194_304
+    """How far from the beginning the start-up section is looked for."""
+    max_log_bytes_s: int = 8_388_608
+    """More is skipped, with a gap that says so."""
+    old_logs: int = 8
+    """Older logs beside the current one to read the start-up sections of; 0: none."""
+    ping_timeout_s: float = 20.0
+    """Without a ping for so long the probe ends itself."""
+    once: bool = False
+    """One full reading, then end (snapshot)."""

@@ -1,0 +1,205 @@
+"""The whole state of one host as an immutable value: what screens draw and `snapshot` prints.
+
+Only `core.reduce` makes new ones. Parts that did not change are shared between versions, so comparing with
+`is` tells a widget whether there is anything to draw.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from tuner.domain.events import (
+    GpuTable,
+    GpuXid,
+    HostSample,
+    ProbeHello,
+    ProblemSeen,
+)
+from tuner.domain.gpu import GpuProcess, GpuSample, ProcessInfo
+from tuner.domain.link import LinkPhase
+from tuner.domain.logs import LogBlock, LogFact
+from tuner.domain.server import LogSource, Phase, SeriesPoint, ServerIdentity
+
+Series = tuple[SeriesPoint, ...]
+
+
+class LinkState(Struct, frozen=True, kw_only=True):
+    """The connection as the screen shows it."""
+
+    phase: LinkPhase = LinkPhase.CONNECTING
+    reason: str | None = None
+    attempt: int = 0
+    retry_in_s: float | None = None
+    final: bool = False
+    notes: tuple[str, ...] = ()
+    rtt_s: float | None = None
+    received_bytes_s: float | None = None
+    sent_bytes_s: float | None = None
+
+
+class PhaseRecord(Struct, frozen=True, kw_only=True):
+    """How long a start-up phase took, or that it is still running."""
+
+    phase: Phase
+    started: float
+    """In seconds of the log's clock (`LogFact.at`); only differences mean something."""
+    ended: float | None = None
+    done: int | None = None
+    total: int | None = None
+    """Progress within the phase, e.g. shards or graph sizes."""
+    detail: str | None = None
+    usual_s: tuple[float, float] | None = None
+    """What it took in earlier starts like this one: the least and the most."""
+
+
+class RankMemory(Struct, frozen=True, kw_only=True):
+    """GPU memory of one rank by purpose. The terms add up to `total_bytes` where that is known."""
+
+    weights_bytes: int | None = None
+    kv_bytes: int | None = None
+    graphs_bytes: int | None = None
+    context_bytes: int | None = None
+    """CUDA context, NCCL communicators and all-reduce buffers, where the log tells."""
+    other_bytes: int | None = None
+    """The rest of the process: activations, workspaces, allocator reserve."""
+    total_bytes: int | None = None
+    """The process on its GPU as the driver counts it."""
+    source: str = ""
+    """Where the terms come from, best first: `server_info`, `metrics`, `log`, `nvml`."""
+
+
+class RankState(Struct, frozen=True, kw_only=True):
+    """One rank of a server."""
+
+    tag: str
+    """`TP0`, `DP1 TP3`, ...; `TP0` for a server with a single rank."""
+    gpu: int | None = None
+    """NVML index."""
+    pid: int | None = None
+    alive: bool = True
+    memory: RankMemory = RankMemory()
+    phase: Phase = Phase.UNKNOWN
+    last_line_at: float | None = None
+    available_gib: float | None = None
+    """The last `avail mem` this rank printed."""
+
+
+class ServerMetrics(Struct, frozen=True, kw_only=True):
+    """Live numbers of a server, from the best source there is."""
+
+    source: str | None = None
+    """metrics, loads or log."""
+    at: float | None = None
+    """Host monotonic time of the reading."""
+    tok_s: float | None = None
+    """Output tokens per second."""
+    prompt_tok_s: float | None = None
+    running: int | None = None
+    queued: int | None = None
+    token_usage_ratio: float | None = None
+    used_tokens: int | None = None
+    accept_length: float | None = None
+    cache_hit_ratio: float | None = None
+    retracted_total: int | None = None
+    ttft_s: float | None = None
+    """Mean over the last interval in which requests got a first token; median where only a histogram tells."""
+    itl_s: float | None = None
+    cuda_graph: bool | None = None
+
+
+class LogState(Struct, frozen=True, kw_only=True):
+    """The part of a log that is held in memory. Older lines are on the host and can be asked for."""
+
+    source: LogSource | None = None
+    generation: int = 0
+    """Grows when the file was rotated, truncated or replaced; offsets of different generations do not compare."""
+    blocks: tuple[LogBlock, ...] = ()
+    start: int = 0
+    end: int = 0
+    size: int | None = None
+    lines_total: int = 0
+    """Lines seen since connecting, also those no longer held."""
+    dropped_bytes: int = 0
+    partial: str = ""
+    """The torn last line, waiting for its end."""
+
+
+class ErrorLine(Struct, frozen=True, kw_only=True):
+    """The first line of an error in the log, with the ranks that showed the same one."""
+
+    text: str
+    ranks: tuple[str, ...] = ()
+    offset: int = 0
+    at: float | None = None
+    count: int = 1
+    phase: Phase = Phase.UNKNOWN
+
+
+class ServerState(Struct, frozen=True, kw_only=True):
+    """Everything known about one server, also after it died."""
+
+    identity: ServerIdentity
+    engine_title: str = ""
+    version: str | None = None
+    model: str | None = None
+    phase: Phase = Phase.UNKNOWN
+    phase_evidence: str = ""
+    """Why we think so: the log line or answer, in one line."""
+    phases: tuple[PhaseRecord, ...] = ()
+    started_in_s: float | None = None
+    """First line to ready."""
+    usual_start_s: tuple[float, float] | None = None
+    settings: dict[str, Any] = {}
+    """Resolved server args from HTTP or log."""
+    ranks: tuple[RankState, ...] = ()
+    kv_tokens: int | None = None
+    metrics: ServerMetrics = ServerMetrics()
+    series: dict[str, Series] = {}
+    """tok_s, running, queued, token_usage, accept_length: at most ten minutes."""
+    log: LogState = LogState()
+    errors: tuple[ErrorLine, ...] = ()
+    http_problem: str | None = None
+    gone: bool = False
+    left_pids: tuple[int, ...] = ()
+    """Processes of it that outlived the leader."""
+    facts: tuple[LogFact, ...] = ()
+    """Facts of the current start, for diagnosis; bounded."""
+
+
+class ForeignProcess(Struct, frozen=True, kw_only=True):
+    """A process that holds GPU memory and belongs to no server we know."""
+
+    pid: int
+    gpu: int
+    memory_bytes: int | None = None
+    user: str | None = None
+    command: str | None = None
+
+
+class HostState(Struct, frozen=True, kw_only=True):
+    """The state of one host: the root value."""
+
+    name: str
+    link: LinkState = LinkState()
+    hello: ProbeHello | None = None
+    mono: float = 0.0
+    """Newest host time seen."""
+    host: HostSample | None = None
+    gpu_table: GpuTable | None = None
+    samples: tuple[GpuSample, ...] = ()
+    samples_at: float | None = None
+    gpu_series: dict[int, Series] = {}
+    """Utilisation ratio by GPU index, at most ten minutes."""
+    processes: tuple[GpuProcess, ...] = ()
+    infos: dict[int, ProcessInfo] = {}
+    foreign: tuple[ForeignProcess, ...] = ()
+    servers: tuple[ServerState, ...] = ()
+    """Running ones first, then those that ended, newest first."""
+    problems: tuple[ProblemSeen, ...] = ()
+    xids: tuple[GpuXid, ...] = ()
+    scanned: bool = False
+    """The first look for servers has ended: no server means no server."""
+    lost_lines: int = 0
+    """Probe lines that the sequence number says are missing."""

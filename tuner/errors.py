@@ -1,0 +1,75 @@
+"""The errors gputuner raises itself. Each can be shown as it is: what happened, why we think so, what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class TunerError(Exception):
+    """Root of all. `str()` is one clear line.
+
+    Args:
+        title: What happened, a short sentence without full stop.
+        detail: Evidence: the other side's words, a path, a number.
+        hint: What to do next.
+    """
+
+    exit_code = 1
+
+    def __init__(self, title: str, detail: str = "", hint: str = "") -> None:
+        super().__init__(title)
+        self.title = title
+        self.detail = detail
+        self.hint = hint
+
+    def __str__(self) -> str:
+        parts = [self.title + (f": {self.detail}" if self.detail else ""), self.hint]
+        return ". ".join(p.rstrip(".") for p in parts if p)
+
+
+class UsageProblem(TunerError):
+    """The command was used wrongly or its input cannot be read."""
+
+    exit_code = 2
+
+
+class ConnectionFailed(TunerError):
+    """The host cannot be reached or refused us. `final`: trying again without a change is useless."""
+
+    exit_code = 3
+
+    def __init__(self, title: str, detail: str = "", hint: str = "", *, final: bool = False) -> None:
+        super().__init__(title, detail, hint)
+        self.final = final
+
+
+class ProbeFailed(TunerError):
+    """The probe could not be started or spoke nonsense."""
+
+    exit_code = 3
+
+    def __init__(self, title: str, detail: str = "", hint: str = "", *, final: bool = False) -> None:
+        super().__init__(title, detail, hint)
+        self.final = final
+
+
+class ProtocolMismatch(ProbeFailed):
+    """The probe or a journal speaks another version of the protocol."""
+
+
+class CatalogError(TunerError):
+    """A data file of ours or the user's is wrong; the others go on."""
+
+    exit_code = 2
+
+    def __init__(self, path: Path, line: int | None, title: str, hint: str = "") -> None:
+        where = f"{path}:{line}" if line else str(path)
+        super().__init__(title, where, hint)
+        self.path = path
+        self.line = line
+
+
+class JournalError(TunerError):
+    """A journal cannot be read or written."""
+
+    exit_code = 2

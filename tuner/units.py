@@ -1,0 +1,47 @@
+"""Numbers for people. Bytes are int everywhere; GiB only on screen."""
+
+from __future__ import annotations
+
+GIB = 1 << 30
+MIB = 1 << 20
+KIB = 1 << 10
+
+
+def gib(value_bytes: int | float) -> float:
+    """Bytes to GiB."""
+    return value_bytes / GIB
+
+
+def from_gib(value_gib: float) -> int:
+    """GiB to bytes, rounded."""
+    return round(value_gib * GIB)
+
+
+def format_gib(value_bytes: int | None, width: int = 0) -> str:
+    """`86.8`, or `n/a` for None, right-aligned to `width`."""
+    text = "n/a" if value_bytes is None else f"{value_bytes / GIB:.1f}"
+    return text.rjust(width)
+
+
+def format_bytes(value: int | float | None) -> str:
+    """`1.4 kB`, `3.2 MB`: decimal, for traffic and file sizes."""
+    if value is None:
+        return "n/a"
+    size = float(value)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 999.5 or unit == "TB":
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError("unreachable")
+
+
+def format_duration(seconds: float | None) -> str:
+    """`0:08`, `9:58`, `2h14m`, `3d 4h`; `n/a` for None."""
+    if seconds is None:
+        return "n/a"
+    total = max(0, round(seconds))
+    if total < 3600:
+        return f"{total // 60}:{total % 60:02d}"
+    if total < 86_400:
+        return f"{total // 3600}h{total % 3600 // 60:02d}m"
+    return f"{total // 86_400}d {total % 86_400 // 3600}h"
