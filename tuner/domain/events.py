@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from tuner.domain.gpu import GpuInfo, GpuProcess, GpuSample, ProcessInfo
+from tuner.domain.history import UsualTimes
 from tuner.domain.link import LinkPhase
 from tuner.domain.logs import LogHit
 from tuner.domain.server import ServerIdentity
@@ -119,6 +120,10 @@ class ServerSeen(Event, frozen=True, kw_only=True, tag="server"):
     """A server was found or changed (members, port, log)."""
 
     server: ServerIdentity
+
+
+class ScanEnded(Event, frozen=True, kw_only=True, tag="scanned"):
+    """The first look through the process table has ended: what was not found is not there."""
 
 
 class ServerGone(Event, frozen=True, kw_only=True, tag="server_gone"):
@@ -235,6 +240,13 @@ class CheckResult(Event, frozen=True, kw_only=True, tag="checks"):
     checks: dict[str, Any]
 
 
+class HistoryFound(Event, frozen=True, kw_only=True, tag="history"):
+    """What earlier starts of a server like this one took."""
+
+    key: str
+    usual: UsualTimes
+
+
 AnyEvent = (
     LinkChanged
     | LinkMeasured
@@ -256,4 +268,6 @@ AnyEvent = (
     | SearchResult
     | ReadResult
     | CheckResult
+    | HistoryFound
+    | ScanEnded
 )

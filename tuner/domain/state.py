@@ -18,6 +18,7 @@ from tuner.domain.events import (
     ProblemSeen,
 )
 from tuner.domain.gpu import GpuProcess, GpuSample, ProcessInfo
+from tuner.domain.history import UsualTimes
 from tuner.domain.link import LinkPhase
 from tuner.domain.logs import LogBlock, LogFact
 from tuner.domain.server import LogSource, Phase, SeriesPoint, ServerIdentity
@@ -50,8 +51,6 @@ class PhaseRecord(Struct, frozen=True, kw_only=True):
     total: int | None = None
     """Progress within the phase, e.g. shards or graph sizes."""
     detail: str | None = None
-    usual_s: tuple[float, float] | None = None
-    """What it took in earlier starts like this one: the least and the most."""
 
 
 class RankMemory(Struct, frozen=True, kw_only=True):
@@ -150,7 +149,8 @@ class ServerState(Struct, frozen=True, kw_only=True):
     phases: tuple[PhaseRecord, ...] = ()
     started_in_s: float | None = None
     """First line to ready."""
-    usual_start_s: tuple[float, float] | None = None
+    usual: UsualTimes = UsualTimes()
+    """What earlier starts took."""
     settings: dict[str, Any] = {}
     """Resolved server args from HTTP or log."""
     ranks: tuple[RankState, ...] = ()

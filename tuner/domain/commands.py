@@ -1,0 +1,28 @@
+"""What the core asks the shell to do after an event. The shell's answers are events again."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from tuner.domain.history import StartRecord
+
+
+class Command(Struct, frozen=True, kw_only=True):
+    """Base of all commands."""
+
+
+class KeepStart(Command, frozen=True, kw_only=True):
+    """Store a start in the history."""
+
+    record: StartRecord
+
+
+class LookUpStarts(Command, frozen=True, kw_only=True):
+    """Find what earlier starts of the same engine and LLM on this host took; answered by `HistoryFound`."""
+
+    key: str
+    engine: str
+    model: str | None
+
+
+AnyCommand = KeepStart | LookUpStarts

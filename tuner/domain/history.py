@@ -1,0 +1,32 @@
+"""Starts that were seen before, so that a phase can be shown beside what it usually takes."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from tuner.domain.server import Phase
+
+
+class StartRecord(Struct, frozen=True, kw_only=True):
+    """One start of a server, from first line to ready or failure."""
+
+    host: str
+    engine: str
+    version: str | None = None
+    model: str | None = None
+    started_at: float
+    """Wall clock of the host, or the log's own time where that is all there is."""
+    source: str = ""
+    """Path of the log; with `started_at` it is the identity of a start."""
+    outcome: str = "ready"
+    """ready or failed."""
+    total_s: float | None = None
+    phases_s: dict[Phase, float] = {}
+
+
+class UsualTimes(Struct, frozen=True, kw_only=True):
+    """The least and the most that earlier successful starts took, by phase and in all."""
+
+    starts: int = 0
+    total_s: tuple[float, float] | None = None
+    phases_s: dict[Phase, tuple[float, float]] = {}
