@@ -1,0 +1,117 @@
+"""Questions about the connection, put to whoever sits at the terminal.
+
+The commands without a screen use this. Where there is no terminal nobody can answer: the question is refused, and
+`refusal` says how to go on. There is no option that answers for the operator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+
+from tuner.domain.link import HostKeyQuestion, Question, SecretQuestion
+
+TERMINAL = Path("/dev/tty")
+
+
+class TerminalAsk:
+    """An `Ask` that reads answers from the controlling terminal, whatever stdin and stdout are."""
+
+    def __init__(self, terminal: Path = TERMINAL) -> None:
+        self._path = terminal
+        self._turn = asyncio.Lock()
+        self.refusal: str | None = None
+        """Why the last question got no answer, and what to do."""
+
+    async def __call__(self, question: Question) -> str | None:
+        """The operator's answer, or None."""
+        async with self._turn:
+            try:
+                terminal = os.open(self._path, os.O_RDWR | os.O_NOCTTY)
+            except OSError:
+                self.refusal = without_terminal(question)
+                return None
+            try:
+                if isinstance(question, HostKeyQuestion):
+                    return await self._host_key(terminal, question)
+                return await self._secret(terminal, question)
+            finally:
+                os.close(terminal)
+
+    async def _host_key(self, terminal: int, question: HostKeyQuestion) -> str:
+        _say(
+            terminal,
+            f"The host key of {question.host} port {question.port} is not known.\n"
+            f"  {question.key_type}  {question.fingerprint}\n"
+            "Compare it with what `ssh-keygen -lf` says on the host itself.\n",
+        )
+        while True:
+            answer = await _line(terminal, "Go on? once, save or refuse [refuse]: ")
+            word = (answer or "refuse").strip().lower()
+            found = [choice for choice in ("once", "save", "refuse") if choice.startswith(word)] if word else ["refuse"]
+            if len(found) == 1:
+                return found[0]
+
+    async def _secret(self, terminal: int, question: SecretQuestion) -> str | None:
+        again = f" (attempt {question.attempt})" if question.attempt > 1 else ""
+        prompt = f"{question.prompt.rstrip().rstrip(':')}{again}: "
+        if question.echo:
+            return await _line(terminal, prompt)
+        with _silent(terminal):
+            answer = await _line(terminal, prompt)
+        _say(terminal, "\n")
+        return answer
+
+
+def without_terminal(question: Question) -> str:
+    """What to do when a question cannot be put to anyone."""
+    if isinstance(question, HostKeyQuestion):
+        return (
+            f"The key of {question.host} port {question.port} is not known ({question.key_type} {question.fingerprint}) "
+            f"and there is no terminal to confirm it on. Run `gputuner connect {question.target}` in a terminal once "
+            "and choose save, or add the key to ~/.ssh/known_hosts"
+        )
+    return (
+        f"{question.target} asks for a {question.kind} and there is no terminal to type it on. "
+        "Load a key into ssh-agent, or name one without passphrase as IdentityFile in ~/.ssh/config"
+    )
+
+
+def _say(terminal: int, text: str) -> None:
+    os.write(terminal, text.encode())
+
+
+@contextlib.contextmanager
+def _silent(terminal: int) -> Iterator[None]:
+    """No echo, and the terminal as it was afterwards, also when cancelled."""
+    before = termios.tcgetattr(terminal)
+    quiet = list(before)
+    quiet[3] &= ~termios.ECHO
+    termios.tcsetattr(terminal, termios.TCSAFLUSH, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSAFLUSH, before)
+
+
+async def _line(terminal: int, prompt: str) -> str | None:
+    """One line typed; None at end of file. Waits in the event loop, so an interrupt ends it."""
+    _say(terminal, prompt)
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[bytes] = loop.create_future()
+
+    def read() -> None:
+        loop.remove_reader(terminal)
+        if not ready.done():
+            ready.set_result(os.read(terminal, 4096))
+
+    loop.add_reader(terminal, read)
+    try:
+        typed = await ready
+    finally:
+        loop.remove_reader(terminal)
+    return typed.decode(errors="replace").rstrip("\r\n") if typed else None

@@ -1,0 +1,145 @@
+"""One host as plain data: what `gputuner snapshot --json` prints, and the rows of its text form.
+
+The keys are an interface for scripts, so they are spelled out here and do not follow the state's field names. A key
+is never left out: what is not known is None. docs/snapshot.md is made of the same words.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tuner.domain.gpu import GpuInfo, GpuSample
+from tuner.domain.state import HostState, RankMemory, RankState, ServerState
+
+SCHEMA = 1
+"""Grows when a key is renamed, removed or changes its meaning; new keys do not count."""
+
+
+def snapshot(state: HostState) -> dict[str, Any]:
+    """The newest reading of a host, as values that JSON knows."""
+    return {
+        "schema": SCHEMA,
+        "host": state.name,
+        "at": wall_clock(state),
+        "gpus": gpus(state),
+        "servers": [_server(server) for server in state.servers],
+        "foreign": [
+            {"pid": p.pid, "user": p.user, "gpu": p.gpu, "memory_bytes": p.memory_bytes, "command": p.command}
+            for p in state.foreign
+        ],
+        "problems": [
+            {"code": p.code, "subject": p.subject, "detail": p.detail} for p in state.problems if not p.cleared
+        ],
+    }
+
+
+def wall_clock(state: HostState) -> float | None:
+    """The host's own clock at the newest reading, in seconds since the epoch."""
+    return None if state.hello is None else state.hello.at + (state.mono - state.hello.mono)
+
+
+def gpus(state: HostState) -> list[dict[str, Any]]:
+    """Every GPU that was described, with its newest sample where there is one."""
+    samples = {sample.index: sample for sample in state.samples}
+    known = state.gpu_table.gpus if state.gpu_table else ()
+    return [_gpu(info, samples.get(info.index)) for info in known]
+
+
+def _gpu(info: GpuInfo, sample: GpuSample | None) -> dict[str, Any]:
+    now = sample or GpuSample(index=info.index)
+    return {
+        "index": info.index,
+        "uuid": info.uuid,
+        "name": info.name,
+        "bus_id": info.bus_id,
+        "numa_node": info.numa_node,
+        "memory_total_bytes": info.memory_total_bytes,
+        "memory_used_bytes": now.memory_used_bytes,
+        "utilization_ratio": now.utilization_ratio,
+        "memory_utilization_ratio": now.memory_utilization_ratio,
+        "power_w": now.power_w,
+        "power_limit_w": info.power_limit_w,
+        "temperature_c": now.temperature_c,
+        "memory_temperature_c": now.memory_temperature_c,
+        "sm_mhz": now.sm_mhz,
+        "memory_mhz": now.memory_mhz,
+        "throttle_mask": now.throttle_mask,
+        "pcie_gen": now.pcie_gen,
+        "pcie_width": now.pcie_width,
+        "pcie_rx_bytes_s": now.pcie_rx_bytes_s,
+        "pcie_tx_bytes_s": now.pcie_tx_bytes_s,
+        "nvlink_rx_bytes_s": now.nvlink_rx_bytes_s,
+        "nvlink_tx_bytes_s": now.nvlink_tx_bytes_s,
+        "ecc_uncorrected": now.ecc_uncorrected,
+        "error": now.error,
+    }
+
+
+def _server(server: ServerState) -> dict[str, Any]:
+    identity = server.identity
+    log = server.log.source or identity.log
+    return {
+        "engine": identity.engine,
+        "version": server.version,
+        "model": server.model,
+        "pid": identity.pid,
+        "user": identity.user,
+        "started_at": identity.started_at,
+        "manager": None if identity.manager is None else msgspec.structs.asdict(identity.manager),
+        "argv": list(identity.argv),
+        "cwd": identity.cwd,
+        "port": identity.port,
+        "log": None
+        if log is None
+        else {"kind": log.kind, "path": log.path, "size_bytes": server.log.size, "note": log.note},
+        "phase": server.phase.value,
+        "phase_evidence": server.phase_evidence or None,
+        "phases": [
+            {
+                "phase": record.phase.value,
+                "seconds": None if record.ended is None else record.ended - record.started,
+                "done": record.done,
+                "total": record.total,
+            }
+            for record in server.phases
+        ],
+        "started_in_s": server.started_in_s,
+        "settings": dict(server.settings) or None,
+        "ranks": [
+            {
+                "tag": rank.tag,
+                "gpu": rank.gpu,
+                "pid": rank.pid,
+                "alive": rank.alive,
+                "memory_bytes": memory_bytes(rank.memory),
+                "memory_source": rank.memory.source or None,
+            }
+            for rank in server.ranks
+        ],
+        "kv_tokens": server.kv_tokens,
+        "metrics": msgspec.structs.asdict(server.metrics),
+        "http_problem": server.http_problem,
+        "errors": [
+            {"text": error.text, "ranks": list(error.ranks), "count": error.count, "phase": error.phase.value}
+            for error in server.errors
+        ],
+    }
+
+
+def memory_bytes(memory: RankMemory) -> dict[str, int | None]:
+    """A rank's memory in the five terms of the interface; `other` is all that has no term of its own."""
+    rest = [term for term in (memory.context_bytes, memory.other_bytes) if term is not None]
+    return {
+        "weights": memory.weights_bytes,
+        "kv": memory.kv_bytes,
+        "graphs": memory.graphs_bytes,
+        "other": sum(rest) if rest else None,
+        "total": memory.total_bytes,
+    }
+
+
+def placed(server: ServerState) -> dict[int, RankState]:
+    """A server's ranks by the GPU they are on, as far as that is known."""
+    return {rank.gpu: rank for rank in server.ranks if rank.gpu is not None}
