@@ -14,6 +14,8 @@ class MemoryTerms(Struct, frozen=True, kw_only=True):
     kv_bytes: int | None = None
     graphs_bytes: int | None = None
     activation_bytes: int | None = None
+    context_bytes: int | None = None
+    """CUDA context, NCCL communicators and all-reduce buffers."""
 
 
 class Reading(Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from tuner.domain.gpu import GpuProcess, GpuSample, ProcessInfo
 from tuner.domain.history import UsualTimes
 from tuner.domain.link import LinkPhase
 from tuner.domain.logs import LogBlock, LogFact
+from tuner.domain.readings import MemoryTerms
 from tuner.domain.server import LogSource, Phase, SeriesPoint, ServerIdentity
 
 Series = tuple[SeriesPoint, ...]
@@ -45,7 +46,7 @@ class PhaseRecord(Struct, frozen=True, kw_only=True):
 
     phase: Phase
     started: float
-    """In seconds of the log's clock (`LogFact.at`); only differences mean something."""
+    """Wall clock of the host, seconds since the epoch."""
     ended: float | None = None
     done: int | None = None
     total: int | None = None
@@ -83,6 +84,8 @@ class RankState(Struct, frozen=True, kw_only=True):
     last_line_at: float | None = None
     available_gib: float | None = None
     """The last `avail mem` this rank printed."""
+    log_terms: MemoryTerms = MemoryTerms()
+    http_terms: MemoryTerms = MemoryTerms()
 
 
 class ServerMetrics(Struct, frozen=True, kw_only=True):
@@ -121,8 +124,15 @@ class LogState(Struct, frozen=True, kw_only=True):
     lines_total: int = 0
     """Lines seen since connecting, also those no longer held."""
     dropped_bytes: int = 0
+    held_lines: int = 0
+    held_characters: int = 0
     partial: str = ""
-    """The torn last line, waiting for its end."""
+    """The torn last line, waiting for its end; its first 64 KiB."""
+    partial_start: int = 0
+    backlog_end: int = 0
+    """Size of the log when it was opened: what is below describes the past."""
+    facts_end: int = 0
+    """Lines that begin before this offset were searched for facts already."""
 
 
 class ErrorLine(Struct, frozen=True, kw_only=True):
@@ -164,6 +174,14 @@ class ServerState(Struct, frozen=True, kw_only=True):
     gone: bool = False
     left_pids: tuple[int, ...] = ()
     """Processes of it that outlived the leader."""
+    http: dict[str, dict[str, float]] = {}
+    """All series known so far, by endpoint; the probe sends only changed ones."""
+    counters: dict[str, Series] = {}
+    """The last few readings of counters whose rate is shown."""
+    batches: dict[str, LogFact] = {}
+    """The last batch line of each rank that prints them."""
+    log_clock: float | None = None
+    """Log time minus the host's wall clock: the zone of the log, and its missing year."""
     facts: tuple[LogFact, ...] = ()
     """Facts of the current start, for diagnosis; bounded."""
 
@@ -185,7 +203,9 @@ class HostState(Struct, frozen=True, kw_only=True):
     link: LinkState = LinkState()
     hello: ProbeHello | None = None
     mono: float = 0.0
-    """Newest host time seen."""
+    """Newest monotonic time of the host."""
+    now: float | None = None
+    """The host's wall clock at `mono`, seconds since the epoch."""
     host: HostSample | None = None
     gpu_table: GpuTable | None = None
     samples: tuple[GpuSample, ...] = ()
@@ -201,5 +221,8 @@ class HostState(Struct, frozen=True, kw_only=True):
     xids: tuple[GpuXid, ...] = ()
     scanned: bool = False
     """The first look for servers has ended: no server means no server."""
+    seen: frozenset[str] = frozenset()
+    """Keys of the servers that this probe has found."""
+    last_seq: int = 0
     lost_lines: int = 0
     """Probe lines that the sequence number says are missing."""

@@ -1,0 +1,277 @@
+"""Server phases as a fold over log facts, HTTP readings and the process table.
+
+Readiness is tied to the server at hand. A start whose port still belongs to an older server prints "fired up" all
+the same, after its warm-up request reached the old one (seen with SGLang 0.5.23), so the line counts only when the
+port is not known to be somebody else's.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tuner.core import facts as f
+from tuner.core.memory import terms_from_fact
+from tuner.domain.logs import LogFact
+from tuner.domain.readings import MemoryTerms
+from tuner.domain.server import Phase, ServerIdentity
+from tuner.domain.state import ErrorLine, PhaseRecord, RankState, ServerState
+
+KEEP_FACTS = 600
+KEEP_ERRORS = 20
+_BATCHES = frozenset({f.DECODE, f.PREFILL, f.STATS})
+_CLOCK_STEP_S = 900.0
+"""Zones are multiples of a quarter of an hour, so the rest is how long the process took to print its first line."""
+
+
+def apply_fact(server: ServerState, fact: LogFact) -> ServerState:
+    """One recognised log line of this server. Batch lines are for `core.metrics` and pass through here untouched."""
+    if fact.kind in _BATCHES:
+        # An engine that decodes has ended its start, whatever was missed of it.
+        if server.phase.starting and server.phase is not Phase.WARMUP and fact.kind != f.PREFILL:
+            return _enter(server, Phase.READY, fact, "batches are running")
+        return server
+    if fact.kind == f.ARGS and _begins_anew(server):
+        server = _forget_start(server)
+    server = _clocked(server, fact)
+    server = msgspec.structs.replace(server, facts=(*server.facts, fact)[-KEEP_FACTS:])
+    server = _rank_fact(server, fact)
+    match fact.kind:
+        case f.ARGS:
+            settings = fact.fields.get("settings") or {}
+            server = msgspec.structs.replace(server, settings={**server.settings, **settings})
+            return _enter(server, Phase.ARGS, fact) if not server.phases else server
+        case f.VERSION:
+            return msgspec.structs.replace(
+                server,
+                version=fact.fields.get("version") or server.version,
+                model=server.model or fact.fields.get("model"),
+            )
+        case f.PHASE_BEGIN | f.PHASE_END | f.PROGRESS | f.WEIGHTS | f.KV_POOL | f.GRAPHS:
+            return _progress(server, fact)
+        case f.POOL_END | f.MEMORY:
+            return server
+        case f.LIMITS:
+            tokens = fact.fields.get("kv_tokens")
+            return msgspec.structs.replace(server, kv_tokens=tokens if tokens is not None else server.kv_tokens)
+        case f.HTTP_UP:
+            return _enter(server, Phase.WARMUP, fact) if server.phase.starting else server
+        case f.READY:
+            if server.phase.ended or server.phase is Phase.STOPPING or not owns_port(server.identity):
+                return server
+            return _enter(server, Phase.READY, fact)
+        case f.STOP_ASKED | f.STOPPING:
+            return _enter(server, Phase.STOPPING, fact) if server.phase is not Phase.FAILED else server
+        case f.STOPPED:
+            return _enter(server, Phase.STOPPED, fact) if server.phase is not Phase.FAILED else server
+        case f.ERROR:
+            return _error(server, fact)
+        case f.DIED:
+            if server.phase in (Phase.STOPPING, Phase.STOPPED):
+                return server
+            return _enter(_note_error(server, fact), Phase.FAILED, fact)
+    return server
+
+
+def owns_port(identity: ServerIdentity) -> bool:
+    """False only when it is known that the server's processes do not listen on its port."""
+    return identity.port is None or not identity.ports or identity.port in identity.ports
+
+
+def apply_ready(server: ServerState, ready: bool | None, evidence: str) -> ServerState:
+    """An HTTP answer said whether the server serves. Asked only on a port that its own processes listen on."""
+    if ready and (server.phase.starting or server.phase is Phase.UNKNOWN):
+        return _enter(server, Phase.READY, None, evidence)
+    return server
+
+
+def apply_members(server: ServerState, identity: ServerIdentity) -> ServerState:
+    """The process table changed: ranks that were seen and are gone are dead."""
+    alive = {m.pid for m in identity.members if m.state != "Z"} | {identity.pid}
+    ranks = tuple(
+        r if r.pid is None or r.alive == (r.pid in alive) else msgspec.structs.replace(r, alive=r.pid in alive)
+        for r in server.ranks
+    )
+    server = msgspec.structs.replace(server, identity=identity, ranks=ranks)
+    dead = [r for r in ranks if not r.alive]
+    if dead and not server.phase.ended and server.phase is not Phase.STOPPING:
+        names = ", ".join(f"{r.tag} (pid {r.pid})" for r in dead)
+        return _enter(server, Phase.FAILED, None, f"rank died: {names}")
+    return server
+
+
+def apply_gone(server: ServerState, left: tuple[int, ...], at: float | None) -> ServerState:
+    """The leader is gone. The log decides whether that was wanted, not an exit code: vLLM's is 0 either way."""
+    wanted = server.phase in (Phase.STOPPING, Phase.STOPPED)
+    ranks = tuple(msgspec.structs.replace(r, alive=r.pid in left) if r.pid is not None else r for r in server.ranks)
+    server = msgspec.structs.replace(server, gone=True, left_pids=left, ranks=ranks)
+    if server.phase is Phase.FAILED:
+        return _close_last(server, at)
+    if wanted:
+        return _enter(server, Phase.STOPPED, None, server.phase_evidence or "stopped by its operator", at)
+    if server.errors:
+        return _enter(server, Phase.FAILED, None, server.errors[0].text, at)
+    return _enter(
+        server, Phase.FAILED, None, "ended without a word: killed from outside, or its log is not readable", at
+    )
+
+
+def wall_time(server: ServerState, at: float | None) -> float | None:
+    """A log line's time as the host's wall clock, seconds since the epoch."""
+    return None if at is None or server.log_clock is None else at - server.log_clock
+
+
+def start_seconds(server: ServerState) -> float | None:
+    """First phase to ready, seconds; None while it starts or when its beginning was not seen."""
+    if server.phases and server.phases[0].phase is Phase.ARGS and server.phases[-1].ended is not None:
+        return server.phases[-1].ended - server.phases[0].started
+    return None
+
+
+def _begins_anew(server: ServerState) -> bool:
+    early = {Phase.ARGS, Phase.CUDA_INIT, Phase.DIST_INIT}
+    return any(record.phase not in early for record in server.phases) or server.phase.ended
+
+
+def _forget_start(server: ServerState) -> ServerState:
+    """Another start in the same log: what the earlier one said about itself is no longer true."""
+    ranks = tuple(
+        msgspec.structs.replace(r, log_terms=MemoryTerms(), phase=Phase.UNKNOWN, available_gib=None)
+        for r in server.ranks
+    )
+    return msgspec.structs.replace(
+        server, phase=Phase.UNKNOWN, phases=(), started_in_s=None, errors=(), facts=(), kv_tokens=None, ranks=ranks,
+        settings={}, batches={}, log_clock=None,
+    )  # fmt: skip
+
+
+def _clocked(server: ServerState, fact: LogFact) -> ServerState:
+    started = server.identity.started_at
+    if server.log_clock is not None or fact.at is None or started is None:
+        return server
+    return msgspec.structs.replace(server, log_clock=round((fact.at - started) / _CLOCK_STEP_S) * _CLOCK_STEP_S)
+
+
+def _rank_fact(server: ServerState, fact: LogFact) -> ServerState:
+    """Note what a line says about the rank that printed it (the only rank, when lines carry no tag)."""
+    tag = fact.rank
+    if tag is None:
+        if len(server.ranks) != 1 and fact.kind not in (f.WEIGHTS, f.KV_POOL, f.GRAPHS, f.MEMORY, f.POOL_END):
+            return server
+        tag = server.ranks[0].tag if len(server.ranks) == 1 else "TP0"
+    rank = next((r for r in server.ranks if r.tag == tag), None) or RankState(tag=tag)
+    available = fact.fields.get("available_gib")
+    phase = fact.fields.get("phase") if fact.kind in (f.PHASE_BEGIN, f.PHASE_END, f.PROGRESS) else None
+    changed = msgspec.structs.replace(
+        rank,
+        log_terms=terms_from_fact(rank.log_terms, fact),
+        last_line_at=wall_time(server, fact.at) or rank.last_line_at,
+        available_gib=available if available is not None else rank.available_gib,
+        phase=Phase(phase) if phase else rank.phase,
+    )
+    if changed == rank and rank in server.ranks:
+        return server
+    others = [r for r in server.ranks if r.tag != tag]
+    return msgspec.structs.replace(server, ranks=tuple(sorted([*others, changed], key=lambda r: rank_order(r.tag))))
+
+
+def rank_order(tag: str) -> tuple[tuple[int, str], ...]:
+    """Sorts `TP2` before `TP10`, and `DP0 TP1` before `DP1 TP0`."""
+    order = []
+    for part in tag.split():
+        digits = part.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ_")
+        order.append((int(digits) if digits.isdigit() else 0, part.rstrip("0123456789")))
+    return tuple(order)
+
+
+_FACT_PHASE = {f.WEIGHTS: Phase.WEIGHT_LOAD, f.KV_POOL: Phase.KV_ALLOC, f.GRAPHS: Phase.GRAPH_CAPTURE}
+
+
+def _progress(server: ServerState, fact: LogFact) -> ServerState:
+    if fact.kind == f.KV_POOL and fact.fields.get("tokens") is not None and server.kv_tokens is None:
+        server = msgspec.structs.replace(server, kv_tokens=fact.fields["tokens"])
+    named = fact.fields.get("phase")
+    phase = Phase(named) if named else _FACT_PHASE.get(fact.kind, Phase.UNKNOWN)
+    if phase is Phase.UNKNOWN or not (server.phase.starting or server.phase is Phase.UNKNOWN):
+        return server
+    if not _speaks_for_server(server, fact.rank):
+        return server
+    seen = [record.phase for record in server.phases]
+    if phase not in seen or (fact.kind == f.PHASE_BEGIN and phase is not server.phase):
+        server = _enter(server, phase, fact)
+    if fact.kind == f.PROGRESS and server.phases and server.phases[-1].phase is phase:
+        last = msgspec.structs.replace(
+            server.phases[-1],
+            done=fact.fields.get("done"),
+            total=fact.fields.get("total"),
+            detail=fact.fields.get("detail"),
+        )
+        server = msgspec.structs.replace(server, phases=(*server.phases[:-1], last))
+    return server
+
+
+def _speaks_for_server(server: ServerState, rank: str | None) -> bool:
+    """The phase strip follows one rank, so that ranks that run ahead or lag do not make it flap."""
+    if rank is None:
+        return True
+    return rank == min((r.tag for r in server.ranks), key=rank_order, default=rank)
+
+
+def _enter(
+    server: ServerState, phase: Phase, fact: LogFact | None, evidence: str | None = None, at: float | None = None
+) -> ServerState:
+    """Move to a phase: ends the running record, and begins one if it is a start-up phase."""
+    when = wall_time(server, fact.at) if fact is not None else at
+    text = evidence or (fact.text if fact is not None else "")
+    if phase is server.phase:
+        return server
+    phases = server.phases
+    if when is None and phases:
+        when = phases[-1].started if phases[-1].ended is None else phases[-1].ended
+    if phases and phases[-1].ended is None:
+        phases = (*phases[:-1], msgspec.structs.replace(phases[-1], ended=when))
+    if phase.starting:
+        started = when if when is not None else (server.identity.started_at or 0.0)
+        if phase is Phase.ARGS and server.identity.started_at is not None:
+            # Imports run before the first line: they are part of the start its operator waits for.
+            started = min(started, server.identity.started_at)
+        phases = (*phases, PhaseRecord(phase=phase, started=started))
+    server = msgspec.structs.replace(server, phase=phase, phase_evidence=text, phases=phases)
+    if phase is Phase.READY:
+        server = msgspec.structs.replace(server, started_in_s=start_seconds(server))
+    return server
+
+
+def _close_last(server: ServerState, at: float | None) -> ServerState:
+    if server.phases and server.phases[-1].ended is None and at is not None:
+        last = msgspec.structs.replace(server.phases[-1], ended=at)
+        return msgspec.structs.replace(server, phases=(*server.phases[:-1], last))
+    return server
+
+
+def _error(server: ServerState, fact: LogFact) -> ServerState:
+    noted = _note_error(server, fact)
+    if server.phase in (Phase.STOPPING, Phase.STOPPED) or fact.fields.get("secondary"):
+        return noted
+    if server.phase.starting or fact.fields.get("fatal"):
+        return _enter(noted, Phase.FAILED, fact, fact.fields.get("summary"))
+    return noted
+
+
+def _note_error(server: ServerState, fact: LogFact) -> ServerState:
+    """The same error of several ranks is one entry, first rank first."""
+    text = str(fact.fields.get("summary") or fact.text)
+    rank = fact.rank
+    for index, known in enumerate(server.errors):
+        if known.text == text:
+            ranks = known.ranks if rank is None or rank in known.ranks else (*known.ranks, rank)
+            merged = msgspec.structs.replace(known, ranks=ranks, count=known.count + 1)
+            return msgspec.structs.replace(server, errors=(*server.errors[:index], merged, *server.errors[index + 1 :]))
+    if len(server.errors) >= KEEP_ERRORS:
+        return server
+    phase = server.phase
+    if phase is Phase.FAILED and server.phases:
+        phase = server.phases[-1].phase
+    entry = ErrorLine(
+        text=text, ranks=() if rank is None else (rank,), offset=fact.offset, at=wall_time(server, fact.at), phase=phase
+    )
+    return msgspec.structs.replace(server, errors=(*server.errors, entry))

@@ -1,0 +1,125 @@
+"""Raw log text to lines: torn lines joined, progress bars reduced, control sequences made harmless.
+
+Nothing here knows an engine. Remote text is data: what could move a cursor, reorder text or pretend to be markup
+leaves as visible, harmless characters.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+
+MAX_LINE = 65_536
+"""Characters of one line that are kept; a megabyte line is cut with a marker that says by how much."""
+
+_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[PX^_].*?\x1b\\|\x1b[ -/]*[0-~]?")
+# Everything below space but tab, DEL, the C1 block, and the characters that reorder or hide text.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+_DIRTY = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+# tqdm ends a bar with "12.1s/it]" or "3.4it/s]"; a process that logs meanwhile writes on behind it.
+_AFTER_BAR = re.compile(r"(?<=it/s\])(?=.)|(?<=s/it\])(?=.)|(?<=B/s\])(?=.)")
+_ELAPSED = re.compile(r"elapsed[=:] ?[\d.]+ ?s|took [\d.]+ ?s(?:econds)?|[Tt]ime elapsed: [\d.]+ s")
+
+
+def clean(text: str) -> str:
+    """One line without escape sequences; other control characters become a middle dot."""
+    if _DIRTY.search(text) is None and "\r" not in text:
+        return text
+    return _CONTROL.sub("·", _ANSI.sub("", text))
+
+
+def cut(text: str) -> str:
+    """A line of at most `MAX_LINE` characters and a marker."""
+    if len(text) <= MAX_LINE:
+        return text
+    return f"{text[:MAX_LINE]} … [{len(text) - MAX_LINE:,} more characters]"
+
+
+def split(partial: str, partial_start: int, data: str, offset: int, end: int) -> tuple[list[tuple[int, str]], str, int]:
+    """Cut text into lines.
+
+    Args:
+        partial: Torn last line of the text before.
+        partial_start: Byte offset of its first byte.
+        data: New text, decoded; it stands for the bytes [offset, end).
+        offset: Byte offset of the first new byte.
+        end: Byte offset after the last.
+
+    Returns:
+        (offset, text) of each complete line, then the new torn line and its offset. Offsets are exact as long as
+        decoding and masking kept the length, and otherwise monotone and within the piece.
+    """
+    if not data:
+        return [], partial, partial_start
+    exact = data.isascii() or len(data.encode("utf-8", "surrogatepass")) == end - offset
+    ascii_only = data.isascii()
+    pieces = data.split("\n")
+    lines: list[tuple[int, str]] = []
+    position = offset
+    start = partial_start if partial else offset
+    for piece in pieces[:-1]:
+        text = partial + piece if partial else piece
+        lines.append((start, text))
+        partial = ""
+        position += (len(piece) if ascii_only else len(piece.encode("utf-8", "surrogatepass"))) + 1
+        start = position if exact else min(position, end)
+    rest = pieces[-1]
+    if partial:
+        # A line without end must not grow without bound: a bar keeps its last state, the rest its beginning.
+        joined = partial + rest
+        torn = joined[joined.rfind("\r") :] if "\r" in joined else joined[: MAX_LINE + 1]
+        return lines, torn, start
+    return lines, rest if len(rest) <= MAX_LINE else rest[: MAX_LINE + 1], start
+
+
+def segments(text: str) -> list[str]:
+    """What a terminal would have left standing of a line with carriage returns: usually one text.
+
+    A progress bar keeps its last state; text that another process wrote behind the bar becomes a line of its own.
+    """
+    if text.endswith("\r"):
+        text = text.rstrip("\r")
+    if "\r" not in text and "it/s]" not in text and "s/it]" not in text:
+        return [text]
+    result: list[str] = []
+    bar = ""
+    for piece in text.split("\r"):
+        head, *tail = _AFTER_BAR.split(piece)
+        bar = head if head.strip() else bar
+        if tail:
+            result.append(bar)
+            result.extend(part for part in tail if part.strip())
+            bar = ""
+    if bar:
+        result.append(bar)
+    return result or [""]
+
+
+def fold_key(message: str) -> int:
+    """Equal for messages that differ in nothing but how long something took; never 0."""
+    if "elapsed" in message or "took" in message:
+        message = _ELAPSED.sub("", message)
+    return zlib.crc32(message.encode("utf-8", "surrogatepass")) | 1
+
+
+def unwrap(kind: str, text: str) -> tuple[str, bool]:
+    """The server's own line out of what its log driver wrapped round it.
+
+    Args:
+        kind: `LogSource.kind`.
+        text: One line of the file.
+
+    Returns:
+        The inner text and whether it is a whole line: Docker cuts lines at 16 KiB into several records.
+    """
+    if kind != "docker-json" or not text.startswith("{"):
+        return text, True
+    try:
+        record = json.loads(text)
+        inner = record["log"]
+    except (ValueError, KeyError, TypeError):
+        return text, True
+    if not isinstance(inner, str):
+        return text, True
+    return inner.removesuffix("\n"), inner.endswith("\n")

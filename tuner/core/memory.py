@@ -1,0 +1,85 @@
+"""Where a rank's GPU memory went: the terms the engine tells, and the rest, adding up to what the driver counts."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tuner.core import facts as f
+from tuner.domain.gpu import GpuProcess
+from tuner.domain.logs import LogFact
+from tuner.domain.readings import MemoryTerms
+from tuner.domain.server import Phase
+from tuner.domain.state import RankMemory, RankState
+from tuner.units import from_gib
+
+
+def terms_from_fact(terms: MemoryTerms, fact: LogFact) -> MemoryTerms:
+    """Fold one log fact of a rank into its memory terms.
+
+    Draft weights and draft graphs add to the target's, since both live on the card at once. A graph line repeated
+    by a second capture of the same kind (vLLM's profiling capture before the real one) is told apart by `what`.
+    """
+    fields = fact.fields
+    if fact.kind == f.WEIGHTS and fields.get("used_gib") is not None:
+        used = from_gib(fields["used_gib"])
+        base = terms.weights_bytes or 0 if fields.get("draft") else 0
+        return msgspec.structs.replace(terms, weights_bytes=base + used)
+    if fact.kind == f.KV_POOL and fields.get("kv_gib") is not None:
+        # A hybrid model allocates several pools, a draft model its own: they add up until the next weights.
+        return msgspec.structs.replace(terms, kv_bytes=(terms.kv_bytes or 0) + from_gib(fields["kv_gib"]))
+    if fact.kind == f.GRAPHS and fields.get("used_gib") is not None:
+        return msgspec.structs.replace(terms, graphs_bytes=(terms.graphs_bytes or 0) + from_gib(fields["used_gib"]))
+    if fact.kind == f.PHASE_END and fields.get("phase") == Phase.DIST_INIT and fields.get("used_gib"):
+        return msgspec.structs.replace(terms, context_bytes=from_gib(fields["used_gib"]))
+    if fact.kind == f.MEMORY:
+        return MemoryTerms(
+            weights_bytes=_bytes(fields.get("weights_gib"), terms.weights_bytes),
+            kv_bytes=_bytes(fields.get("kv_gib"), terms.kv_bytes),
+            graphs_bytes=_bytes(fields.get("graphs_gib"), terms.graphs_bytes),
+            activation_bytes=_bytes(fields.get("activation_gib"), terms.activation_bytes),
+            context_bytes=_bytes(fields.get("non_torch_gib"), terms.context_bytes),
+        )
+    return terms
+
+
+def combine(rank: RankState, processes: tuple[GpuProcess, ...]) -> RankMemory:
+    """The stacked bar of one rank.
+
+    Each term comes from the engine's HTTP answer where it gives one, else from the log. `other_bytes` is what the
+    driver counts for the process beyond the terms. Terms that exceed the driver's figure (an engine's figures are
+    rounded, and can describe memory that was freed since) are kept and `other_bytes` is 0, so that the error is
+    visible in the sum rather than hidden.
+    """
+    http, log = rank.http_terms, rank.log_terms
+    weights = _first(http.weights_bytes, log.weights_bytes)
+    kv = _first(http.kv_bytes, log.kv_bytes)
+    graphs = _first(http.graphs_bytes, log.graphs_bytes)
+    context = _first(http.context_bytes, log.context_bytes)
+    used = [p.used_bytes for p in processes if p.pid == rank.pid and p.gpu == rank.gpu]
+    total = used[0] if used else None
+    known = [term for term in (weights, kv, graphs, context) if term is not None]
+    other = max(0, total - sum(known)) if total is not None else None
+    sources = []
+    if http != MemoryTerms():
+        sources.append("http")
+    if log != MemoryTerms():
+        sources.append("log")
+    if total is not None:
+        sources.append("nvml")
+    return RankMemory(
+        weights_bytes=weights,
+        kv_bytes=kv,
+        graphs_bytes=graphs,
+        context_bytes=context,
+        other_bytes=other,
+        total_bytes=total,
+        source="+".join(sources),
+    )
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _bytes(value_gib: float | None, default: int | None) -> int | None:
+    return default if value_gib is None else from_gib(value_gib)

@@ -1,0 +1,188 @@
+"""Live numbers of a server, folded from metrics, load endpoints or batch lines into one shape.
+
+Sources in order of trust: a counter that grows while requests run, a gauge of the engine's last interval, a log
+line. Counters that grow only when a request ends (SGLang's `generation_tokens_total`, 0.4.6 to 0.5.23) are right
+over minutes and useless over seconds, so their rate is used only where nothing else exists.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tuner.core import facts as f
+from tuner.core import series as s
+from tuner.domain.logs import LogFact
+from tuner.domain.state import Series, ServerMetrics, ServerState
+
+NAMES = frozenset(
+    {
+        "tok_s", "prompt_tok_s", "running", "queued", "token_usage", "used_tokens", "max_total_tokens",
+        "accept_length", "cache_hit", "retracted_total", "generation_tokens_total", "prompt_tokens_total",
+        "realtime_decode_tokens_total", "realtime_prefill_tokens_total", "ttft_sum", "ttft_count", "itl_sum",
+        "itl_count", "spec_drafts_total", "spec_accepted_total", "requests_total",
+    }
+)  # fmt: skip
+"""What `Reading.metrics` may hold. Ratios are 0 to 1, times are seconds, `_total` are counters."""
+
+RATE_WINDOW_S = 3.0
+"""Long enough to smooth the steps of a decode batch, short enough to feel live."""
+LATENCY_WINDOW_S = 30.0
+FINISHED_WINDOW_S = 60.0
+METRICS_FRESH_S = 5.0
+"""While the metrics answer, batch lines add only what metrics do not tell."""
+LOG_SILENCE_S = 12.0
+"""Longer than vLLM's statistics interval of 10 s and SGLang's 40 decode steps of a slow model."""
+CHARTED = ("tok_s", "running", "queued", "token_usage", "accept_length")
+
+_COUNTERS = (
+    "realtime_decode_tokens_total", "realtime_prefill_tokens_total", "generation_tokens_total",
+    "prompt_tokens_total", "ttft_sum", "ttft_count", "itl_sum", "itl_count", "spec_drafts_total",
+    "spec_accepted_total",
+)  # fmt: skip
+
+
+def from_reading(server: ServerState, source: str, values: dict[str, float], mono: float) -> ServerState:
+    """Fold one metrics or loads answer into the server's numbers and series.
+
+    Args:
+        server: State so far.
+        source: `metrics` or `loads`.
+        values: By the names of `NAMES`.
+        mono: The host's monotonic clock at the answer, seconds.
+    """
+    counters = dict(server.counters)
+    for name in _COUNTERS:
+        if name in values:
+            counters[name] = s.append(counters.get(name, ()), mono, values[name], keep_s=90.0)
+    tok_s = s.rate(counters.get("realtime_decode_tokens_total", ()), RATE_WINDOW_S)
+    if tok_s is None:
+        tok_s = values.get("tok_s")
+    if tok_s is None:
+        window = RATE_WINDOW_S if "tok_s" not in values and server.identity.engine == "vllm" else FINISHED_WINDOW_S
+        tok_s = s.rate(counters.get("generation_tokens_total", ()), window)
+    prompt = s.rate(counters.get("realtime_prefill_tokens_total", ()), RATE_WINDOW_S)
+    if prompt is None:
+        prompt = values.get("prompt_tok_s", s.rate(counters.get("prompt_tokens_total", ()), FINISHED_WINDOW_S))
+    old = server.metrics
+    metrics = ServerMetrics(
+        source=source,
+        at=mono,
+        tok_s=tok_s,
+        prompt_tok_s=prompt,
+        running=_int(values.get("running")),
+        queued=_int(values.get("queued")),
+        token_usage_ratio=values.get("token_usage"),
+        used_tokens=_int(values.get("used_tokens")),
+        accept_length=_accept_length(values, counters),
+        cache_hit_ratio=values.get("cache_hit"),
+        retracted_total=_int(values.get("retracted_total")),
+        ttft_s=_mean(counters, "ttft") if _moved(counters, "ttft_count") else old.ttft_s,
+        itl_s=_mean(counters, "itl") if _moved(counters, "itl_count") else old.itl_s,
+        cuda_graph=old.cuda_graph,
+    )
+    return msgspec.structs.replace(server, counters=counters, metrics=metrics, series=_chart(server, metrics, mono))
+
+
+def from_batch(server: ServerState, fact: LogFact, mono: float) -> ServerState:
+    """Fold a decode, prefill or statistics line: the only source when a server exports no metrics.
+
+    With data parallelism each replica prints its own lines, so counts and rates are summed over the newest line of
+    each, and usage is the fullest replica's.
+    """
+    key = fact.rank or ""
+    if fact.kind != f.PREFILL:
+        server = msgspec.structs.replace(server, batches={**server.batches, key: fact})
+    graph = fact.fields.get("cuda_graph")
+    old = server.metrics
+    if old.source in ("metrics", "loads") and old.at is not None and mono - old.at < METRICS_FRESH_S:
+        if graph is None:
+            return server
+        return msgspec.structs.replace(server, metrics=msgspec.structs.replace(old, cuda_graph=bool(graph)))
+    newest = [b.fields for b in server.batches.values()]
+    if fact.kind == f.PREFILL:
+        metrics = msgspec.structs.replace(
+            server.metrics,
+            source="log",
+            at=mono,
+            prompt_tok_s=_float(fact.fields.get("prompt_tok_s")),
+            queued=_int(fact.fields.get("queued")),
+            cache_hit_ratio=_hit(fact.fields),
+        )
+        return msgspec.structs.replace(server, metrics=metrics)
+    metrics = ServerMetrics(
+        source="log",
+        at=mono,
+        tok_s=_sum(newest, "tok_s"),
+        prompt_tok_s=_sum(newest, "prompt_tok_s") if fact.kind == f.STATS else server.metrics.prompt_tok_s,
+        running=_int(_sum(newest, "running")),
+        queued=_int(_sum(newest, "queued")),
+        token_usage_ratio=_max(newest, "token_usage"),
+        used_tokens=_int(_sum(newest, "used_tokens")),
+        accept_length=_float(fact.fields.get("accept_length")),
+        cache_hit_ratio=_float(fact.fields.get("cache_hit", server.metrics.cache_hit_ratio)),
+        retracted_total=server.metrics.retracted_total,
+        cuda_graph=bool(graph) if graph is not None else server.metrics.cuda_graph,
+    )
+    return msgspec.structs.replace(server, metrics=metrics, series=_chart(server, metrics, mono))
+
+
+def decay(server: ServerState, mono: float) -> ServerState:
+    """A log that has gone quiet means no tokens, not the old number: engines print nothing while idle."""
+    metrics = server.metrics
+    if metrics.source != "log" or metrics.at is None or mono - metrics.at < LOG_SILENCE_S or not metrics.tok_s:
+        return server
+    quiet = msgspec.structs.replace(metrics, tok_s=0.0, prompt_tok_s=0.0, running=0)
+    return msgspec.structs.replace(server, metrics=quiet, series=_chart(server, quiet, mono))
+
+
+def _chart(server: ServerState, metrics: ServerMetrics, mono: float) -> dict[str, Series]:
+    values = (metrics.tok_s, metrics.running, metrics.queued, metrics.token_usage_ratio, metrics.accept_length)
+    series = dict(server.series)
+    for name, value in zip(CHARTED, values, strict=True):
+        if value is not None:
+            series[name] = s.append(series.get(name, ()), mono, float(value))
+    return series
+
+
+def _accept_length(values: dict[str, float], counters: dict[str, Series]) -> float | None:
+    """Mean accepted tokens a step; engines that do not speculate print 0, which is no length."""
+    drafts = s.rate(counters.get("spec_drafts_total", ()), LATENCY_WINDOW_S)
+    accepted = s.rate(counters.get("spec_accepted_total", ()), LATENCY_WINDOW_S)
+    if drafts and accepted is not None:
+        return 1.0 + accepted / drafts
+    return values.get("accept_length") or None
+
+
+def _moved(counters: dict[str, Series], name: str) -> bool:
+    return bool(s.rate(counters.get(name, ()), LATENCY_WINDOW_S))
+
+
+def _mean(counters: dict[str, Series], name: str) -> float | None:
+    total = s.rate(counters.get(f"{name}_sum", ()), LATENCY_WINDOW_S)
+    count = s.rate(counters.get(f"{name}_count", ()), LATENCY_WINDOW_S)
+    return total / count if total is not None and count else None
+
+
+def _hit(fields: dict[str, Any]) -> float | None:
+    new, cached = fields.get("new_tokens"), fields.get("cached_tokens")
+    return cached / (new + cached) if new is not None and cached is not None and new + cached > 0 else None
+
+
+def _int(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+def _float(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _sum(rows: list[dict[str, Any]], name: str) -> float | None:
+    found = [float(row[name]) for row in rows if row.get(name) is not None]
+    return sum(found) if found else None
+
+
+def _max(rows: list[dict[str, Any]], name: str) -> float | None:
+    found = [float(row[name]) for row in rows if row.get(name) is not None]
+    return max(found, default=None)

@@ -1,0 +1,55 @@
+"""Which GPU a rank runs on, and which processes on the GPUs belong to nobody we know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tuner.core.engine import RankPlace
+from tuner.domain.gpu import GpuInfo, GpuProcess, ProcessInfo
+from tuner.domain.server import ServerIdentity
+from tuner.domain.state import ForeignProcess
+
+
+def gpu_of(
+    place: RankPlace, identity: ServerIdentity, gpus: tuple[GpuInfo, ...], processes: tuple[GpuProcess, ...]
+) -> int | None:
+    """NVML index of a rank's GPU.
+
+    The driver's process list wins: it is a fact. Without an entry there (a container's PID namespace, a rank that
+    has not touched its GPU yet) the engine's placement formula is applied to CUDA_VISIBLE_DEVICES. On several
+    entries the one with most memory is the rank's own; peers' contexts are small.
+    """
+    own = [p for p in processes if p.pid == place.pid]
+    if own:
+        return max(own, key=lambda p: p.used_bytes or 0).gpu
+    if place.visible_index is None:
+        return None
+    visible = (identity.env or {}).get("CUDA_VISIBLE_DEVICES")
+    if not visible:
+        return place.visible_index if any(g.index == place.visible_index for g in gpus) else None
+    entries = [entry.strip() for entry in visible.split(",")]
+    if place.visible_index >= len(entries):
+        return None
+    entry = entries[place.visible_index]
+    if entry.isdigit():
+        return int(entry) if any(g.index == int(entry) for g in gpus) else None
+    return next((g.index for g in gpus if g.uuid.startswith(entry)), None) if entry else None
+
+
+def foreign_processes(
+    processes: tuple[GpuProcess, ...], infos: dict[int, ProcessInfo], servers: Iterable[ServerIdentity]
+) -> tuple[ForeignProcess, ...]:
+    """GPU processes that belong to no known server, biggest first."""
+    ours = {pid for server in servers for pid in (server.pid, *(m.pid for m in server.members))}
+    found = [
+        ForeignProcess(
+            pid=p.pid,
+            gpu=p.gpu,
+            memory_bytes=p.used_bytes,
+            user=infos[p.pid].user if p.pid in infos else None,
+            command=infos[p.pid].command if p.pid in infos else None,
+        )
+        for p in processes
+        if p.pid not in ours
+    ]
+    return tuple(sorted(found, key=lambda p: (-(p.memory_bytes or 0), p.gpu, p.pid)))

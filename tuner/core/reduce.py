@@ -1,0 +1,425 @@
+"""The fold that makes all state: `reduce(state, event) -> (state, commands)`.
+
+Nothing else creates a `HostState`. Time comes with the events (the host's own clocks), so a journal replayed at any
+speed gives the same states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from tuner.core import lifecycle, metrics, placement, serverlog
+from tuner.core import series as s
+from tuner.core.engine import Engine
+from tuner.core.memory import combine
+from tuner.domain import events as e
+from tuner.domain.commands import AnyCommand, KeepStart, LookUpStarts
+from tuner.domain.history import StartRecord
+from tuner.domain.link import LinkPhase
+from tuner.domain.readings import MemoryTerms, Reading
+from tuner.domain.server import LogSource, Phase, ServerIdentity
+from tuner.domain.state import HostState, LinkState, RankState, ServerState
+
+KEEP_ENDED = 8
+"""Servers that ended and are still described."""
+KEEP_XIDS = 20
+
+Engines = Mapping[str, Engine]
+Result = tuple[HostState, tuple[AnyCommand, ...]]
+
+
+def initial(name: str) -> HostState:
+    """The state before anything is known.
+
+    Args:
+        name: The host as the operator named it.
+    """
+    return HostState(name=name)
+
+
+def reduce(state: HostState, event: e.AnyEvent, engines: Engines) -> Result:
+    """Fold one event into the state.
+
+    Args:
+        state: What was known before; never changed.
+        event: What happened.
+        engines: By name; a server of an unknown engine is shown as far as the process table tells.
+
+    Returns:
+        The new state, sharing every part that did not change, and what the shell is asked to do.
+    """
+    lost = 0
+    if event.seq and state.last_seq and not isinstance(event, e.ProbeHello):
+        lost = max(0, event.seq - state.last_seq - 1)
+    if event.seq:
+        now = state.now
+        if state.hello is not None:
+            now = state.hello.at + event.mono - state.hello.mono
+        state = msgspec.structs.replace(
+            state, mono=max(state.mono, event.mono), now=now, last_seq=event.seq, lost_lines=state.lost_lines + lost
+        )
+    handler = _HANDLERS.get(type(event))
+    if handler is None:
+        return state, ()
+    return handler(state, event, engines)
+
+
+def _link_changed(state: HostState, event: e.LinkChanged, engines: Engines) -> Result:
+    old = state.link
+    up = event.phase is LinkPhase.UP
+    link = LinkState(
+        phase=event.phase,
+        reason=event.reason,
+        attempt=event.attempt,
+        retry_in_s=event.retry_in_s,
+        final=event.final,
+        notes=event.notes or old.notes,
+        rtt_s=old.rtt_s if up else None,
+        received_bytes_s=old.received_bytes_s if up else None,
+        sent_bytes_s=old.sent_bytes_s if up else None,
+    )
+    return msgspec.structs.replace(state, link=link), ()
+
+
+def _link_measured(state: HostState, event: e.LinkMeasured, engines: Engines) -> Result:
+    link = msgspec.structs.replace(
+        state.link,
+        rtt_s=event.rtt_s,
+        received_bytes_s=event.received_bytes_s,
+        sent_bytes_s=event.sent_bytes_s,
+    )
+    return msgspec.structs.replace(state, link=link), ()
+
+
+def _hello(state: HostState, event: e.ProbeHello, engines: Engines) -> Result:
+    """A new probe: its clock and its problem list begin anew. After a reboot every server seen before is gone."""
+    rebooted = state.hello is not None and state.hello.boot_id != event.boot_id
+    servers = state.servers
+    if rebooted:
+        # Monotonic time began anew with the boot; old points would lie in the future.
+        gone = (x if x.gone else lifecycle.apply_gone(x, (), state.now) for x in servers)
+        servers = tuple(msgspec.structs.replace(x, series={}, counters={}) for x in gone)
+    state = msgspec.structs.replace(
+        state,
+        hello=event,
+        mono=event.mono,
+        now=event.at,
+        problems=(),
+        scanned=False,
+        seen=frozenset(),
+        servers=servers,
+        gpu_series={} if rebooted else state.gpu_series,
+    )
+    return state, ()
+
+
+def _host(state: HostState, event: e.HostSample, engines: Engines) -> Result:
+    return msgspec.structs.replace(state, host=event), ()
+
+
+def _gpu_table(state: HostState, event: e.GpuTable, engines: Engines) -> Result:
+    return _placed(msgspec.structs.replace(state, gpu_table=event), engines), ()
+
+
+def _gpu_samples(state: HostState, event: e.GpuSamples, engines: Engines) -> Result:
+    series = dict(state.gpu_series)
+    for sample in event.samples:
+        if sample.utilization_ratio is not None:
+            series[sample.index] = s.append(series.get(sample.index, ()), event.mono, sample.utilization_ratio)
+    servers = tuple(metrics.decay(server, event.mono) for server in state.servers)
+    if all(a is b for a, b in zip(servers, state.servers, strict=True)):
+        servers = state.servers
+    return (
+        msgspec.structs.replace(
+            state, samples=event.samples, samples_at=event.mono, gpu_series=series, servers=servers
+        ),
+        (),
+    )
+
+
+def _gpu_processes(state: HostState, event: e.GpuProcesses, engines: Engines) -> Result:
+    infos = state.infos
+    if event.infos:
+        infos = {**infos, **{info.pid: info for info in event.infos}}
+    held = {p.pid for p in event.processes}
+    if any(pid not in held for pid in infos):
+        infos = {pid: info for pid, info in infos.items() if pid in held}
+    return _placed(msgspec.structs.replace(state, processes=event.processes, infos=infos), engines), ()
+
+
+def _xid(state: HostState, event: e.GpuXid, engines: Engines) -> Result:
+    return msgspec.structs.replace(state, xids=(*state.xids, event)[-KEEP_XIDS:]), ()
+
+
+def _server_seen(state: HostState, event: e.ServerSeen, engines: Engines) -> Result:
+    identity = event.server
+    engine = engines.get(identity.engine)
+    known = _find(state, identity.key)
+    commands: tuple[AnyCommand, ...] = ()
+    if known is None:
+        server = _adopted(identity, engine)
+        commands = (LookUpStarts(key=identity.key, engine=identity.engine, model=server.model),)
+        servers = (server, *state.servers)
+    else:
+        # argv and environment are kept from the first sight, so that a server that dies can still be described.
+        kept = msgspec.structs.replace(
+            identity,
+            argv=identity.argv or known.identity.argv,
+            env=identity.env if identity.env is not None else known.identity.env,
+        )
+        server = lifecycle.apply_members(msgspec.structs.replace(known, gone=False), kept)
+        if server.version is None and identity.version is not None:
+            server = msgspec.structs.replace(server, version=identity.version)
+        servers = tuple(server if x is known else x for x in state.servers)
+    state = msgspec.structs.replace(state, servers=_ordered(servers), seen=state.seen | {identity.key})
+    return _placed(state, engines), commands
+
+
+def _adopted(identity: ServerIdentity, engine: Engine | None) -> ServerState:
+    server = ServerState(identity=identity, version=identity.version, engine_title=identity.engine)
+    if identity.log is not None:
+        server = msgspec.structs.replace(server, log=msgspec.structs.replace(server.log, source=identity.log))
+    if engine is None:
+        return server
+    return msgspec.structs.replace(
+        server,
+        engine_title=engine.title,
+        model=engine.model(identity),
+        settings=engine.settings_from_argv(identity),
+    )
+
+
+def _server_gone(state: HostState, event: e.ServerGone, engines: Engines) -> Result:
+    server = _find(state, event.key)
+    if server is None or server.gone:
+        return state, ()
+    gone = lifecycle.apply_gone(server, event.left, event.at if event.at is not None else state.now)
+    return _finish(state, server, gone, engines)
+
+
+def _scanned(state: HostState, event: e.ScanEnded, engines: Engines) -> Result:
+    """The first look has ended: servers known from before and not found again ended while nobody watched."""
+    servers = tuple(
+        server if server.gone or server.identity.key in state.seen else lifecycle.apply_gone(server, (), state.now)
+        for server in state.servers
+    )
+    return _placed(msgspec.structs.replace(state, scanned=True, servers=_ordered(servers)), engines), ()
+
+
+def _log_opened(state: HostState, event: e.LogOpened, engines: Engines) -> Result:
+    return _with(state, event.key, lambda server: serverlog.opened(server, event)), ()
+
+
+def _log_gap(state: HostState, event: e.LogGap, engines: Engines) -> Result:
+    return _with(state, event.key, lambda server: serverlog.gap(server, event)), ()
+
+
+def _log_bytes(state: HostState, event: e.LogBytes, engines: Engines) -> Result:
+    server = _find(state, event.key)
+    if server is None:
+        return state, ()
+    backlog = server.log.backlog_end
+    new = serverlog.received(
+        server, event, engines.get(server.identity.engine), live=not event.head and event.offset >= backlog
+    )
+    return _finish(state, server, new, engines)
+
+
+def _http(state: HostState, event: e.HttpAnswer, engines: Engines) -> Result:
+    server = _find(state, event.key)
+    engine = engines.get(server.identity.engine) if server is not None else None
+    if server is None or engine is None:
+        return state, ()
+    new = server
+    if event.series is not None:
+        merged = {**server.http.get(event.endpoint, {}), **event.series}
+        new = msgspec.structs.replace(new, http={**server.http, event.endpoint: merged})
+        event = msgspec.structs.replace(event, series=merged)
+    reading = engine.read(event)
+    new = _apply_reading(new, reading, event)
+    return _finish(state, server, new, engines)
+
+
+def _apply_reading(server: ServerState, reading: Reading, event: e.HttpAnswer) -> ServerState:
+    changes: dict[str, Any] = {}
+    if reading.version and reading.version != server.version:
+        changes["version"] = reading.version
+    if reading.model and server.model is None:
+        changes["model"] = reading.model
+    if reading.settings:
+        changes["settings"] = {**server.settings, **reading.settings}
+    if reading.kv_tokens is not None and reading.kv_tokens != server.kv_tokens:
+        changes["kv_tokens"] = reading.kv_tokens
+    if reading.problem != server.http_problem and (reading.problem or event.status == 200):
+        changes["http_problem"] = reading.problem
+    if changes:
+        server = msgspec.structs.replace(server, **changes)
+    if reading.memory:
+        server = msgspec.structs.replace(server, ranks=_with_terms(server.ranks, reading.memory))
+    if reading.metrics:
+        source = "metrics" if event.series is not None else "loads"
+        server = metrics.from_reading(server, source, reading.metrics, event.mono)
+    return lifecycle.apply_ready(server, reading.ready, f"/{event.endpoint} answers {event.status}")
+
+
+def _with_terms(ranks: tuple[RankState, ...], memory: dict[str, MemoryTerms]) -> tuple[RankState, ...]:
+    return tuple(
+        msgspec.structs.replace(rank, http_terms=memory.get(rank.tag, memory.get("", rank.http_terms)))
+        for rank in ranks
+    )
+
+
+def _old_log(state: HostState, event: e.OldLog, engines: Engines) -> Result:
+    """An older log beside the current one: its start, folded on its own, goes into the history."""
+    server = _find(state, event.key)
+    engine = engines.get(server.identity.engine) if server is not None else None
+    if server is None or engine is None:
+        return state, ()
+    size = len(event.data.encode("utf-8", "surrogatepass"))
+    past = ServerState(identity=msgspec.structs.replace(server.identity, members=(), ports=(), started_at=None))
+    past = msgspec.structs.replace(past, log=msgspec.structs.replace(past.log, source=LogSource(kind="file")))
+    piece = e.LogBytes(key=event.key, offset=0, end=size, data=event.data, head=True)
+    past = msgspec.structs.replace(past, log_clock=0.0)
+    past = serverlog.received(past, piece, engine, live=False)
+    record = _start_record(state, past, event.path, server)
+    return state, () if record is None else (KeepStart(record=record),)
+
+
+def _history(state: HostState, event: e.HistoryFound, engines: Engines) -> Result:
+    return _with(state, event.key, lambda server: msgspec.structs.replace(server, usual=event.usual)), ()
+
+
+def _problem(state: HostState, event: e.ProblemSeen, engines: Engines) -> Result:
+    others = tuple(p for p in state.problems if (p.code, p.subject) != (event.code, event.subject))
+    return msgspec.structs.replace(state, problems=others if event.cleared else (*others, event)), ()
+
+
+def _finish(state: HostState, old: ServerState, new: ServerState, engines: Engines) -> Result:
+    """Put a changed server back, keep its start when it has just become ready or failed, and redo placements."""
+    if new is old:
+        return state, ()
+    commands: tuple[AnyCommand, ...] = ()
+    ended_start = old.phase is not new.phase and new.phase in (Phase.READY, Phase.FAILED)
+    if ended_start and new.log.source is not None:
+        record = _start_record(state, new, new.log.source.path or "", new)
+        if record is not None:
+            commands = (
+                KeepStart(record=record),
+                LookUpStarts(key=new.identity.key, engine=new.identity.engine, model=new.model),
+            )
+    servers = tuple(new if x is old else x for x in state.servers)
+    if old.gone is not new.gone or old.phase.ended is not new.phase.ended:
+        servers = _ordered(servers)
+    state = msgspec.structs.replace(state, servers=servers)
+    if new.ranks is not old.ranks or new.settings is not old.settings:
+        state = _placed(state, engines)
+    return state, commands
+
+
+def _start_record(state: HostState, server: ServerState, path: str, known: ServerState) -> StartRecord | None:
+    """What is worth remembering of a start, if its beginning was seen."""
+    if not server.phases or server.phases[0].phase is not Phase.ARGS:
+        return None
+    durations: dict[Phase, float] = {}
+    for record in server.phases:
+        if record.ended is not None:
+            durations[record.phase] = durations.get(record.phase, 0.0) + record.ended - record.started
+    ready = server.started_in_s is not None
+    if not ready and server.phase is not Phase.FAILED:
+        return None
+    return StartRecord(
+        host=state.name,
+        engine=known.identity.engine,
+        version=server.version or known.version,
+        model=known.model,
+        started_at=server.phases[0].started,
+        source=path,
+        outcome="ready" if ready else "failed",
+        total_s=server.started_in_s,
+        phases_s=durations,
+    )
+
+
+def _placed(state: HostState, engines: Engines) -> HostState:
+    """Bring ranks, their GPUs and memory, and the foreign processes in step with what is known now."""
+    gpus = state.gpu_table.gpus if state.gpu_table is not None else ()
+    servers = tuple(
+        server if server.gone else _with_ranks(server, engines.get(server.identity.engine), gpus, state)
+        for server in state.servers
+    )
+    foreign = placement.foreign_processes(
+        state.processes, state.infos, (x.identity for x in servers if not x.gone or x.left_pids)
+    )
+    return msgspec.structs.replace(
+        state,
+        servers=state.servers if all(a is b for a, b in zip(servers, state.servers, strict=True)) else servers,
+        foreign=state.foreign if foreign == state.foreign else foreign,
+    )
+
+
+def _with_ranks(server: ServerState, engine: Engine | None, gpus: Any, state: HostState) -> ServerState:
+    if engine is None:
+        return server
+    places = engine.ranks(server.identity, server.settings)
+    by_tag = {rank.tag: rank for rank in server.ranks}
+    alive = {m.pid for m in server.identity.members if m.state != "Z"} | {server.identity.pid}
+    ranks: list[RankState] = []
+    for place in places:
+        rank = by_tag.pop(place.tag, None) or RankState(tag=place.tag)
+        gpu = placement.gpu_of(place, server.identity, gpus, state.processes)
+        rank = msgspec.structs.replace(
+            rank,
+            pid=place.pid if place.pid is not None else rank.pid,
+            gpu=gpu if gpu is not None else rank.gpu,
+            alive=place.pid in alive if place.pid is not None else rank.alive,
+        )
+        ranks.append(msgspec.structs.replace(rank, memory=combine(rank, state.processes)))
+    # A rank that printed or ran and has no process any more stays, as the dead rank it is.
+    ranks.extend(msgspec.structs.replace(rank, memory=combine(rank, state.processes)) for rank in by_tag.values())
+    ordered = tuple(sorted(ranks, key=lambda r: lifecycle.rank_order(r.tag)))
+    return server if ordered == server.ranks else msgspec.structs.replace(server, ranks=ordered)
+
+
+def _ordered(servers: tuple[ServerState, ...]) -> tuple[ServerState, ...]:
+    running = [x for x in servers if not x.gone]
+    ended = [x for x in servers if x.gone]
+    return (*running, *ended[:KEEP_ENDED])
+
+
+def _find(state: HostState, key: str) -> ServerState | None:
+    return next((server for server in state.servers if server.identity.key == key), None)
+
+
+def _with(state: HostState, key: str, change: Callable[[ServerState], ServerState]) -> HostState:
+    server = _find(state, key)
+    if server is None:
+        return state
+    new = change(server)
+    if new is server:
+        return state
+    return msgspec.structs.replace(state, servers=tuple(new if x is server else x for x in state.servers))
+
+
+_HANDLERS: dict[type, Callable[[HostState, Any, Engines], Result]] = {
+    e.LinkChanged: _link_changed,
+    e.LinkMeasured: _link_measured,
+    e.ProbeHello: _hello,
+    e.HostSample: _host,
+    e.GpuTable: _gpu_table,
+    e.GpuSamples: _gpu_samples,
+    e.GpuProcesses: _gpu_processes,
+    e.GpuXid: _xid,
+    e.ServerSeen: _server_seen,
+    e.ServerGone: _server_gone,
+    e.ScanEnded: _scanned,
+    e.LogOpened: _log_opened,
+    e.LogGap: _log_gap,
+    e.LogBytes: _log_bytes,
+    e.HttpAnswer: _http,
+    e.OldLog: _old_log,
+    e.HistoryFound: _history,
+    e.ProblemSeen: _problem,
+}

@@ -1,0 +1,158 @@
+"""A server's log: bytes in, lines to show and facts to fold out."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tuner.core import facts as f
+from tuner.core import logtext, metrics
+from tuner.core.engine import Engine, LinePrefix
+from tuner.core.lifecycle import apply_fact
+from tuner.domain.events import LogBytes, LogGap, LogOpened
+from tuner.domain.logs import Level, LogBlock, LogFact, LogLine
+from tuner.domain.server import LogSource
+from tuner.domain.state import LogState, ServerState
+from tuner.units import format_bytes
+
+KEEP_LINES = 40_000
+"""Lines held for scrolling; older ones are read from the host again when asked for."""
+KEEP_CHARACTERS = 12_000_000
+_BATCHES = (f.DECODE, f.PREFILL, f.STATS)
+_OPENED = {
+    "rotated": "log was rotated",
+    "truncated": "log was truncated",
+    "replaced": "log was replaced",
+    "vanished": "log file vanished; waiting for it to come back",
+    "unreadable": "log cannot be read",
+}
+
+
+def opened(server: ServerState, event: LogOpened) -> ServerState:
+    """The probe opened the log, or says that it is another file now."""
+    log = server.log
+    source = LogSource(kind=event.kind, path=event.path, device=event.device, inode=event.inode, note=event.note)
+    if event.reason in ("start", "resume"):
+        log = msgspec.structs.replace(log, source=source, size=event.size)
+        if event.reason == "start":
+            log = msgspec.structs.replace(log, backlog_end=event.size or 0)
+        if event.reason == "start" and log.blocks:
+            log = _marked(log, event.offset, "log opened again", generation=True)
+        return msgspec.structs.replace(server, log=log)
+    text = _OPENED.get(event.reason, event.reason) + (f": {event.note}" if event.note else "")
+    log = _marked(log, event.offset, text, generation=event.reason != "vanished")
+    return msgspec.structs.replace(server, log=msgspec.structs.replace(log, source=source, size=event.size))
+
+
+def gap(server: ServerState, event: LogGap) -> ServerState:
+    """Bytes that were not sent, shown as what they are."""
+    size = event.end - event.offset
+    log = _marked(server.log, event.offset, f"{format_bytes(size)} not shown: {event.reason}")
+    log = msgspec.structs.replace(log, dropped_bytes=log.dropped_bytes + size, end=max(log.end, event.end))
+    return msgspec.structs.replace(server, log=log)
+
+
+def received(server: ServerState, event: LogBytes, engine: Engine | None, *, live: bool) -> ServerState:
+    """New bytes of a log, in order.
+
+    Args:
+        server: The server they belong to.
+        event: The bytes.
+        engine: Reads them; None for an engine this version does not know: lines are shown, nothing is concluded.
+        live: False for the backlog of a log that was opened late: its batch lines describe the past and must not
+            be drawn as if they happened now.
+    """
+    log = server.log
+    raw, partial, start = logtext.split(log.partial, log.partial_start, event.data, event.offset, event.end)
+    kind = log.source.kind if log.source else "file"
+    lines: list[LogLine] = []
+    facts: list[LogFact] = []
+    joined = ""
+    for offset, wrapped in raw:
+        text, whole = logtext.unwrap(kind, wrapped)
+        if not whole:
+            joined += text
+            continue
+        if joined:
+            text, joined = joined + text, ""
+        for segment in logtext.segments(text):
+            _read_line(segment, offset, engine, log, lines, facts)
+    if partial and "\r" in partial and engine is not None and event.offset >= log.facts_end:
+        # A progress bar has no line end until it is full; its last state is worth having now.
+        _facts_of(logtext.clean(logtext.segments(partial)[-1]), start, engine, facts)
+    log = msgspec.structs.replace(
+        log,
+        partial=partial,
+        partial_start=start,
+        end=event.end,
+        start=log.start if log.blocks else event.offset,
+        size=max(log.size or 0, event.end),
+        lines_total=log.lines_total + len(lines),
+        facts_end=max(log.facts_end, event.end) if event.head else log.facts_end,
+    )
+    if lines:
+        log = _kept(log, LogBlock(start=lines[0].offset, end=event.end, lines=tuple(lines)))
+    server = msgspec.structs.replace(server, log=log)
+    newest: dict[tuple[str, str | None], LogFact] = {}
+    for fact in facts:
+        if fact.kind in _BATCHES:
+            newest[fact.kind, fact.rank] = fact
+        server = apply_fact(server, fact)
+    if live:
+        for fact in newest.values():
+            server = metrics.from_batch(server, fact, event.mono)
+    return server
+
+
+def _read_line(
+    text: str, offset: int, engine: Engine | None, log: LogState, lines: list[LogLine], facts: list[LogFact]
+) -> None:
+    text = logtext.cut(logtext.clean(text))
+    if engine is None:
+        lines.append(LogLine(offset=offset, text=text))
+        return
+    prefix = engine.prefix(text)
+    before = lines[-1] if lines else (log.blocks[-1].lines[-1] if log.blocks else None)
+    if prefix.prefixed:
+        message = text[prefix.message_start :]
+        level = prefix.level or engine.level(message)
+        fold = logtext.fold_key(message) if prefix.rank is not None else 0
+        lines.append(LogLine(offset=offset, text=text, rank=prefix.rank, level=level, fold=fold))
+    else:
+        # Continuation lines carry no prefix: they belong to the line before, though ranks may interleave.
+        level = engine.level(text)
+        rank = before.rank if before is not None and not before.marker else None
+        if before is not None and before.level is Level.ERROR and text[:1] in (" ", "\t"):
+            level = max(level, Level.ERROR)
+        lines.append(LogLine(offset=offset, text=text, rank=rank, level=level, continued=True))
+        prefix = LinePrefix(rank, prefix.at, prefix.message_start, prefix.level, prefixed=False)
+    if offset >= log.facts_end and engine.interesting(text):
+        facts.extend(engine.facts(text, prefix, offset))
+
+
+def _facts_of(text: str, offset: int, engine: Engine, facts: list[LogFact]) -> None:
+    if engine.interesting(text):
+        facts.extend(engine.facts(text, engine.prefix(text), offset))
+
+
+def _marked(log: LogState, offset: int, text: str, *, generation: bool = False) -> LogState:
+    line = LogLine(offset=offset, text=text, level=Level.WARNING, marker=True)
+    log = _kept(log, LogBlock(start=offset, end=offset, lines=(line,)))
+    if generation:
+        return msgspec.structs.replace(
+            log, generation=log.generation + 1, partial="", partial_start=offset, end=offset, facts_end=0
+        )
+    return msgspec.structs.replace(log, partial="", partial_start=offset)
+
+
+def _kept(log: LogState, block: LogBlock) -> LogState:
+    """Append a block and drop the oldest beyond the limits, never the newest."""
+    blocks = (*log.blocks, block)
+    held = log.held_lines + len(block.lines)
+    characters = log.held_characters + sum(len(line.text) for line in block.lines)
+    drop = 0
+    while drop < len(blocks) - 1 and (held > KEEP_LINES or characters > KEEP_CHARACTERS):
+        held -= len(blocks[drop].lines)
+        characters -= sum(len(line.text) for line in blocks[drop].lines)
+        drop += 1
+    kept = blocks[drop:] if drop else blocks
+    return msgspec.structs.replace(log, blocks=kept, start=kept[0].start, held_lines=held, held_characters=characters)
