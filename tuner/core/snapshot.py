@@ -1,7 +1,7 @@
-"""One host as plain data: what `gputuner snapshot --json` prints, and the rows of its text form.
+"""One host as plain data: what `gputuner snapshot --json` prints.
 
 The keys are an interface for scripts, so they are spelled out here and do not follow the state's field names. A key
-is never left out: what is not known is None. docs/snapshot.md is made of the same words.
+is never left out: what is not known is None. Times of day are the host's own clock, in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
+from tuner.core.throttle import limits
 from tuner.domain.gpu import GpuInfo, GpuSample
-from tuner.domain.state import HostState, RankMemory, RankState, ServerState
+from tuner.domain.state import HostState, RankMemory, ServerState
 
 SCHEMA = 1
 """Grows when a key is renamed, removed or changes its meaning; new keys do not count."""
@@ -22,7 +23,7 @@ def snapshot(state: HostState) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "host": state.name,
-        "at": wall_clock(state),
+        "at": state.now,
         "gpus": gpus(state),
         "servers": [_server(server) for server in state.servers],
         "foreign": [
@@ -33,11 +34,6 @@ def snapshot(state: HostState) -> dict[str, Any]:
             {"code": p.code, "subject": p.subject, "detail": p.detail} for p in state.problems if not p.cleared
         ],
     }
-
-
-def wall_clock(state: HostState) -> float | None:
-    """The host's own clock at the newest reading, in seconds since the epoch."""
-    return None if state.hello is None else state.hello.at + (state.mono - state.hello.mono)
 
 
 def gpus(state: HostState) -> list[dict[str, Any]]:
@@ -65,7 +61,7 @@ def _gpu(info: GpuInfo, sample: GpuSample | None) -> dict[str, Any]:
         "memory_temperature_c": now.memory_temperature_c,
         "sm_mhz": now.sm_mhz,
         "memory_mhz": now.memory_mhz,
-        "throttle_mask": now.throttle_mask,
+        "throttle": None if now.throttle_mask is None else list(limits(now.throttle_mask)),
         "pcie_gen": now.pcie_gen,
         "pcie_width": now.pcie_width,
         "pcie_rx_bytes_s": now.pcie_rx_bytes_s,
@@ -138,8 +134,3 @@ def memory_bytes(memory: RankMemory) -> dict[str, int | None]:
         "other": sum(rest) if rest else None,
         "total": memory.total_bytes,
     }
-
-
-def placed(server: ServerState) -> dict[int, RankState]:
-    """A server's ranks by the GPU they are on, as far as that is known."""
-    return {rank.gpu: rank for rank in server.ranks if rank.gpu is not None}

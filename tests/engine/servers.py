@@ -1,0 +1,229 @@
+"""Real inference servers on this machine's CPU, on loopback, each in a session of its own.
+
+They are started as an operator starts them (output to a file, the shell gone) and ended by pid only: a server's
+processes are those whose session id is the one it was started with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+MODEL_NAME = "tiny"
+
+
+class Server:
+    """One server; ended when the context is left."""
+
+    engine = ""
+    path_ready = ""
+    """Answers 200 once requests are served, and costs nothing."""
+
+    def __init__(self, folder: Path, log: Path, *options: str) -> None:
+        self.folder = folder
+        self.log = log
+        self.port = free_port()
+        self.options = options
+        self.process: subprocess.Popen[bytes]
+
+    @property
+    def pid(self) -> int:
+        """The leader's."""
+        return self.process.pid
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "tiny-llm"
+
+    def argv(self) -> list[str]:
+        """The command line."""
+        raise NotImplementedError
+
+    def environment(self) -> dict[str, str]:
+        """What is added to the environment."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Server:
+        """Start it; nothing is waited for."""
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                self.argv(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=self.log.parent,
+                env=os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"} | self.environment(),
+            )
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """End every process of its session, by pid, and wait until the last is gone."""
+        deadline = time.monotonic() + 30
+        while (left := members(self.pid)) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not members(self.pid), 2, must=False)
+        self.process.wait(5)
+        assert not members(self.pid)
+
+    def wait_ready(self, limit_s: float = 120) -> None:
+        """Until it serves; the end of its log is the message when it does not."""
+        url = f"http://127.0.0.1:{self.port}{self.path_ready}"
+
+        def ready() -> bool:
+            assert self.process.poll() is None, self.tail()
+            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2) as answer:
+                return bool(answer.status == 200)
+            return False
+
+        wait_until(ready, limit_s, message=self.tail)
+
+    def tail(self) -> str:
+        """The end of its log."""
+        return self.log.read_text(errors="replace")[-3000:]
+
+    def complete(self, tokens: int) -> int:
+        """One request; the number of tokens that came back."""
+        question = {
+            "model": MODEL_NAME,
+            "prompt": "a server answers",
+            "max_tokens": tokens,
+            "temperature": 1.0,
+            "ignore_eos": True,
+        }
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/v1/completions",
+            json.dumps(question).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return int(json.load(answer)["usage"]["completion_tokens"])
+
+    @contextlib.contextmanager
+    def load(self, clients: int = 2, tokens: int = 100) -> Iterator[list[int]]:
+        """Requests one after the other from a few clients until the context is left; yields what they got."""
+        done = threading.Event()
+        received: list[int] = []
+
+        def client() -> None:
+            while not done.is_set():
+                try:
+                    received.append(self.complete(tokens))
+                except OSError:
+                    return  # the server was ended under it, which some tests do
+
+        threads = [threading.Thread(target=client) for _ in range(clients)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield received
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
+
+    def send(self, number: signal.Signals, pid: int | None = None) -> None:
+        """A signal to the leader, or to another process of this server."""
+        target = self.pid if pid is None else pid
+        assert target in members(self.pid)
+        os.kill(target, number)
+
+
+class Sglang(Server):
+    """SGLang 0.5.23, TP 2."""
+
+    engine = "sglang"
+    path_ready = "/ready"
+
+    def argv(self) -> list[str]:
+        return [
+            *(str(self.folder / "bin/python"), "-m", "sglang.launch_server"),
+            *("--model-path", str(self.model), "--served-model-name", MODEL_NAME, "--tp-size", "2"),
+            *("--host", "127.0.0.1", "--port", str(self.port), "--device", "cpu"),
+            *("--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--disable-cuda-graph"),
+            *("--max-total-tokens", "32768", "--max-running-requests", "16"),
+            "--sleep-on-idle",  # an idle scheduler spins on a whole core without it
+            *self.options,
+        ]
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "SGLANG_EXTERNAL_MODEL_PACKAGE": "tiny_models",
+            "SGLANG_CPU_OMP_THREADS_BIND": "0|1",  # one entry for each rank, or it refuses TP 2
+        }
+
+
+class Vllm(Server):
+    """vLLM 0.32.0, TP 2."""
+
+    engine = "vllm"
+    path_ready = "/health"
+
+    def argv(self) -> list[str]:
+        return [
+            *(str(self.folder / "bin/vllm"), "serve", str(self.model), "--served-model-name", MODEL_NAME),
+            *("--host", "127.0.0.1", "--port", str(self.port), "--tensor-parallel-size", "2"),
+            *("--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "8"),
+            *self.options,
+        ]
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "0|1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+        }
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def members(session: int) -> list[int]:
+    """Living processes whose session id is `session`. Zombies are dead."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if fields[0] != "Z" and int(fields[3]) == session:
+                    found.append(int(entry.name))
+    return found
+
+
+def titles(session: int) -> dict[str, int]:
+    """Command line to pid of a server's living processes."""
+    return {
+        Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip(): pid
+        for pid in members(session)
+    }
+
+
+def wait_until(
+    true: Callable[[], Any], limit_s: float, *, must: bool = True, message: Callable[[], str] = lambda: ""
+) -> None:
+    """Ask again and again until the answer is yes."""
+    deadline = time.monotonic() + limit_s
+    pause = threading.Event()
+    while not true():
+        if time.monotonic() > deadline:
+            assert not must, f"not within {limit_s} s. {message()}"
+            return
+        pause.wait(0.1)

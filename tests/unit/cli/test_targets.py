@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+
+from tuner.cli.targets import parse, seconds
+from tuner.errors import UsageProblem
+
+
+@pytest.mark.parametrize(
+    ("text", "user", "host", "port"),
+    [
+        ("gpu-box-1", None, "gpu-box-1", None),
+        ("root@gpu-box-1", "root", "gpu-box-1", None),
+        ("root@gpu-box-1:2222", "root", "gpu-box-1", 2222),
+        ("10.0.0.7:22", None, "10.0.0.7", 22),
+        ("ssh://alice@box.example:2222", "alice", "box.example", 2222),
+        ("[fe80::1%eth0]:2222", None, "fe80::1%eth0", 2222),
+        ("root@[::1]", "root", "::1", None),
+        ("fe80::1", None, "fe80::1", None),
+        ("under_score", None, "under_score", None),
+    ],
+)
+def test_a_host_is_read_in_all_its_forms(text: str, user: str | None, host: str, port: int | None) -> None:
+    target = parse(text)
+    assert (target.scheme, target.user, target.host, target.port) == ("ssh", user, host, port)
+    assert target.name == text
+
+
+def test_local_is_this_machine() -> None:
+    assert parse("local").scheme == "local"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "-oProxyCommand=touch x", "a b", "root@", "host:", "host:0", "host:99999", "host:abc", "a\nb", "x;y", "u@v@w"],
+)
+def test_anything_else_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(UsageProblem) as refused:
+        parse(text)
+    assert "\n" not in str(refused.value)
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize(("text", "value"), [("90", 90), ("90s", 90), ("1.5m", 90), ("2 h", 7200), ("3min", 180)])
+def test_durations(text: str, value: float) -> None:
+    assert seconds(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "0", "0s", "-5s", "5d", "nan", "1e3", "inf"])
+def test_wrong_durations(text: str) -> None:
+    with pytest.raises(UsageProblem):
+        seconds(text)

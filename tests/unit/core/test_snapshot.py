@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import json
+
+import msgspec
+
+from tuner.core.snapshot import memory_bytes, snapshot
+from tuner.domain.events import GpuTable, ProblemSeen
+from tuner.domain.gpu import GpuInfo, GpuSample
+from tuner.domain.server import LogSource, Phase, ServerIdentity
+from tuner.domain.state import (
+    ErrorLine,
+    ForeignProcess,
+    HostState,
+    PhaseRecord,
+    RankMemory,
+    RankState,
+    ServerMetrics,
+    ServerState,
+)
+
+GIB = 1 << 30
+
+
+def busy() -> HostState:
+    """One GPU of two readable, one server, one stranger."""
+    return HostState(
+        name="root@box",
+        now=1_700_000_000.5,
+        gpu_table=GpuTable(
+            source="sent",
+            gpus=(
+                GpuInfo(index=0, uuid="GPU-a", name="H200", memory_total_bytes=140 * GIB, power_limit_w=700.0),
+                GpuInfo(index=1, uuid="GPU-b", name="H200"),
+            ),
+        ),
+        samples=(GpuSample(index=0, memory_used_bytes=90 * GIB, utilization_ratio=0.0, throttle_mask=0x5),),
+        foreign=(ForeignProcess(pid=9120, gpu=1, memory_bytes=None, user="alice", command="python x.py"),),
+        problems=(
+            ProblemSeen(code="log-denied", subject="/l", detail="no"),
+            ProblemSeen(code="disk-full", cleared=True),
+        ),
+        servers=(
+            ServerState(
+                identity=ServerIdentity(
+                    key="7:1",
+                    engine="sglang",
+                    pid=7,
+                    start_ticks=1,
+                    argv=("python", "-m", "sglang.launch_server"),
+                    port=30000,
+                    log=LogSource(kind="file", path="/l"),
+                ),
+                phase=Phase.READY,
+                phases=(
+                    PhaseRecord(phase=Phase.WEIGHT_LOAD, started=10.0, ended=12.5),
+                    PhaseRecord(phase=Phase.WARMUP, started=12.5),
+                ),
+                ranks=(
+                    RankState(
+                        tag="TP0",
+                        gpu=0,
+                        pid=8,
+                        memory=RankMemory(weights_bytes=5, context_bytes=2, other_bytes=3, total_bytes=10, source="log"),
+                    ),
+                ),
+                metrics=ServerMetrics(source="log", tok_s=0.0),
+                errors=(ErrorLine(text="boom", ranks=("TP0",)),),
+            ),
+        ),
+    )
+
+
+def test_it_has_the_keys_that_scripts_are_promised() -> None:
+    reading = snapshot(busy())
+    assert list(reading) == ["schema", "host", "at", "gpus", "servers", "foreign", "problems"]
+    assert reading["schema"] == 1
+    assert (reading["host"], reading["at"]) == ("root@box", 1_700_000_000.5)
+    promised = {"engine", "version", "pid", "phase", "argv", "model", "user", "started_at", "port", "log", "settings",
+                "ranks", "kv_tokens", "metrics"}  # fmt: skip
+    assert promised <= set(reading["servers"][0])
+    assert reading["servers"][0]["phase"] == "ready"
+    assert reading["servers"][0]["log"]["path"] == "/l"
+    assert reading["foreign"] == [
+        {"pid": 9120, "user": "alice", "gpu": 1, "memory_bytes": None, "command": "python x.py"}
+    ]
+
+
+def test_unknown_is_null_and_zero_is_zero() -> None:
+    first, second = snapshot(busy())["gpus"]
+    assert first["utilization_ratio"] == 0.0
+    assert second["utilization_ratio"] is None
+    assert set(first) == set(second), "a key is never left out"
+    assert second["memory_total_bytes"] is None
+    server = snapshot(busy())["servers"][0]
+    assert server["settings"] is None
+    assert server["metrics"]["tok_s"] == 0.0
+    assert server["metrics"]["running"] is None
+
+
+def test_memory_terms_add_up_to_the_total() -> None:
+    terms = snapshot(busy())["servers"][0]["ranks"][0]["memory_bytes"]
+    assert terms == {"weights": 5, "kv": None, "graphs": None, "other": 5, "total": 10}
+    assert sum(value or 0 for term, value in terms.items() if term != "total") == terms["total"]
+    assert memory_bytes(RankMemory())["other"] is None
+
+
+def test_idle_is_no_throttling_and_a_cap_is() -> None:
+    first, second = snapshot(busy())["gpus"]
+    assert first["throttle"] == ["power cap"]
+    assert second["throttle"] is None
+
+
+def test_a_running_phase_has_no_duration_yet() -> None:
+    phases = snapshot(busy())["servers"][0]["phases"]
+    assert [(p["phase"], p["seconds"]) for p in phases] == [("weight-load", 2.5), ("warmup", None)]
+
+
+def test_solved_problems_are_not_told() -> None:
+    assert [p["code"] for p in snapshot(busy())["problems"]] == ["log-denied"]
+
+
+def test_it_is_plain_json_from_the_first_moment_on() -> None:
+    for state in (HostState(name="box"), busy()):
+        reading = snapshot(state)
+        assert json.loads(json.dumps(reading)) == reading
+        assert msgspec.json.decode(msgspec.json.encode(reading)) == reading

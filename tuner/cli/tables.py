@@ -1,0 +1,149 @@
+"""A reading as text for people: fixed columns, no colour, nothing that a pipe or a log would choke on.
+
+Takes the values of `core.snapshot`, so text and JSON cannot disagree.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tuner.core.logtext import clean
+from tuner.units import format_duration, format_gib
+
+MISSING = "-"
+COMMAND_WIDTH = 60
+
+
+def lines(reading: dict[str, Any]) -> Iterator[str]:
+    """The whole reading."""
+    yield _headline(reading)
+    yield from _gpus(reading["gpus"])
+    for server in reading["servers"]:
+        yield ""
+        yield from _server(server)
+    if not reading["servers"]:
+        yield ""
+        yield "no server runs here"
+    if reading["foreign"]:
+        yield ""
+        yield "foreign processes on the GPUs"
+        yield from table(
+            ("gpu", "pid", "user", "GiB", "command"),
+            [
+                (p["gpu"], p["pid"], p["user"], format_gib(p["memory_bytes"]), plain(p["command"], COMMAND_WIDTH))
+                for p in reading["foreign"]
+            ],
+        )
+    if reading["problems"]:
+        yield ""
+        yield "problems"
+        for problem in reading["problems"]:
+            yield "  " + "  ".join(plain(problem[key]) for key in ("code", "subject", "detail") if problem[key])
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]], left: Sequence[str] = ("name", "user", "command", "rank", "check", "what", "value")) -> Iterator[str]:
+    """Rows under a head; numbers flush right, the columns named in `left` flush left."""
+    cells = [[plain(cell) for cell in row] for row in rows]
+    widths = [max(len(title), *(len(row[i]) for row in cells)) for i, title in enumerate(head)] if cells else [len(t) for t in head]
+    for row in [list(head), *cells]:
+        parts = [
+            cell.ljust(width) if title in left else cell.rjust(width)
+            for title, cell, width in zip(head, row, widths, strict=True)
+        ]
+        yield ("  " + "  ".join(parts)).rstrip()
+
+
+def plain(value: Any, width: int = 0) -> str:
+    """Text of the host made safe for a terminal: one line, no control characters, cut at `width`."""
+    if value is None or value == "":
+        return MISSING
+    text = clean(str(value)).replace("\t", " ").replace("\n", " ")
+    return text if not width or len(text) <= width else text[: width - 3] + "..."
+
+
+def _headline(reading: dict[str, Any]) -> str:
+    names = sorted({gpu["name"] for gpu in reading["gpus"]})
+    cards = ", ".join(f"{sum(g['name'] == name for g in reading['gpus'])}x {plain(name)}" for name in names)
+    at = reading["at"]
+    when = "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))
+    return "  ".join(part for part in (plain(reading["host"]), cards or "no GPU", when) if part)
+
+
+def _gpus(gpus: Sequence[dict[str, Any]]) -> Iterator[str]:
+    if not gpus:
+        return
+    yield from table(
+        ("gpu", "name", "used GiB", "total", "util %", "W", "limit", "°C", "SM MHz"),
+        [
+            (
+                gpu["index"],
+                f"{gpu['name']}: {gpu['error']}" if gpu["error"] else gpu["name"],
+                _gib(gpu["memory_used_bytes"]),
+                _gib(gpu["memory_total_bytes"]),
+                _number(gpu["utilization_ratio"], 100),
+                _number(gpu["power_w"]),
+                _number(gpu["power_limit_w"]),
+                gpu["temperature_c"],
+                gpu["sm_mhz"],
+            )
+            for gpu in gpus
+        ],
+    )
+
+
+def _server(server: dict[str, Any]) -> Iterator[str]:
+    owner = "" if server["user"] is None else f" of {plain(server['user'])}"
+    port = "" if server["port"] is None else f"port {server['port']}"
+    title = f"{server['engine']} {server['version'] or ''}".strip()
+    parts = (title, plain(server["model"]), f"pid {server['pid']}{owner}", port, server["phase"].upper())
+    yield "  ".join(part for part in parts if part)
+    log = server["log"]
+    if log is not None:
+        where = log["path"] or log["note"] or log["kind"]
+        yield f"  log {plain(where)}"
+    if server["started_in_s"] is not None:
+        yield f"  started in {format_duration(server['started_in_s'])}"
+    if server["ranks"]:
+        yield from table(
+            ("rank", "gpu", "pid", "weights", "kv", "graphs", "other", "total GiB"),
+            [
+                (
+                    rank["tag"],
+                    rank["gpu"],
+                    rank["pid"] if rank["alive"] else f"{rank['pid'] or ''} dead".strip(),
+                    *(_gib(rank["memory_bytes"][term]) for term in ("weights", "kv", "graphs", "other", "total")),
+                )
+                for rank in server["ranks"]
+            ],
+        )
+    yield "  " + _metrics(server)
+    if server["http_problem"]:
+        yield f"  {plain(server['http_problem'])}"
+    for error in server["errors"]:
+        ranks = f" [{', '.join(error['ranks'])}]" if error["ranks"] else ""
+        yield f"  error{ranks} {plain(error['text'])}"
+
+
+def _metrics(server: dict[str, Any]) -> str:
+    metrics = server["metrics"]
+    tokens = server["kv_tokens"]
+    parts = [
+        f"tok/s {_number(metrics['tok_s'], digits=1)}",
+        f"running {plain(metrics['running'])}",
+        f"queued {plain(metrics['queued'])}",
+        f"token usage {_number(metrics['token_usage_ratio'], 100)} %",
+        f"of {tokens:,} tokens" if tokens is not None else "",
+        "" if metrics["accept_length"] is None else f"accept length {metrics['accept_length']:.2f}",
+        "" if metrics["source"] is None else f"(from {metrics['source']})",
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def _gib(value: int | None) -> str | None:
+    return None if value is None else format_gib(value)
+
+
+def _number(value: float | None, scale: float = 1, digits: int = 0) -> str:
+    return MISSING if value is None else f"{value * scale:.{digits}f}"
