@@ -52,8 +52,8 @@ def split(partial: str, partial_start: int, data: str, offset: int, end: int) ->
     """
     if not data:
         return [], partial, partial_start
-    exact = data.isascii() or len(data.encode("utf-8", "surrogatepass")) == end - offset
     ascii_only = data.isascii()
+    exact = (len(data) if ascii_only else len(data.encode("utf-8", "surrogatepass"))) == end - offset
     pieces = data.split("\n")
     lines: list[tuple[int, str]] = []
     position = offset

@@ -61,7 +61,9 @@ def busy() -> HostState:
                         tag="TP0",
                         gpu=0,
                         pid=8,
-                        memory=RankMemory(weights_bytes=5, context_bytes=2, other_bytes=3, total_bytes=10, source="log"),
+                        memory=RankMemory(
+                            weights_bytes=5, context_bytes=2, other_bytes=3, total_bytes=10, source="log"
+                        ),
                     ),
                 ),
                 metrics=ServerMetrics(source="log", tok_s=0.0),

@@ -1,0 +1,158 @@
+"""Server phases: playbooks of facts in, and the phase that must follow."""
+
+import pytest
+
+from tuner.core import facts as f
+from tuner.core import lifecycle
+from tuner.domain.logs import LogFact
+from tuner.domain.server import Member, Phase, ServerIdentity
+from tuner.domain.state import RankState, ServerState
+
+STARTED_AT = 1_772_000_000.0
+ZONE = 3600.0 * 9
+"""The log's clock is nine hours ahead of the epoch's."""
+
+
+def identity(**changes: object) -> ServerIdentity:
+    fields: dict = {"key": "10:99", "engine": "sglang", "pid": 10, "start_ticks": 99, "started_at": STARTED_AT}
+    return ServerIdentity(**{**fields, **changes})
+
+
+def fact(kind: str, at: float, rank: str | None = None, **fields: object) -> LogFact:
+    return LogFact(kind=kind, rank=rank, at=STARTED_AT + ZONE + at, text=kind, fields=dict(fields))
+
+
+def play(*facts: LogFact, server: ServerState | None = None) -> ServerState:
+    server = server or ServerState(identity=identity())
+    for item in facts:
+        server = lifecycle.apply_fact(server, item)
+    return server
+
+
+START = (
+    fact(f.ARGS, 3, settings={"tp_size": 2}),
+    fact(f.PHASE_BEGIN, 30, "TP1", phase="dist-init"),
+    fact(f.PHASE_BEGIN, 31, "TP0", phase="dist-init"),
+    fact(f.PHASE_BEGIN, 40, "TP0", phase="weight-load"),
+    fact(f.PROGRESS, 45, phase="weight-load", done=3, total=64),
+    fact(f.WEIGHTS, 90, "TP1", used_gib=72.33),
+    fact(f.WEIGHTS, 95, "TP0", used_gib=72.33),
+    fact(f.KV_POOL, 96, "TP0", tokens=159277, kv_gib=10.42),
+    fact(f.PHASE_BEGIN, 97, "TP0", phase="graph-capture"),
+    fact(f.GRAPHS, 120, "TP0", used_gib=2.6),
+    fact(f.HTTP_UP, 121),
+)
+READY = (*START, fact(f.READY, 130))
+
+
+def test_a_start_goes_through_its_phases_with_times_in_host_time() -> None:
+    server = play(*READY)
+    assert server.phase is Phase.READY
+    assert [(r.phase, r.started - STARTED_AT) for r in server.phases] == [
+        (Phase.ARGS, 0.0),
+        (Phase.DIST_INIT, 30.0),
+        (Phase.WEIGHT_LOAD, 40.0),
+        (Phase.KV_ALLOC, 96.0),
+        (Phase.GRAPH_CAPTURE, 97.0),
+        (Phase.WARMUP, 121.0),
+    ]
+    assert server.started_in_s == 130.0
+    assert server.kv_tokens == 159277
+
+
+def test_progress_is_shown_within_its_phase() -> None:
+    server = play(*START[:5])
+    assert (server.phase, server.phases[-1].done, server.phases[-1].total) == (Phase.WEIGHT_LOAD, 3, 64)
+
+
+def test_a_lagging_rank_does_not_pull_the_server_back() -> None:
+    server = play(*START[:9], fact(f.PROGRESS, 98, "TP1", phase="weight-load", done=60, total=64))
+    assert server.phase is Phase.GRAPH_CAPTURE
+    assert next(r for r in server.ranks if r.tag == "TP1").phase is Phase.WEIGHT_LOAD
+
+
+def test_ready_does_not_count_while_the_port_is_somebody_elses() -> None:
+    """SGLang 0.5.23 prints its ready line after a bind error when an old server answers the warm-up."""
+    server = ServerState(identity=identity(port=30000, ports=(26001,)))
+    assert play(*READY, server=server).phase is Phase.WARMUP
+    server = ServerState(identity=identity(port=30000, ports=(26001, 30000)))
+    assert play(*READY, server=server).phase is Phase.READY
+
+
+def test_an_error_while_starting_is_a_failed_start_with_all_its_ranks() -> None:
+    errors = [fact(f.ERROR, 96 + i, f"TP{i}", summary="Not enough memory") for i in range(8)]
+    server = play(*START[:7], *errors)
+    assert server.phase is Phase.FAILED
+    (entry,) = server.errors
+    assert entry.ranks == tuple(f"TP{i}" for i in range(8))
+    assert (entry.count, entry.phase, entry.at) == (8, Phase.WEIGHT_LOAD, STARTED_AT + 96)
+
+
+def test_a_secondary_error_is_noted_and_decides_nothing() -> None:
+    server = play(*START, fact(f.ERROR, 122, "TP1", summary="Connection closed by peer", secondary=True))
+    assert server.phase is Phase.WARMUP
+    assert len(server.errors) == 1
+
+
+def test_an_error_while_serving_is_noted_only_unless_fatal() -> None:
+    assert play(*READY, fact(f.ERROR, 200, summary="bad request")).phase is Phase.READY
+    assert play(*READY, fact(f.ERROR, 200, summary="oom", fatal=True)).phase is Phase.FAILED
+
+
+def test_children_that_die_of_a_wanted_stop_are_no_crash() -> None:
+    server = play(*READY, fact(f.STOP_ASKED, 300, signal="SIGTERM"), fact(f.DIED, 301, exit_code=-15))
+    assert server.phase is Phase.STOPPING
+    assert lifecycle.apply_gone(server, (), STARTED_AT + 302).phase is Phase.STOPPED
+
+
+def test_a_child_that_dies_unasked_is_a_failure() -> None:
+    server = play(*READY, fact(f.DIED, 300, what="scheduler_0", exit_code=-9))
+    assert server.phase is Phase.FAILED
+
+
+def test_vanishing_without_a_word_is_a_failure_that_says_so() -> None:
+    server = lifecycle.apply_gone(play(*READY), (), STARTED_AT + 500)
+    assert server.phase is Phase.FAILED
+    assert "without a word" in server.phase_evidence
+
+
+def test_a_second_start_in_the_same_log_forgets_the_first() -> None:
+    failed = play(*START[:7], fact(f.ERROR, 97, "TP0", summary="Not enough memory"))
+    again = play(fact(f.ARGS, 200, settings={"mem_fraction_static": 0.88}), server=failed)
+    assert (again.phase, again.errors, len(again.phases)) == (Phase.ARGS, (), 1)
+    assert again.settings == {"mem_fraction_static": 0.88}
+    assert all(r.log_terms.weights_bytes is None for r in again.ranks)
+
+
+def test_a_second_args_line_of_the_same_start_only_adds() -> None:
+    server = play(fact(f.ARGS, 1, settings={"a": 1}), fact(f.ARGS, 2, settings={"b": 2}))
+    assert server.settings == {"a": 1, "b": 2}
+    assert len(server.phases) == 1
+
+
+def test_a_rank_that_left_the_process_table_is_dead_and_the_server_with_it() -> None:
+    ranks = (RankState(tag="TP0", pid=11), RankState(tag="TP1", pid=12))
+    members = (Member(pid=11, ppid=10, start_ticks=1, title="sglang::scheduler_TP0"),)
+    server = play(*READY, server=ServerState(identity=identity(), ranks=ranks))
+    server = lifecycle.apply_members(server, identity(members=members))
+    assert [r.alive for r in server.ranks] == [True, False]
+    assert server.phase is Phase.FAILED
+    assert "TP1 (pid 12)" in server.phase_evidence
+
+
+def test_a_zombie_is_not_alive() -> None:
+    ranks = (RankState(tag="TP0", pid=11),)
+    zombie = (Member(pid=11, ppid=10, start_ticks=1, title="", state="Z"),)
+    server = lifecycle.apply_members(ServerState(identity=identity(), ranks=ranks), identity(members=zombie))
+    assert server.ranks[0].alive is False
+
+
+@pytest.mark.parametrize("kind", [f.DECODE, f.STATS])
+def test_a_server_that_decodes_has_ended_its_start(kind: str) -> None:
+    assert play(*START[:6], fact(kind, 200, "TP0", tok_s=80.0)).phase is Phase.READY
+
+
+def test_rank_order_is_by_number_and_replica() -> None:
+    assert sorted(["TP10", "TP2", "TP0"], key=lifecycle.rank_order) == ["TP0", "TP2", "TP10"]
+    tags = ["DP1 TP0", "DP10 TP2", "DP0 TP1", "DP0 TP0"]
+    assert sorted(tags, key=lifecycle.rank_order) == ["DP0 TP0", "DP0 TP1", "DP1 TP0", "DP10 TP2"]

@@ -1,0 +1,102 @@
+"""Live numbers from counters, gauges and batch lines."""
+
+import pytest
+
+from tuner.core import facts as f
+from tuner.core import metrics
+from tuner.domain.logs import LogFact
+from tuner.domain.server import ServerIdentity
+from tuner.domain.state import ServerState
+
+
+def server(engine: str = "sglang") -> ServerState:
+    return ServerState(identity=ServerIdentity(key="1:1", engine=engine, pid=1, start_ticks=1))
+
+
+def feed(state: ServerState, *answers: tuple[float, dict[str, float]], source: str = "metrics") -> ServerState:
+    for mono, values in answers:
+        state = metrics.from_reading(state, source, values, mono)
+    return state
+
+
+def decode(rank: str | None = None, **fields: float) -> LogFact:
+    return LogFact(kind=f.DECODE, rank=rank, fields=fields)
+
+
+def test_a_live_counter_beats_the_gauge() -> None:
+    name = "realtime_decode_tokens_total"
+    state = feed(server(), (0, {name: 0, "tok_s": 7}), (1, {name: 90, "tok_s": 7}), (2, {name: 180, "tok_s": 7}))
+    assert state.metrics.tok_s == 90
+
+
+def test_the_gauge_is_used_where_the_counter_grows_only_at_the_end_of_requests() -> None:
+    name = "generation_tokens_total"
+    state = feed(server(), (0, {name: 0, "tok_s": 88.5}), (1, {name: 5000, "tok_s": 88.5}))
+    assert state.metrics.tok_s == 88.5
+
+
+def test_vllm_has_only_the_counter_and_it_is_live() -> None:
+    name = "generation_tokens_total"
+    state = feed(server("vllm"), (0, {name: 0}), (1, {name: 100}), (2, {name: 200}))
+    assert state.metrics.tok_s == 100
+
+
+def test_missing_is_missing_not_zero() -> None:
+    state = feed(server(), (0, {"running": 3}))
+    assert (state.metrics.running, state.metrics.tok_s, state.metrics.queued) == (3, None, None)
+    assert "tok_s" not in state.series
+    assert state.series["running"][-1].value == 3
+
+
+def test_mean_ttft_is_over_the_requests_of_the_window_and_stays_when_none_came() -> None:
+    state = feed(
+        server(),
+        (0, {"ttft_sum": 100.0, "ttft_count": 10}),
+        (10, {"ttft_sum": 100.6, "ttft_count": 12}),
+        (50, {"ttft_sum": 100.6, "ttft_count": 12}),
+        (85, {"ttft_sum": 100.6, "ttft_count": 12}),
+    )
+    assert state.metrics.ttft_s == pytest.approx(0.3)
+
+
+def test_acceptance_length_zero_means_no_speculation() -> None:
+    assert feed(server(), (0, {"accept_length": 0.0})).metrics.accept_length is None
+    drafts = {"spec_drafts_total": 0.0, "spec_accepted_total": 0.0}
+    later = {"spec_drafts_total": 100.0, "spec_accepted_total": 161.0}
+    assert feed(server("vllm"), (0, drafts), (1, later)).metrics.accept_length == pytest.approx(2.61)
+
+
+def test_batch_lines_alone_give_the_same_numbers() -> None:
+    line = decode(None, tok_s=89.51, running=4, queued=0, token_usage=0.37, used_tokens=58211, cuda_graph=1)
+    state = metrics.from_batch(server(), line, 10.0)
+    m = state.metrics
+    assert (m.source, m.tok_s, m.running, m.token_usage_ratio, m.cuda_graph) == ("log", 89.51, 4, 0.37, True)
+    assert state.series["tok_s"][-1].t == 10.0
+
+
+def test_replicas_add_up_and_the_fullest_counts() -> None:
+    state = metrics.from_batch(server(), decode("DP0 TP0", tok_s=50, running=2, token_usage=0.1), 1)
+    state = metrics.from_batch(state, decode("DP1 TP1", tok_s=70, running=3, token_usage=0.6), 2)
+    assert (state.metrics.tok_s, state.metrics.running, state.metrics.token_usage_ratio) == (120, 5, 0.6)
+
+
+def test_batch_lines_do_not_override_fresh_metrics() -> None:
+    state = feed(server(), (0, {"tok_s": 88.0, "running": 4}))
+    state = metrics.from_batch(state, decode("TP0", tok_s=12.0, cuda_graph=0), 1)
+    assert (state.metrics.tok_s, state.metrics.source, state.metrics.cuda_graph) == (88.0, "metrics", False)
+    state = metrics.from_batch(state, decode("TP0", tok_s=12.0), 20)
+    assert (state.metrics.tok_s, state.metrics.source) == (12.0, "log")
+
+
+def test_a_quiet_log_decays_to_no_tokens() -> None:
+    state = metrics.from_batch(server(), decode(None, tok_s=89.0, running=4), 10.0)
+    assert metrics.decay(state, 15.0) is state
+    quiet = metrics.decay(state, 30.0)
+    assert (quiet.metrics.tok_s, quiet.metrics.running) == (0.0, 0)
+    assert quiet.series["tok_s"][-1].value == 0
+
+
+def test_a_prefill_line_tells_prompt_speed_and_cache_hits() -> None:
+    line = LogFact(kind=f.PREFILL, fields={"new_tokens": 300, "cached_tokens": 700, "prompt_tok_s": 2000.0})
+    m = metrics.from_batch(server(), line, 1.0).metrics
+    assert (m.prompt_tok_s, m.cache_hit_ratio) == (2000.0, 0.7)
