@@ -1,0 +1,263 @@
+"""The fold: events in, states out, and what stays shared."""
+
+import random
+from typing import Any
+
+import pytest
+
+from tests.support.plain_engine import PlainEngine
+from tuner.core.reduce import initial, reduce
+from tuner.domain import events as e
+from tuner.domain.commands import KeepStart, LookUpStarts
+from tuner.domain.gpu import GpuInfo, GpuProcess, GpuSample, ProcessInfo
+from tuner.domain.history import UsualTimes
+from tuner.domain.link import LinkPhase
+from tuner.domain.server import LogSource, Member, Phase, ServerIdentity
+from tuner.domain.state import HostState
+from tuner.units import GIB
+
+ENGINES = {"plain": PlainEngine()}
+BORN = 1_772_000_000.0
+KEY = "10:99"
+
+
+def members(*tags: str) -> tuple[Member, ...]:
+    return tuple(Member(pid=11 + i, ppid=10, start_ticks=1, title=tag) for i, tag in enumerate(tags))
+
+
+def identity(**changes: Any) -> ServerIdentity:
+    fields: dict[str, Any] = {
+        "key": KEY,
+        "engine": "plain",
+        "pid": 10,
+        "start_ticks": 99,
+        "started_at": BORN,
+        "argv": ("plain", "llama"),
+        "members": members("TP0", "TP1"),
+        "log": LogSource(kind="file", path="/log", device=1, inode=2),
+    }
+    return ServerIdentity(**{**fields, **changes})
+
+
+HELLO = e.ProbeHello(
+    seq=1, mono=100.0, protocol=1, python="3.11", pid=1, uid=0, hostname="h", boot_id="b", at=BORN + 60
+)
+TABLE = e.GpuTable(
+    seq=2, mono=100.1, source="pynvml", gpus=tuple(GpuInfo(index=i, uuid=f"GPU-{i}", name="H200") for i in range(2))
+)
+SEEN = e.ServerSeen(seq=3, mono=100.2, server=identity())
+LOG = f"""@{BORN + 1:.0f} !args
+@{BORN + 5:.0f} TP0 !phase-begin phase=weight-load
+@{BORN + 5:.0f} TP1 !phase-begin phase=weight-load
+@{BORN + 20:.0f} TP0 !weights used_gib=60
+@{BORN + 20:.0f} TP1 !weights used_gib=60
+@{BORN + 21:.0f} TP0 !kv-pool kv_gib=10 tokens=1000
+@{BORN + 21:.0f} TP1 !kv-pool kv_gib=10 tokens=1000
+  a line without prefix
+@{BORN + 30:.0f} !http-up
+@{BORN + 31:.0f} !ready
+"""
+
+
+def run(*events: e.AnyEvent, state: HostState | None = None) -> tuple[HostState, list[Any]]:
+    state = state or initial("box")
+    commands: list[Any] = []
+    for event in events:
+        state, more = reduce(state, event, ENGINES)
+        commands += more
+    return state, commands
+
+
+def log(text: str, offset: int = 0, **changes: Any) -> e.LogBytes:
+    return e.LogBytes(**{"key": KEY, "offset": offset, "end": offset + len(text.encode()), "data": text, **changes})
+
+
+def opened(size: int = 0, **changes: Any) -> e.LogOpened:
+    return e.LogOpened(**{"key": KEY, "reason": "start", "path": "/log", "size": size, **changes})
+
+
+def test_a_server_is_adopted_with_what_the_process_table_tells() -> None:
+    state, commands = run(HELLO, TABLE, SEEN)
+    (server,) = state.servers
+    assert (server.engine_title, server.model, server.phase) == ("Plain", "llama", Phase.UNKNOWN)
+    assert [(r.tag, r.pid, r.gpu) for r in server.ranks] == [("TP0", 11, 0), ("TP1", 12, 1)]
+    assert commands == [LookUpStarts(key=KEY, engine="plain", model="llama")]
+    assert state.now == pytest.approx(BORN + 60.2)
+
+
+def test_a_whole_start_is_read_from_its_log_and_remembered() -> None:
+    state, commands = run(HELLO, TABLE, SEEN, opened(len(LOG)), log(LOG))
+    (server,) = state.servers
+    assert server.phase is Phase.READY
+    assert server.kv_tokens == 1000
+    assert server.started_in_s == pytest.approx(31.0)
+    assert server.ranks[0].memory.weights_bytes == 60 * GIB
+    (kept,) = [c for c in commands if isinstance(c, KeepStart)]
+    assert kept.record.outcome == "ready"
+    assert kept.record.phases_s[Phase.WEIGHT_LOAD] == pytest.approx(16.0)
+    assert kept.record.source == "/log"
+
+
+def test_however_the_log_is_cut_the_state_is_the_same() -> None:
+    whole, _ = run(HELLO, TABLE, SEEN, opened(len(LOG)), log(LOG))
+    rng = random.Random(7)
+    for _ in range(50):
+        cuts = sorted(rng.sample(range(1, len(LOG)), rng.randint(1, 6)))
+        pieces = [LOG[a:b] for a, b in zip([0, *cuts], [*cuts, len(LOG)], strict=True)]
+        events, offset = [], 0
+        for piece in pieces:
+            events.append(log(piece, offset))
+            offset += len(piece)
+        parts, _ = run(HELLO, TABLE, SEEN, opened(len(LOG)), *events)
+        a, b = parts.servers[0], whole.servers[0]
+        assert [x for block in a.log.blocks for x in block.lines] == [x for block in b.log.blocks for x in block.lines]
+        assert (a.phase, a.phases, a.ranks, a.facts) == (b.phase, b.phases, b.ranks, b.facts)
+
+
+def test_the_start_section_is_not_read_twice() -> None:
+    head = log(LOG, head=True)
+    tail = log(LOG[-60:] + "@1772000099 more\n", len(LOG) - 60)
+    state, _ = run(HELLO, TABLE, SEEN, opened(len(LOG)), head, tail)
+    assert len([x for x in state.servers[0].facts if x.kind == "ready"]) == 1
+
+
+def test_backlog_does_not_pretend_to_be_live() -> None:
+    line = f"@{BORN + 40:.0f} TP0 !decode tok_s=89 running=4\n"
+    state, _ = run(HELLO, SEEN, opened(len(line)), log(line))
+    assert state.servers[0].metrics.tok_s is None
+    state, _ = run(log(line, len(line)), state=state)
+    assert state.servers[0].metrics.tok_s == 89
+
+
+def test_memory_adds_up_with_the_driver() -> None:
+    held = e.GpuProcesses(
+        processes=(GpuProcess(0, 11, 80 * GIB), GpuProcess(1, 12, 79 * GIB), GpuProcess(1, 9120, 2 * GIB)),
+        infos=(ProcessInfo(pid=9120, user="alice", command="python train.py"),),
+    )
+    state, _ = run(HELLO, TABLE, SEEN, opened(len(LOG)), log(LOG), held)
+    first = state.servers[0].ranks[0].memory
+    assert first.total_bytes == 80 * GIB
+    terms = (first.weights_bytes, first.kv_bytes, first.other_bytes)
+    assert sum(t for t in terms if t is not None) == first.total_bytes
+    (foreign,) = state.foreign
+    assert (foreign.pid, foreign.gpu, foreign.user) == (9120, 1, "alice")
+
+
+def test_http_terms_and_readiness() -> None:
+    info = e.HttpAnswer(key=KEY, endpoint="info", status=200, body={"ready": True, "weights": 7, "version": "9"})
+    state, _ = run(HELLO, TABLE, SEEN, info)
+    server = state.servers[0]
+    assert (server.phase, server.version) == (Phase.READY, "9")
+    assert {r.memory.weights_bytes for r in server.ranks} == {7}
+
+
+def test_series_arrive_as_changes_only() -> None:
+    first = e.HttpAnswer(key=KEY, mono=1, endpoint="metrics", status=200, series={"tok_s": 50.0, "running": 2.0})
+    second = e.HttpAnswer(key=KEY, mono=2, endpoint="metrics", status=200, series={"tok_s": 60.0})
+    state, _ = run(HELLO, SEEN, first, second)
+    assert (state.servers[0].metrics.tok_s, state.servers[0].metrics.running) == (60.0, 2)
+
+
+def test_a_refused_answer_is_one_line_and_goes_away() -> None:
+    refused = e.HttpAnswer(key=KEY, endpoint="metrics", status=401, error="Unauthorized")
+    state, _ = run(HELLO, SEEN, refused)
+    assert state.servers[0].http_problem == "the server wants its API key"
+    state, _ = run(e.HttpAnswer(key=KEY, endpoint="metrics", status=200, series={"tok_s": 1.0}), state=state)
+    assert state.servers[0].http_problem is None
+
+
+def test_a_server_that_died_is_still_described() -> None:
+    state, _ = run(HELLO, TABLE, SEEN, opened(), log(LOG), e.ServerGone(key=KEY, at=BORN + 90))
+    (server,) = state.servers
+    assert server.gone
+    assert server.phase is Phase.FAILED
+    assert server.identity.argv == ("plain", "llama")
+
+
+def test_argv_and_environment_survive_a_process_that_can_no_longer_be_read() -> None:
+    first = e.ServerSeen(server=identity(env={"A": "1"}))
+    later = e.ServerSeen(server=identity(env=None, argv=()))
+    state, _ = run(HELLO, first, later)
+    assert state.servers[0].identity.env == {"A": "1"}
+    assert state.servers[0].identity.argv == ("plain", "llama")
+
+
+def test_a_reconnect_finds_what_ended_meanwhile() -> None:
+    state, _ = run(HELLO, SEEN, e.ScanEnded(seq=4))
+    again = e.ProbeHello(
+        seq=1, mono=400.0, protocol=1, python="3.11", pid=2, uid=0, hostname="h", boot_id="b", at=BORN + 360
+    )
+    state, _ = run(again, state=state)
+    assert not state.scanned
+    assert not state.servers[0].gone
+    state, _ = run(e.ScanEnded(seq=2), state=state)
+    assert state.servers[0].gone
+
+
+def test_a_reboot_ends_every_server_and_its_clock() -> None:
+    sample = e.GpuSamples(seq=4, mono=101, samples=(GpuSample(0, 5, 0.5),))
+    state, _ = run(HELLO, SEEN, sample)
+    reboot = e.ProbeHello(
+        seq=1, mono=3.0, protocol=1, python="3", pid=2, uid=0, hostname="h", boot_id="c", at=BORN + 999
+    )
+    state, _ = run(reboot, state=state)
+    assert state.servers[0].gone
+    assert state.gpu_series == {}
+
+
+def test_lost_lines_are_counted() -> None:
+    state, _ = run(HELLO, e.GpuSamples(seq=5, mono=101, samples=()))
+    assert state.lost_lines == 3
+
+
+def test_rotation_leaves_a_mark_and_a_new_generation() -> None:
+    state, _ = run(HELLO, SEEN, opened(5), log("a b\nc"), opened(0, reason="rotated", inode=3), log("d\n"))
+    held = state.servers[0].log
+    assert held.generation == 1
+    texts = [(x.text, x.marker) for block in held.blocks for x in block.lines]
+    assert texts == [("a b", False), ("log was rotated", True), ("d", False)]
+
+
+def test_bytes_that_were_not_sent_are_shown_as_such() -> None:
+    state, _ = run(HELLO, SEEN, opened(9000), e.LogGap(key=KEY, offset=0, end=8000, reason="opened at its end"))
+    held = state.servers[0].log
+    assert held.dropped_bytes == 8000
+    assert held.blocks[-1].lines[0].marker
+
+
+def test_link_states_do_not_blank_the_host() -> None:
+    state, _ = run(HELLO, TABLE, SEEN)
+    lost, _ = run(e.LinkChanged(phase=LinkPhase.RECONNECTING, reason="connection lost", attempt=1), state=state)
+    assert lost.servers is state.servers
+    assert lost.link.phase is LinkPhase.RECONNECTING
+
+
+def test_problems_are_told_once_and_cleared() -> None:
+    state, _ = run(e.ProblemSeen(code="nvml-hang"), e.ProblemSeen(code="nvml-hang", detail="9 s"))
+    assert [p.detail for p in state.problems] == ["9 s"]
+    state, _ = run(e.ProblemSeen(code="nvml-hang", cleared=True), state=state)
+    assert state.problems == ()
+
+
+def test_an_old_log_becomes_history_without_touching_the_server() -> None:
+    before, _ = run(HELLO, SEEN)
+    old = LOG.replace(f"{BORN + 31:.0f}", f"{BORN + 41:.0f}")
+    state, commands = run(e.OldLog(key=KEY, path="/old.log", modified_at=BORN, size=len(old), data=old), state=before)
+    assert state.servers is before.servers
+    (kept,) = commands
+    assert isinstance(kept, KeepStart)
+    assert kept.record.source == "/old.log"
+    assert kept.record.total_s == pytest.approx(40.0)
+
+
+def test_history_is_shown_beside_the_start() -> None:
+    usual = UsualTimes(starts=3, total_s=(590.0, 610.0))
+    state, _ = run(HELLO, SEEN, e.HistoryFound(key=KEY, usual=usual))
+    assert state.servers[0].usual is usual
+
+
+def test_an_engine_this_version_does_not_know_is_shown_as_far_as_it_goes() -> None:
+    state, _ = run(HELLO, e.ServerSeen(server=identity(engine="novel")), opened(3), log("hi\n"))
+    (server,) = state.servers
+    assert server.engine_title == "novel"
+    assert [x.text for block in server.log.blocks for x in block.lines] == ["hi"]
