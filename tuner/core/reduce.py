@@ -11,17 +11,16 @@ from typing import Any
 
 import msgspec
 
-from tuner.core import lifecycle, metrics, placement, serverlog
+from tuner.core import lifecycle, metrics, ranks, serverlog
 from tuner.core import series as s
 from tuner.core.engine import Engine
-from tuner.core.memory import combine
 from tuner.domain import events as e
 from tuner.domain.commands import AnyCommand, KeepStart, LookUpStarts
 from tuner.domain.history import StartRecord
 from tuner.domain.link import LinkPhase
-from tuner.domain.readings import MemoryTerms, Reading
+from tuner.domain.readings import Reading
 from tuner.domain.server import LogSource, Phase, ServerIdentity
-from tuner.domain.state import HostState, LinkState, RankState, ServerState
+from tuner.domain.state import HostState, LinkState, ServerState
 
 KEEP_ENDED = 8
 """Servers that ended and are still described."""
@@ -121,7 +120,7 @@ def _host(state: HostState, event: e.HostSample, engines: Engines) -> Result:
 
 
 def _gpu_table(state: HostState, event: e.GpuTable, engines: Engines) -> Result:
-    return _placed(msgspec.structs.replace(state, gpu_table=event), engines), ()
+    return ranks.placed(msgspec.structs.replace(state, gpu_table=event), engines), ()
 
 
 def _gpu_samples(state: HostState, event: e.GpuSamples, engines: Engines) -> Result:
@@ -147,7 +146,7 @@ def _gpu_processes(state: HostState, event: e.GpuProcesses, engines: Engines) ->
     held = {p.pid for p in event.processes}
     if any(pid not in held for pid in infos):
         infos = {pid: info for pid, info in infos.items() if pid in held}
-    return _placed(msgspec.structs.replace(state, processes=event.processes, infos=infos), engines), ()
+    return ranks.placed(msgspec.structs.replace(state, processes=event.processes, infos=infos), engines), ()
 
 
 def _xid(state: HostState, event: e.GpuXid, engines: Engines) -> Result:
@@ -175,7 +174,7 @@ def _server_seen(state: HostState, event: e.ServerSeen, engines: Engines) -> Res
             server = msgspec.structs.replace(server, version=identity.version)
         servers = tuple(server if x is known else x for x in state.servers)
     state = msgspec.structs.replace(state, servers=_ordered(servers), seen=state.seen | {identity.key})
-    return _placed(state, engines), commands
+    return ranks.placed(state, engines), commands
 
 
 def _adopted(identity: ServerIdentity, engine: Engine | None) -> ServerState:
@@ -206,7 +205,7 @@ def _scanned(state: HostState, event: e.ScanEnded, engines: Engines) -> Result:
         server if server.gone or server.identity.key in state.seen else lifecycle.apply_gone(server, (), state.now)
         for server in state.servers
     )
-    return _placed(msgspec.structs.replace(state, scanned=True, servers=_ordered(servers)), engines), ()
+    return ranks.placed(msgspec.structs.replace(state, scanned=True, servers=_ordered(servers)), engines), ()
 
 
 def _log_opened(state: HostState, event: e.LogOpened, engines: Engines) -> Result:
@@ -258,18 +257,11 @@ def _apply_reading(server: ServerState, reading: Reading, event: e.HttpAnswer) -
     if changes:
         server = msgspec.structs.replace(server, **changes)
     if reading.memory:
-        server = msgspec.structs.replace(server, ranks=_with_terms(server.ranks, reading.memory))
+        server = msgspec.structs.replace(server, ranks=ranks.with_terms(server.ranks, reading.memory))
     if reading.metrics:
         source = "metrics" if event.series is not None else "loads"
         server = metrics.from_reading(server, source, reading.metrics, event.mono)
     return lifecycle.apply_ready(server, reading.ready, f"/{event.endpoint} answers {event.status}")
-
-
-def _with_terms(ranks: tuple[RankState, ...], memory: dict[str, MemoryTerms]) -> tuple[RankState, ...]:
-    return tuple(
-        msgspec.structs.replace(rank, http_terms=memory.get(rank.tag, memory.get("", rank.http_terms)))
-        for rank in ranks
-    )
 
 
 def _old_log(state: HostState, event: e.OldLog, engines: Engines) -> Result:
@@ -315,7 +307,7 @@ def _finish(state: HostState, old: ServerState, new: ServerState, engines: Engin
         servers = _ordered(servers)
     state = msgspec.structs.replace(state, servers=servers)
     if new.ranks is not old.ranks or new.settings is not old.settings:
-        state = _placed(state, engines)
+        state = ranks.placed(state, engines)
     return state, commands
 
 
@@ -341,46 +333,6 @@ def _start_record(state: HostState, server: ServerState, path: str, known: Serve
         total_s=server.started_in_s,
         phases_s=durations,
     )
-
-
-def _placed(state: HostState, engines: Engines) -> HostState:
-    """Bring ranks, their GPUs and memory, and the foreign processes in step with what is known now."""
-    gpus = state.gpu_table.gpus if state.gpu_table is not None else ()
-    servers = tuple(
-        server if server.gone else _with_ranks(server, engines.get(server.identity.engine), gpus, state)
-        for server in state.servers
-    )
-    foreign = placement.foreign_processes(
-        state.processes, state.infos, (x.identity for x in servers if not x.gone or x.left_pids)
-    )
-    return msgspec.structs.replace(
-        state,
-        servers=state.servers if all(a is b for a, b in zip(servers, state.servers, strict=True)) else servers,
-        foreign=state.foreign if foreign == state.foreign else foreign,
-    )
-
-
-def _with_ranks(server: ServerState, engine: Engine | None, gpus: Any, state: HostState) -> ServerState:
-    if engine is None:
-        return server
-    places = engine.ranks(server.identity, server.settings)
-    by_tag = {rank.tag: rank for rank in server.ranks}
-    alive = {m.pid for m in server.identity.members if m.state != "Z"} | {server.identity.pid}
-    ranks: list[RankState] = []
-    for place in places:
-        rank = by_tag.pop(place.tag, None) or RankState(tag=place.tag)
-        gpu = placement.gpu_of(place, server.identity, gpus, state.processes)
-        rank = msgspec.structs.replace(
-            rank,
-            pid=place.pid if place.pid is not None else rank.pid,
-            gpu=gpu if gpu is not None else rank.gpu,
-            alive=place.pid in alive if place.pid is not None else rank.alive,
-        )
-        ranks.append(msgspec.structs.replace(rank, memory=combine(rank, state.processes)))
-    # A rank that printed or ran and has no process any more stays, as the dead rank it is.
-    ranks.extend(msgspec.structs.replace(rank, memory=combine(rank, state.processes)) for rank in by_tag.values())
-    ordered = tuple(sorted(ranks, key=lambda r: lifecycle.rank_order(r.tag)))
-    return server if ordered == server.ranks else msgspec.structs.replace(server, ranks=ordered)
 
 
 def _ordered(servers: tuple[ServerState, ...]) -> tuple[ServerState, ...]:
