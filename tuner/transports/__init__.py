@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Protocol
+from types import ModuleType
+from typing import Protocol, cast
 
-from tuner.domain.link import Question
+from tuner.domain.link import Question, Target
+from tuner.errors import UsageProblem
 
 Ask = Callable[[Question], Awaitable[str | None]]
 """Puts a question to the operator; None is "give up". Headless callers answer from the terminal or refuse."""
@@ -55,4 +59,35 @@ class Transport(Protocol):
         """Close the connection. Safe to call twice."""
 
 
-__all__ = ["Ask", "AsyncIterator", "RemoteProcess", "Transport"]
+Opener = Callable[[], Transport]
+"""Makes a new transport to one host for each attempt to connect. What must outlive an attempt (a key that was
+trusted once, a key that was unlocked) lives in the opener, and ends with it."""
+
+
+def schemes() -> tuple[str, ...]:
+    """Names of all transports: the modules here that have a `SCHEME`, found without keeping a list."""
+    return tuple(name for name in _modules() if getattr(_load(name), "SCHEME", None) == name)
+
+
+def opener(target: Target) -> Opener:
+    """The way to the host that `target` names. Imports only the one transport that it needs.
+
+    Raises:
+        UsageProblem: no transport has this scheme.
+    """
+    if target.scheme in _modules():
+        module = _load(target.scheme)
+        if getattr(module, "SCHEME", None) == target.scheme:
+            return cast("Callable[[Target], Opener]", module.opener)(target)
+    raise UsageProblem("No such kind of connection", target.scheme, f"There are {', '.join(schemes())}")
+
+
+def _modules() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def _load(name: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+__all__ = ["Ask", "AsyncIterator", "Opener", "RemoteProcess", "Transport", "opener", "schemes"]

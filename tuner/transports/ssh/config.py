@@ -1,0 +1,143 @@
+"""A small reader of OpenSSH client configuration, for what the SSH library does not tell.
+
+The library itself reads and applies the configuration. This reader only finds out which options stand in the blocks
+of a host, so that those which have no effect can be named to the operator instead of being ignored in silence.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tuner.transports.ssh.known_hosts import matches_list
+
+USER_FILE = Path("~/.ssh/config")
+SYSTEM_FILE = Path("/etc/ssh/ssh_config")
+
+_WITHOUT_EFFECT = {
+    "controlmaster": "no connection is shared",
+    "controlpath": "no connection is shared",
+    "localforward": "nothing is forwarded",
+    "remoteforward": "nothing is forwarded",
+    "dynamicforward": "nothing is forwarded",
+    "forwardagent": "the agent is never forwarded",
+    "forwardx11": "nothing is forwarded",
+    "forwardx11trusted": "nothing is forwarded",
+    "pkcs11provider": "load the token into ssh-agent instead",
+    "securitykeyprovider": "load the key into ssh-agent instead",
+    "stricthostkeychecking": "an unknown host key is always asked about, a changed one always refused",
+    "checkhostip": "keys are looked up by name only",
+    "verifyhostkeydns": "host keys are not looked up in DNS",
+    "knownhostscommand": "host keys are looked up in files only",
+    "revokedhostkeys": "only @revoked lines of known_hosts are honoured",
+    "remotecommand": "only the probe is run",
+    "localcommand": "no local command is run",
+    "proxyusefdpass": "the proxy command's own streams are used",
+    "bindinterface": "the interface is not bound",
+    "tunnel": "no tunnel device is opened",
+    "hostbasedauthentication": "no host-based login",
+}
+"""Options that change what ssh does and not what we do, with what happens instead. In lower case."""
+
+_HARMLESS = {"no", "none", "false"}
+"""Values that ask for what happens anyway."""
+
+_ANYWAY = {("stricthostkeychecking", "ask"), ("stricthostkeychecking", "yes"), ("checkhostip", "no")}
+
+
+def options(files: Sequence[Path], host: str) -> dict[str, tuple[str, str]]:
+    """Options in force for a host.
+
+    Args:
+        files: Configuration files in order of precedence.
+        host: The name as it was typed.
+
+    Returns:
+        By option in lower case, the spelling and the value that come first. Blocks whose `Match` depends on more
+        than the host's name are left out.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for file in files:
+        for option, value in _matching(file.expanduser(), host, 0):
+            found.setdefault(option.lower(), (option, value))
+    return found
+
+
+def without_effect(found: dict[str, tuple[str, str]]) -> tuple[str, ...]:
+    """One line for each option that is not honoured, and what happens instead."""
+    notes = {}
+    for key, (option, value) in found.items():
+        reason = _WITHOUT_EFFECT.get(key)
+        if reason and value.lower() not in _HARMLESS and (key, value.lower()) not in _ANYWAY:
+            notes[key] = f"{option} {value}: not honoured, {reason}"
+    if "controlmaster" in notes:
+        notes.pop("controlpath", None)
+    return tuple(notes.values())
+
+
+def _matching(file: Path, host: str, depth: int) -> Iterator[tuple[str, str]]:
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    applies = True
+    for line in lines:
+        words = _words(line)
+        if not words:
+            continue
+        option, *values = words
+        match option.lower():
+            case "host":
+                applies = matches_list(values, host)
+            case "match":
+                applies = _match(values, host)
+            case _ if not applies:
+                continue
+            case "include":
+                for pattern in values if depth < 16 else []:
+                    for included in _included(pattern, file):
+                        yield from _matching(included, host, depth + 1)
+            case _:
+                yield option, " ".join(values)
+
+
+def _words(line: str) -> list[str]:
+    """`Option value`, `Option=value` and quotes; a line that cannot be split has no words."""
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError:
+        return []
+    if not words:
+        return []
+    option, equals, rest = words[0].partition("=")
+    values = ([rest] if equals and rest else []) + words[1:]
+    if not equals and values and values[0].startswith("="):
+        values = [values[0][1:], *values[1:]]
+    return [option, *(value for value in values if value)]
+
+
+def _match(criteria: Sequence[str], host: str) -> bool:
+    """Only what the name alone decides; anything else counts as not matching."""
+    words = list(criteria)
+    applies = True
+    while words:
+        word = words.pop(0).lower()
+        negated = word.startswith("!")
+        word = word.removeprefix("!")
+        if word == "all":
+            result = True
+        elif word in ("host", "originalhost") and words:
+            result = matches_list(words.pop(0).split(","), host)
+        else:
+            return False
+        applies = applies and result != negated
+    return applies
+
+
+def _included(pattern: str, file: Path) -> list[Path]:
+    path = Path(pattern).expanduser()
+    if not path.is_absolute():
+        base = SYSTEM_FILE.parent if file.is_relative_to(SYSTEM_FILE.parent) else USER_FILE.expanduser().parent
+        path = base / path
+    return sorted(p for p in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if p.is_file())

@@ -1,0 +1,372 @@
+"""One connection to one host, hop by hop.
+
+What happens at each hop: TCP (or the tunnel through the hop before) is opened, the host key is compared with the
+known_hosts files by us, and the login follows. A key that is not known ends that attempt; once the operator trusts
+it, a new one is made: no login time of the server runs out while somebody compares fingerprints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import asyncssh
+
+from tuner.domain.link import HostKeyQuestion, Target
+from tuner.errors import ConnectionFailed
+from tuner.transports import Ask
+from tuner.transports.inbox import Inbox
+from tuner.transports.ssh import known_hosts
+from tuner.transports.ssh.failures import explain
+from tuner.transports.ssh.login import KeyFile, Login, Patience
+from tuner.transports.ssh.route import Hop, route
+
+CONNECT_S = 10.0
+"""For TCP, on the first attempt, unless ConnectTimeout says otherwise."""
+RECONNECT_S = 4.0
+"""The same once the host was reached: it is there or it is not, and the next attempt comes soon."""
+KEEP_ALIVE_S = 5.0
+KEEP_ALIVE_MISSED = 3
+PACKET_OVERHEAD_BYTES = 36
+"""Length, padding, message header and authentication tag around the data of one SSH packet."""
+
+
+class Trust:
+    """What is remembered between the attempts of one session, in memory only.
+
+    Host keys that the operator accepted once, and key files that were unlocked: the key, not its passphrase.
+    Passwords are not here, they are asked for each time. After a refused login the keys are forgotten.
+    """
+
+    def __init__(self) -> None:
+        self.accepted: set[tuple[str, int, str, str]] = set()
+        """Name, port, algorithm and public key."""
+        self.keys: dict[Hop, list[KeyFile]] = {}
+        self.reached = False
+
+
+class SshTransport:
+    """One connection to one host.
+
+    Traffic is counted as the data of our channel plus `PACKET_OVERHEAD_BYTES` for each packet received or write sent:
+    login, keep-alive and the layers below SSH are not in it.
+    """
+
+    def __init__(self, target: Target, trust: Trust | None = None) -> None:
+        self.notes: tuple[str, ...] = ()
+        self.received_bytes = 0
+        self.sent_bytes = 0
+        self._target = target
+        self._trust = trust or Trust()
+        self._chain: list[asyncssh.SSHClientConnection] = []
+
+    async def connect(self, ask: Ask) -> None:
+        """Connect and log in, through all jump hosts.
+
+        Raises:
+            ConnectionFailed: what happened and what to do.
+        """
+        try:
+            hops = await route(self._target)
+            notes: dict[str, None] = {}
+            for hop in hops:
+                # Each line of a jump host's block says whose it is.
+                prefix = "" if hop is hops[-1] else f"{hop.name}: "
+                notes.update(dict.fromkeys(prefix + note for note in hop.notes))
+                self._chain.append(await self._open(hop, ask))
+            self.notes = tuple(notes)
+        except BaseException:
+            await self.aclose()
+            raise
+        self._trust.reached = True
+
+    async def spawn(self, argv: Sequence[str], *, env: dict[str, str] | None = None) -> SshProcess:
+        """Run a program in a channel without terminal. The only place where arguments are quoted for a shell."""
+        if not self._chain:
+            raise ConnectionFailed("Not connected", self._target.name)
+        words = [*(["env", *(f"{name}={value}" for name, value in env.items())] if env else []), *argv]
+        process = SshProcess(self)
+        try:
+            await self._chain[-1].create_session(
+                lambda: process, shlex.join(words), encoding=None, request_pty=False, x11_forwarding=False
+            )
+        except (asyncssh.Error, OSError) as error:
+            raise ConnectionFailed(
+                "The host did not run the command", str(error), "Does a forced command or a restricted shell allow it?"
+            ) from error
+        return process
+
+    async def aclose(self) -> None:
+        """Close all hops, the last first."""
+        while self._chain:
+            connection = self._chain.pop()
+            connection.close()
+            try:
+                async with asyncio.timeout(1.0):
+                    await connection.wait_closed()
+            except (TimeoutError, OSError, asyncssh.Error):
+                connection.abort()
+
+    async def _open(self, hop: Hop, ask: Ask) -> asyncssh.SSHClientConnection:
+        """Connect to one hop, again after each host key that the operator accepted."""
+        if hop not in self._trust.keys:
+            paths = hop.identities
+            self._trust.keys[hop] = await asyncio.to_thread(lambda: [KeyFile(p, hop.certificates) for p in paths])
+        algorithms = ""
+        while True:
+            door = _Door(hop, self._trust)
+            try:
+                return await self._attempt(hop, door, ask, algorithms)
+            except asyncssh.HostKeyNotVerifiable as error:
+                if door.offered is None and door.revoked is None and not algorithms:
+                    # The certificate of an authority that is not known: the host's plain key may be.
+                    algorithms = "-*-cert-*"
+                else:
+                    await self._unknown_key(hop, door, ask, error)
+            except asyncssh.KeyExchangeFailed as error:
+                if not door.known or algorithms == "default":
+                    raise explain(hop, error, self._trust.reached) from error
+                # None of the known kinds of key is offered: see which there is instead, to name it.
+                algorithms = "default"
+            except (asyncssh.Error, OSError, ValueError) as error:
+                if isinstance(error, asyncssh.PermissionDenied):
+                    self._trust.keys.clear()
+                raise explain(hop, error, self._trust.reached) from error
+
+    async def _attempt(self, hop: Hop, door: _Door, ask: Ask, algorithms: str) -> asyncssh.SSHClientConnection:
+        limit = hop.connect_timeout_s or (RECONNECT_S if self._trust.reached else CONNECT_S)
+        tunnel = self._chain[-1] if self._chain else None
+        more: dict[str, Any] = {}
+        if tunnel is not None:
+            more["proxy_command"] = None
+        if algorithms:
+            more["server_host_key_algs"] = algorithms
+        async with Patience(limit, f"{hop.label} did not answer within {limit:g} s") as patience:
+            door.opened = lambda: patience.connected(f"{hop.label} took the connection and then said nothing")
+            login = Login(hop, self._target.name, ask, patience, self._trust.keys[hop], door.consider)
+            try:
+                return await asyncssh.connect(
+                    hop.name if hop.files else hop.host,
+                    hop.asked_port or (),
+                    client_factory=lambda: login,
+                    config=list(hop.files),
+                    known_hosts=door.look_up,
+                    tunnel=tunnel,
+                    username=hop.asked_user or (),
+                    client_keys=None,
+                    x509_trusted_certs=None,
+                    agent_forwarding=False,
+                    pkcs11_provider=None,
+                    keepalive_interval=hop.keep_alive_s or KEEP_ALIVE_S,
+                    keepalive_count_max=hop.keep_alive_missed or KEEP_ALIVE_MISSED,
+                    connect_timeout=None,
+                    **more,
+                )
+            finally:
+                login.close()
+
+    async def _unknown_key(self, hop: Hop, door: _Door, ask: Ask, error: Exception) -> None:
+        """Refuse a key that is revoked or another than the known one; ask about one that nobody knows."""
+        if door.revoked is not None and door.offered is None:
+            raise ConnectionFailed(
+                f"The host key of {hop.label} is revoked",
+                door.revoked.where,
+                "Do not log in there before its administrator has explained it",
+                final=True,
+            ) from error
+        if door.offered is None:
+            raise ConnectionFailed(f"The host certificate of {hop.label} is not valid", str(error), final=True)
+        algorithm, blob = door.offered
+        seen = f"{algorithm} {known_hosts.fingerprint(blob)}"
+        if door.known:
+            raise ConnectionFailed(
+                f"The host key of {hop.label} has CHANGED",
+                f"it is now {seen}, another one is in {door.known[0].where}",
+                "Somebody may be listening in. Only if you know that the host was set up anew: remove that line",
+                final=True,
+            ) from error
+        answer = await ask(
+            HostKeyQuestion(
+                target=self._target.name,
+                host=door.host,
+                port=door.port,
+                key_type=algorithm,
+                fingerprint=known_hosts.fingerprint(blob),
+            )
+        )
+        if answer not in ("once", "save"):
+            raise ConnectionFailed(
+                f"The host key of {hop.label} is not known and was not accepted", seen, final=True
+            ) from error
+        if answer == "save":
+            if not hop.known_hosts:
+                raise ConnectionFailed(
+                    "The host key cannot be saved", "UserKnownHostsFile is none", "Answer `once`", final=True
+                ) from error
+            file = hop.known_hosts[0]
+            try:
+                known_hosts.save(file, door.host, door.port, algorithm, blob, hashed=hop.hash_known_hosts)
+            except OSError as failure:
+                raise ConnectionFailed(
+                    "The host key cannot be saved", f"{file}: {failure.strerror}", "Answer `once`", final=True
+                ) from failure
+        self._trust.accepted.add((door.host, door.port, algorithm, blob))
+
+
+class _Door:
+    """Decides on the host key of one attempt, from the known_hosts files of its hop."""
+
+    def __init__(self, hop: Hop, trust: Trust) -> None:
+        self._hop = hop
+        self._trust = trust
+        self.opened: Callable[[], None] = lambda: None
+        """Called when there is a connection and the host's turn to speak."""
+        self.host = hop.host
+        self.port = hop.port
+        self.known: list[known_hosts.KnownKey] = []
+        """Ordinary keys on file for this very name and port."""
+        self.revoked: known_hosts.KnownKey | None = None
+        self.offered: tuple[str, str] | None = None
+        """Algorithm and public key that the host showed and no file vouches for."""
+
+    def look_up(
+        self, host: str, address: str, port: int | None
+    ) -> tuple[list[asyncssh.SSHKey], list[asyncssh.SSHKey], list[asyncssh.SSHKey]]:
+        """Trusted keys, trusted authorities and revoked keys, for the library."""
+        self.opened()
+        self.host = host
+        self.port = known_hosts.DEFAULT_PORT if self._hop.host_key_alias else (port or known_hosts.DEFAULT_PORT)
+        found = known_hosts.find(self._hop.known_hosts, self.host, self.port)
+        plain = [key for key in found if not key.marker]
+        revoked = [key for key in found if key.marker == "revoked"]
+        self.revoked = revoked[0] if revoked else None
+        # A key of the bare name may vouch for another port, but another key there is no change.
+        self.known = [key for key in plain if known_hosts.is_for(key, self.host, self.port)]
+        accepted = [
+            (algorithm, blob)
+            for name, number, algorithm, blob in self._trust.accepted
+            if (name, number) == (self.host, self.port)
+        ]
+        return (
+            _public(*((key.algorithm, key.blob) for key in plain), *accepted),
+            _public(*((key.algorithm, key.blob) for key in found if key.marker == "cert-authority")),
+            _public(*((key.algorithm, key.blob) for key in revoked)),
+        )
+
+    def consider(self, key: asyncssh.SSHKey) -> bool:
+        """Remember a key that nothing vouches for. The attempt ends with it."""
+        algorithm, blob = key.export_public_key("openssh").decode().split()[:2]
+        self.offered = (algorithm, blob)
+        return False
+
+
+def _public(*keys: tuple[str, str]) -> list[asyncssh.SSHKey]:
+    """Keys of known_hosts lines; kinds that the library does not know are left out."""
+    result = []
+    for algorithm, blob in keys:
+        with contextlib.suppress(asyncssh.KeyImportError):
+            result.append(asyncssh.import_public_key(f"{algorithm} {blob}"))
+    return result
+
+
+class SshProcess(asyncssh.SSHClientSession[bytes]):
+    """A program on the host, in one channel."""
+
+    def __init__(self, owner: SshTransport) -> None:
+        self._owner = owner
+        self._channel: asyncssh.SSHClientChannel[bytes] | None = None
+        self._inbox = Inbox(self._pause, self._resume)
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._closed = asyncio.Event()
+
+    async def read(self, limit: int = 262_144) -> bytes:
+        """Next bytes of stdout; empty at its end and when the link is lost."""
+        return await self._inbox.read(limit)
+
+    async def write(self, data: bytes) -> None:
+        """Write to stdin, waiting while the window is closed.
+
+        Raises:
+            ConnectionFailed: the channel is closed.
+        """
+        try:
+            self._open_channel().write(data)
+        except OSError as error:
+            raise ConnectionFailed("The connection was lost", str(error)) from error
+        self._owner.sent_bytes += len(data) + PACKET_OVERHEAD_BYTES
+        await self._writable.wait()
+
+    def errors(self) -> str:
+        """The end of stderr."""
+        return self._inbox.errors()
+
+    def close_stdin(self) -> None:
+        """Send end of file."""
+        if self._channel is not None and not self._closed.is_set():
+            self._channel.write_eof()
+
+    async def wait(self) -> int | None:
+        """Exit status; None after a signal or a lost link."""
+        await self._closed.wait()
+        return self._channel.get_exit_status() if self._channel else None
+
+    async def aclose(self) -> None:
+        """Close the channel; the program sees end of file on stdin and a closed stdout."""
+        if self._channel is None:
+            return
+        self._inbox.end()
+        self._channel.close()
+        try:
+            async with asyncio.timeout(1.0):
+                await self._closed.wait()
+        except TimeoutError:
+            self._channel.abort()
+
+    # What asyncssh calls.
+
+    def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
+        """The channel is open."""
+        self._channel = chan
+
+    def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
+        """One packet of stdout or stderr."""
+        self._owner.received_bytes += len(data) + PACKET_OVERHEAD_BYTES
+        if datatype == asyncssh.EXTENDED_DATA_STDERR:
+            self._inbox.put_error(data)
+        else:
+            self._inbox.put(data)
+
+    def eof_received(self) -> bool:
+        """The program closed its output; it may still read."""
+        self._inbox.end()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The channel is gone."""
+        self._inbox.end()
+        self._writable.set()
+        self._closed.set()
+
+    def pause_writing(self) -> None:
+        """The window is closed."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """The window is open."""
+        self._writable.set()
+
+    def _open_channel(self) -> asyncssh.SSHClientChannel[bytes]:
+        if self._channel is None or self._closed.is_set():
+            raise BrokenPipeError("the channel is closed")
+        return self._channel
+
+    def _pause(self) -> None:
+        self._open_channel().pause_reading()
+
+    def _resume(self) -> None:
+        if self._channel is not None and not self._closed.is_set():
+            self._channel.resume_reading()

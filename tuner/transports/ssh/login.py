@@ -1,0 +1,306 @@
+"""Proves to a server who we are: agent, key files, keyboard-interactive, password, in this order.
+
+Nothing typed is kept. A passphrase is asked for only when the server would take the key; the key that it unlocked
+stays in memory, so that a lost link comes back by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import asyncssh
+
+from tuner.domain.link import SecretQuestion
+from tuner.transports import Ask
+from tuner.transports.ssh.route import Hop
+
+ATTEMPTS = 3
+"""How often a wrong passphrase, password or answer may be given again."""
+LOGIN_S = 20.0
+"""For the server's next step of the login, once TCP is up. Time that the operator thinks does not count."""
+
+
+class Patience:
+    """A time limit that knows what it is waiting for.
+
+    Args:
+        connect_s: For the connection itself.
+        message: What to say when it was exceeded.
+
+    Raises:
+        TimeoutError: with the message, at the end of the block.
+    """
+
+    def __init__(self, connect_s: float, message: str) -> None:
+        self._limit = asyncio.timeout(connect_s)
+        self._message = message
+
+    async def __aenter__(self) -> Patience:
+        await self._limit.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._limit.__aexit__(kind, error, trace)
+        except TimeoutError as expired:
+            raise TimeoutError(self._message) from expired
+
+    def connected(self, message: str) -> None:
+        """The connection is up; now the server has to say something."""
+        self._message = message
+        self._restart()
+
+    async def ask(self, question: Awaitable[str | None]) -> str | None:
+        """Wait for the operator, however long it takes."""
+        self._limit.reschedule(None)
+        try:
+            return await question
+        finally:
+            self._restart()
+
+    def _restart(self) -> None:
+        if not self._limit.expired():
+            self._limit.reschedule(asyncio.get_running_loop().time() + LOGIN_S)
+
+
+class KeyFile:
+    """A private key on disk, perhaps locked.
+
+    Args:
+        path: Of the private key; certificate and public key lie beside it.
+        certificates: Further certificates, one of which may be this key's.
+    """
+
+    def __init__(self, path: Path, certificates: Sequence[Path] = ()) -> None:
+        self.path = path
+        self.pairs: list[asyncssh.SSHKeyPair] = []
+        """Ready to sign; empty while locked."""
+        self.public: asyncssh.SSHKey | None = None
+        self.locked = False
+        self._certificates = certificates
+        try:
+            self.pairs = self._load(None)
+        except asyncssh.KeyImportError as error:
+            # The library has no other sign of it.
+            self.locked = "assphrase" in str(error)
+        except (OSError, ValueError):
+            return
+        for candidate in (path.with_name(path.name + ".pub"), path):
+            with contextlib.suppress(OSError, asyncssh.KeyImportError):
+                self.public = asyncssh.read_public_key(candidate)
+                break
+        if self.public is None and self.pairs:
+            self.public = asyncssh.import_public_key(_openssh(self.pairs[0].key_public_data))
+
+    @property
+    def certificate(self) -> asyncssh.SSHCertificate | None:
+        """The certificate that goes with the key, where there is one."""
+        for candidate in (self.path.with_name(self.path.name + "-cert.pub"), *self._certificates):
+            with contextlib.suppress(OSError, asyncssh.KeyImportError):
+                certificate = asyncssh.read_certificate(candidate)
+                if self.public and certificate.key.public_data == self.public.public_data:
+                    return certificate
+        return None
+
+    def unlock(self, passphrase: str) -> bool:
+        """Try a passphrase. Slow on purpose of the file format: call it in a thread."""
+        try:
+            self.pairs = self._load(passphrase)
+        except (ValueError, asyncssh.Error):
+            return False
+        return True
+
+    def _load(self, passphrase: str | None) -> list[asyncssh.SSHKeyPair]:
+        return list(
+            asyncssh.load_keypairs([str(self.path)], passphrase, [str(p) for p in self._certificates if p.exists()])
+        )
+
+
+class LockedKey(asyncssh.SSHKeyPair):
+    """Offers a public key, and unlocks the private one only when the server asks for a signature."""
+
+    _key_type = "locked"
+
+    def __init__(
+        self,
+        public: asyncssh.SSHKey,
+        certificate: asyncssh.SSHCertificate | None,
+        unlock: Callable[[], Awaitable[Sequence[asyncssh.SSHKeyPair]]],
+    ) -> None:
+        super().__init__(
+            public.algorithm,
+            public.algorithm,
+            public.sig_algorithms,
+            public.sig_algorithms,
+            public.public_data,
+            None,
+            certificate,
+        )
+        self._unlock = unlock
+
+    async def sign_async(self, data: bytes) -> bytes:
+        """Sign, with the operator's help."""
+        for pair in await self._unlock():
+            if pair.public_data == self.public_data:
+                pair.set_sig_algorithm(self.sig_algorithm)
+                return pair.sign(data)
+        raise ValueError("the key stayed locked")
+
+
+class Login(asyncssh.SSHClient):
+    """Answers what one server asks during one login.
+
+    Args:
+        hop: The server.
+        target: The tab that a question belongs to.
+        ask: Puts a question to the operator.
+        patience: Stops while the operator thinks.
+        files: The hop's key files.
+        trusted: Decides on a host key that the known_hosts files do not vouch for.
+    """
+
+    def __init__(
+        self,
+        hop: Hop,
+        target: str,
+        ask: Ask,
+        patience: Patience,
+        files: Sequence[KeyFile],
+        trusted: Callable[[asyncssh.SSHKey], bool],
+    ) -> None:
+        self._hop = hop
+        self._target = target
+        self._ask_operator = ask
+        self._patience = patience
+        self._files = files
+        self._trusted = trusted
+        self._offers: AsyncIterator[asyncssh.SSHKeyPair] = self._pairs()
+        self._agent: asyncssh.SSHAgentClient | None = None
+        self._asked = {"password": 0, "keyboard-interactive": 0}
+        self.given_up = False
+        """The operator declined to answer."""
+        self.banner = ""
+
+    def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
+        """A key that the files do not vouch for."""
+        return self._trusted(key)
+
+    def auth_banner_received(self, msg: str, lang: str) -> None:
+        """What the server says before the login."""
+        self.banner = msg
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The login is over."""
+        self.close()
+
+    def auth_completed(self) -> None:
+        """The login succeeded."""
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the agent."""
+        if self._agent is not None:
+            self._agent.close()
+            self._agent = None
+
+    async def public_key_auth_requested(self) -> list[asyncssh.SSHKeyPair] | None:
+        """The next key to try."""
+        pair = await anext(self._offers, None)
+        return [pair] if pair is not None else None
+
+    async def password_auth_requested(self) -> str | None:
+        """A password, typed anew each time."""
+        return await self._secret("password", f"Password of {self._hop.label}")
+
+    async def kbdint_auth_requested(self) -> str | None:
+        """Whether to try keyboard-interactive."""
+        return None if self.given_up or self._asked["keyboard-interactive"] >= ATTEMPTS else ""
+
+    async def kbdint_challenge_received(
+        self, name: str, instructions: str, lang: str, prompts: Sequence[tuple[str, bool]]
+    ) -> list[str] | None:
+        """Put the server's own questions to the operator."""
+        if prompts:
+            self._asked["keyboard-interactive"] += 1
+        answers: list[str] = []
+        for prompt, echo in prompts:
+            text = " ".join(part.strip() for part in (name, instructions, prompt) if part.strip())
+            answer = await self._question(
+                "keyboard-interactive", f"{self._hop.label}: {text}", self._asked["keyboard-interactive"], echo
+            )
+            if answer is None:
+                return None
+            answers.append(answer)
+        return answers
+
+    async def _pairs(self) -> AsyncIterator[asyncssh.SSHKeyPair]:
+        """Keys in the order ssh tries them: those in the agent, named ones first; then files; locked files last."""
+        named = [file.public.public_data for file in self._files if file.public]
+        held = await self._agent_pairs()
+        held.sort(key=lambda pair: named.index(pair.public_data) if pair.public_data in named else len(named))
+        for pair in held:
+            if pair.public_data in named or not self._hop.identities_only:
+                yield pair
+        offered = {pair.public_data for pair in held}
+        for file in self._files:
+            for pair in file.pairs:
+                if pair.public_data not in offered:
+                    yield pair
+        for file in self._files:
+            if not file.locked or file.pairs:
+                continue
+            if file.public is None:
+                # An old format that hides the public key too: there is nothing to offer before it is open.
+                for pair in await self._unlock(file):
+                    yield pair
+            elif file.public.public_data not in offered:
+                for certificate in (file.certificate, None) if file.certificate else (None,):
+                    yield LockedKey(file.public, certificate, lambda file=file: self._unlock(file))  # type: ignore[misc]
+
+    async def _agent_pairs(self) -> list[asyncssh.SSHKeyPair]:
+        if not self._hop.agent:
+            return []
+        try:
+            self._agent = await asyncssh.connect_agent(self._hop.agent)
+            return list(await self._agent.get_keys())
+        except (OSError, ValueError, asyncssh.Error):
+            # An agent that died leaves its socket's name behind; the files are still there.
+            return []
+
+    async def _unlock(self, file: KeyFile) -> Sequence[asyncssh.SSHKeyPair]:
+        for attempt in range(1, ATTEMPTS + 1):
+            if file.pairs or self.given_up:
+                break
+            passphrase = await self._question("passphrase", f"Passphrase of {file.path}", attempt, False)
+            if passphrase is None:
+                break
+            await asyncio.to_thread(file.unlock, passphrase)
+        return file.pairs
+
+    async def _secret(self, kind: str, prompt: str) -> str | None:
+        if self.given_up or self._asked[kind] >= ATTEMPTS:
+            return None
+        self._asked[kind] += 1
+        return await self._question(kind, prompt, self._asked[kind], False)
+
+    async def _question(self, kind: str, prompt: str, attempt: int, echo: bool) -> str | None:
+        answer = await self._patience.ask(
+            self._ask_operator(
+                SecretQuestion(target=self._target, kind=kind, prompt=prompt, attempt=attempt, echo=echo)
+            )
+        )
+        self.given_up = self.given_up or (answer is None and kind != "passphrase")
+        return answer
+
+
+def _openssh(public_data: bytes) -> bytes:
+    import base64
+
+    length = int.from_bytes(public_data[:4], "big")
+    return public_data[4 : 4 + length] + b" " + base64.b64encode(public_data)

@@ -1,0 +1,197 @@
+"""From a target to the hops that lead there, with what OpenSSH's configuration says about each."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+
+from tuner.domain.link import Target
+from tuner.errors import ConnectionFailed
+from tuner.transports.ssh import config
+from tuner.transports.ssh.known_hosts import DEFAULT_PORT
+
+MAX_HOPS = 8
+
+_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
+_GLOBAL_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
+_DEFAULT_IDENTITIES = tuple(
+    f"~/.ssh/{name}" for name in ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk", "id_dsa")
+)
+_ADDRESS = re.compile(
+    r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?:\[(?P<bracketed>[^\]]+)\]|(?P<plain>[^:\[\]]+))(?::(?P<port>\d+))?/?"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hop:
+    """One connection on the way, resolved."""
+
+    name: str
+    """As it was typed, or as ProxyJump names it."""
+    user: str
+    host: str
+    """The name or address that is connected to."""
+    port: int
+    files: tuple[str, ...] = ()
+    """Configuration that the SSH library reads for this hop."""
+    asked_user: str | None = None
+    asked_port: int | None = None
+    known_hosts: tuple[Path, ...] = ()
+    """The first is where a key is saved."""
+    host_key_alias: str | None = None
+    hash_known_hosts: bool = False
+    identities: tuple[Path, ...] = ()
+    certificates: tuple[Path, ...] = ()
+    identities_only: bool = False
+    agent: str | None = None
+    """Socket of the agent."""
+    proxied: bool = False
+    """A ProxyCommand carries the connection."""
+    connect_timeout_s: float | None = None
+    keep_alive_s: float | None = None
+    keep_alive_missed: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """`user@host:port` with the alias where that is another name."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        text = f"{self.user}@{host}" + (f":{self.port}" if self.port != DEFAULT_PORT else "")
+        return text if self.name in (self.host, text) or "@" in self.name else f"{self.name} ({text})"
+
+
+async def route(target: Target) -> list[Hop]:
+    """The hops to a target, the target last.
+
+    Raises:
+        ConnectionFailed: the configuration cannot be read, or jumps in a circle.
+    """
+    if target.options.get("config") == "none":
+        return [_own_host(target)]
+    return await _hops(target.host, target.user, target.port, (), follow=True)
+
+
+def _own_host(target: Target) -> Hop:
+    """A host that gputuner itself started: nothing of the user's configuration, keys or agent is used."""
+    return Hop(
+        name=target.name,
+        user=target.user or "root",
+        host=target.host,
+        port=target.port or DEFAULT_PORT,
+        asked_user=target.user or "root",
+        asked_port=target.port,
+        known_hosts=_paths([target.options["known_hosts"]] if "known_hosts" in target.options else []),
+        identities=_paths([target.options["identity"]] if "identity" in target.options else []),
+        identities_only=True,
+    )
+
+
+async def _hops(host: str, user: str | None, port: int | None, names: tuple[str, ...], *, follow: bool) -> list[Hop]:
+    if len(names) >= MAX_HOPS:
+        raise ConnectionFailed("ProxyJump goes round in circles", " via ".join(names), "See ~/.ssh/config", final=True)
+    hop, jumps = await _resolve(host, user, port)
+    way: list[Hop] = []
+    if follow and jumps:
+        # As with ssh -J: only the first of several jump hosts may itself need one.
+        for number, jump in enumerate(jumps.split(",")):
+            form = _ADDRESS.fullmatch(jump.strip())
+            if form is None:
+                raise ConnectionFailed("ProxyJump cannot be understood", jump, "See ~/.ssh/config", final=True)
+            way += await _hops(
+                form["bracketed"] or form["plain"],
+                form["user"],
+                int(form["port"]) if form["port"] else None,
+                (*names, host),
+                follow=number == 0,
+            )
+    return [*way, hop]
+
+
+async def _resolve(host: str, user: str | None, port: int | None) -> tuple[Hop, str | None]:
+    """What the configuration says about a name, and its ProxyJump."""
+    files = [str(path) for path in (config.USER_FILE.expanduser(), config.SYSTEM_FILE) if os.access(path, os.R_OK)]
+    notes: list[str] = []
+    try:
+        options = await _read(files, host, user, port)
+    except (ValueError, asyncssh.Error) as error:
+        if str(config.SYSTEM_FILE) not in files:
+            raise _unreadable(error) from error
+        # A system file that the library does not understand must not keep the operator out.
+        files.remove(str(config.SYSTEM_FILE))
+        try:
+            options = await _read(files, host, user, port)
+        except (ValueError, asyncssh.Error) as own:
+            raise _unreadable(own) from own
+        notes.append(f"{config.SYSTEM_FILE} is not honoured: {error}")
+    get = options.config.get
+    found = config.options([Path(file) for file in files], host)
+    notes += config.without_effect(found)
+    own_files = get("UserKnownHostsFile", None)
+    global_files = get("GlobalKnownHostsFile", None)
+    hop = Hop(
+        name=host,
+        user=options.username,
+        host=options.host,
+        port=options.port,
+        files=tuple(files),
+        asked_user=user,
+        asked_port=port,
+        known_hosts=_paths(_KNOWN_HOSTS if own_files is None else own_files)
+        + _paths(_GLOBAL_KNOWN_HOSTS if global_files is None else global_files),
+        host_key_alias=get("HostKeyAlias", None),
+        hash_known_hosts=found.get("hashknownhosts", ("", "no"))[1].lower() == "yes",
+        identities=_paths(get("IdentityFile", None) or _DEFAULT_IDENTITIES),
+        certificates=_paths(get("CertificateFile", None) or ()),
+        identities_only=bool(get("IdentitiesOnly", False)),
+        agent=_agent(get("IdentityAgent", ())),
+        proxied=bool(options.proxy_command),
+        connect_timeout_s=get("ConnectTimeout", None) or None,
+        keep_alive_s=get("ServerAliveInterval", None) or None,
+        keep_alive_missed=get("ServerAliveCountMax", None),
+        notes=tuple(notes),
+    )
+    return hop, options.tunnel if isinstance(options.tunnel, str) else None
+
+
+async def _read(files: Sequence[str], host: str, user: str | None, port: int | None) -> Any:
+    """The library's view of the configuration. In a thread of its own: `Match exec` runs programs."""
+    options = await asyncssh.SSHClientConnectionOptions.construct(
+        config=list(files),
+        host=host,
+        port=port if port else (),
+        username=user if user else (),
+        client_keys=None,
+        known_hosts=None,
+        x509_trusted_certs=None,
+        pkcs11_provider=None,
+        agent_forwarding=False,
+    )
+    if options.config.has_match_final():
+        options.update(host=options.host, reload=True, final=True)
+    return options
+
+
+def _unreadable(error: Exception) -> ConnectionFailed:
+    return ConnectionFailed(
+        "The OpenSSH configuration cannot be read", str(error), "Change that line, or see `ssh -G HOST`", final=True
+    )
+
+
+def _paths(names: Sequence[str]) -> tuple[Path, ...]:
+    return tuple(Path(name).expanduser() for name in names if name.lower() != "none")
+
+
+def _agent(setting: object) -> str | None:
+    """Socket of the agent: IdentityAgent, which may name a variable, or SSH_AUTH_SOCK."""
+    if setting is None:
+        return None
+    name = setting if isinstance(setting, str) else "SSH_AUTH_SOCK"
+    if name == "SSH_AUTH_SOCK" or name.startswith("$"):
+        return os.environ.get(name.lstrip("$").strip("{}")) or None
+    return str(Path(name).expanduser())
