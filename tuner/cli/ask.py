@@ -71,8 +71,8 @@ def without_terminal(question: Question) -> str:
     """What to do when a question cannot be put to anyone."""
     if isinstance(question, HostKeyQuestion):
         return (
-            f"The key of {question.host} port {question.port} is not known ({question.key_type} {question.fingerprint}) "
-            f"and there is no terminal to confirm it on. Run `gputuner connect {question.target}` in a terminal once "
+            f"The key of {question.host} port {question.port} is not known "
+            f"({question.key_type} {question.fingerprint}) and there is no terminal to confirm it on. Run `gputuner connect {question.target}` in a terminal once "
             "and choose save, or add the key to ~/.ssh/known_hosts"
         )
     return (

@@ -43,10 +43,18 @@ def lines(reading: dict[str, Any]) -> Iterator[str]:
             yield "  " + "  ".join(plain(problem[key]) for key in ("code", "subject", "detail") if problem[key])
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[Any]], left: Sequence[str] = ("name", "user", "command", "rank", "check", "what", "value")) -> Iterator[str]:
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    left: Sequence[str] = ("name", "user", "command", "rank", "check", "what", "value"),
+) -> Iterator[str]:
     """Rows under a head; numbers flush right, the columns named in `left` flush left."""
     cells = [[plain(cell) for cell in row] for row in rows]
-    widths = [max(len(title), *(len(row[i]) for row in cells)) for i, title in enumerate(head)] if cells else [len(t) for t in head]
+    widths = (
+        [max(len(title), *(len(row[i]) for row in cells)) for i, title in enumerate(head)]
+        if cells
+        else [len(t) for t in head]
+    )
     for row in [list(head), *cells]:
         parts = [
             cell.ljust(width) if title in left else cell.rjust(width)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.errors import UsageProblem
@@ -53,3 +54,18 @@ def seconds(text: str) -> float:
     if value <= 0:
         raise UsageProblem("Not a duration", repr(text), "Write 90s, 1.5m or 2h.")
     return value
+
+
+def complete_hosts(start: str) -> list[str]:
+    """Names that HOST may have and that begin with `start`: for the shell's completion."""
+    names = ["local", "demo"]
+    try:
+        config = (Path.home() / ".ssh/config").read_text(errors="replace")
+    except OSError:
+        config = ""
+    for line in config.splitlines():
+        word, _, rest = line.strip().partition(" ")
+        if word.lower() == "host":
+            names += [name for name in rest.split() if not set(name) & set("*?!")]
+    user, at, prefix = start.rpartition("@")
+    return [user + at + name for name in dict.fromkeys(names) if name.startswith(prefix)]

@@ -32,7 +32,20 @@ def test_local_is_this_machine() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "-oProxyCommand=touch x", "a b", "root@", "host:", "host:0", "host:99999", "host:abc", "a\nb", "x;y", "u@v@w"],
+    [
+        "",
+        " ",
+        "-oProxyCommand=touch x",
+        "a b",
+        "root@",
+        "host:",
+        "host:0",
+        "host:99999",
+        "host:abc",
+        "a\nb",
+        "x;y",
+        "u@v@w",
+    ],
 )
 def test_anything_else_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(UsageProblem) as refused:

@@ -1,0 +1,219 @@
+"""The commands and their options. What they do is in the modules beside this one, imported when they run."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tuner import __version__
+from tuner.cli import EXIT_CODES
+from tuner.cli.targets import complete_hosts, parse, seconds
+from tuner.errors import TunerError, UsageProblem
+
+SCENARIOS = (
+    "healthy",
+    "low-fraction",
+    "oom-capture",
+    "oom-prefill",
+    "foreign-tenant",
+    "rank-killed",
+    "hang-capture",
+    "story",
+)
+ENGINE_VERSIONS = ("0.5.9", "0.5.23")
+
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+def _example(*commands: str) -> Callable[[click.Command], click.Command]:
+    """Put examples at the end of a command's help."""
+
+    def add(command: click.Command) -> click.Command:
+        command.epilog = "\n\n".join(["\b\nExample:\n" + "\n".join(f"  {line}" for line in commands), EXIT_CODES])
+        return command
+
+    return add
+
+
+class _Argument(click.ParamType):
+    """An argument read by one of our own functions; what it refuses is wrong usage."""
+
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read the text; other values are defaults."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._read(value)
+        except TunerError as error:
+            self.fail(str(error), param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        """Hosts, where a host is meant."""
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(host) for host in complete_hosts(incomplete)] if self._read is parse else []
+
+
+_HOST = _Argument("host", parse)
+_DURATION = _Argument("duration", seconds)
+_speed = click.option(
+    "--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True, help="How fast time runs."
+)
+
+
+def _on_screen(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse to draw a dashboard where there is no terminal."""
+
+    @functools.wraps(command)
+    def checked(*args: Any, **options: Any) -> Any:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise UsageProblem(
+                "The dashboard needs a terminal",
+                "input or output is not one",
+                "Use `gputuner snapshot HOST` for one reading, or `gputuner record HOST FILE` for a journal",
+            )
+        return command(*args, **options)
+
+    return checked
+
+
+@click.group(invoke_without_command=True, no_args_is_help=True, context_settings=_SETTINGS)
+@click.version_option(__version__, prog_name="gputuner", message="%(prog)s %(version)s")
+@click.option(
+    "--replay",
+    type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
+    metavar="FILE",
+    help="Show a session from its journal instead of connecting.",
+)
+@_speed
+@click.pass_context
+def cli(context: click.Context, replay: Path | None, speed: float) -> int | None:
+    """Watch and tune LLM inference servers (SGLang, vLLM) on GPU hosts, live, in one terminal.
+
+    Nothing is installed on a host, and a server that runs there is only read.
+    """
+    if context.invoked_subcommand is not None:
+        if replay is not None:
+            raise click.UsageError("--replay stands alone: it shows a journal, and needs no command.", context)
+        return None
+    if replay is None:
+        raise click.UsageError("--speed belongs to --replay or to a command.", context)
+    return _replay(replay, speed)
+
+
+@_on_screen
+def _replay(file: Path, speed: float) -> int:
+    from tuner.cli import dashboard
+
+    return dashboard.replay(file, speed)
+
+
+@_example("gputuner connect root@gpu-box-1", "gputuner connect alice@10.0.0.7:2222 gpu-box-2", "gputuner connect local")
+@cli.command()
+@click.argument("hosts", metavar="HOST...", type=_HOST, nargs=-1, required=True)
+@_on_screen
+def connect(hosts: tuple[Any, ...]) -> int:
+    """Open the dashboard on one or more hosts, one tab each.
+
+    HOST is user@host[:port], a host alias of your ~/.ssh/config, local, or demo. OpenSSH's configuration is honoured.
+    """
+    from tuner.cli import dashboard
+
+    return dashboard.connect(hosts)
+
+
+@_example("gputuner demo", "gputuner demo --scenario low-fraction --version 0.5.9", "gputuner demo --list")
+@cli.command()
+@click.option(
+    "--scenario", type=click.Choice(SCENARIOS), default="healthy", show_default=True, help="What happens there."
+)
+@click.option(
+    "--version", "version", type=click.Choice(ENGINE_VERSIONS), default="0.5.23", show_default=True, help="SGLang's."
+)
+@_speed
+@click.option("--list", "list_scenarios", is_flag=True, help="Say what each scenario does, and end.")
+def demo(scenario: str, version: str, speed: float, list_scenarios: bool) -> int:
+    """Open the dashboard on a simulated host with 8 GPUs.
+
+    The host is an SSH server on this machine's loopback and is connected to as any other. Needs no GPU and no network.
+    """
+    from tuner.cli import demo as demo_host
+
+    if list_scenarios:
+        for name, what in demo_host.scenarios():
+            click.echo(f"{name:16} {what}")
+        return 0
+    return _demo(scenario, version, speed)
+
+
+@_on_screen
+def _demo(scenario: str, version: str, speed: float) -> int:
+    from tuner.cli import dashboard
+
+    return dashboard.demo(scenario, version, speed)
+
+
+@_example("gputuner snapshot root@gpu-box-1", "gputuner snapshot local --json | jq '.servers[].metrics.tok_s'")
+@cli.command()
+@click.argument("host", metavar="HOST", type=_HOST)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object. What is not known is null.")
+def snapshot(host: Any, as_json: bool) -> int:
+    """Print one reading of a host, and end.
+
+    HOST is user@host[:port], a host alias of your ~/.ssh/config, local, or demo.
+    """
+    from tuner.cli import headless
+
+    return headless.snapshot(host, as_json=as_json)
+
+
+@_example("gputuner record root@gpu-box-1 start.ndjson --for 10m", "gputuner --replay start.ndjson --speed 10")
+@cli.command()
+@click.argument("host", metavar="HOST", type=_HOST)
+@click.argument("file", metavar="FILE", type=click.Path(dir_okay=False, writable=True, path_type=Path))
+@click.option("--for", "duration", type=_DURATION, metavar="TIME", help="90s, 10m, 2h. Without it: until interrupted.")
+def record(host: Any, file: Path, duration: float | None) -> int:
+    """Write a host's journal to a file, without a screen.
+
+    A journal holds all that the dashboard shows and can be replayed. Secrets are masked. A file that is there already
+    is not overwritten.
+    """
+    from tuner.cli import headless
+
+    return headless.record(host, file, duration)
+
+
+@_example("gputuner doctor root@gpu-box-1", "gputuner doctor local --json")
+@cli.command()
+@click.argument("host", metavar="HOST", type=_HOST)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def doctor(host: Any, as_json: bool) -> int:
+    """Say what works on a host, what is missing, and what each missing thing costs.
+
+    HOST is user@host[:port], a host alias of your ~/.ssh/config, local, or demo. The exit code is 1 when something
+    that is needed is missing.
+    """
+    from tuner.cli import headless
+
+    return headless.doctor(host, as_json=as_json)
+
+
+@_example("gputuner completion bash > ~/.local/share/bash-completion/completions/gputuner", "gputuner completion zsh")
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(cli, {}, "gputuner", "_GPUTUNER_COMPLETE").source())
