@@ -62,12 +62,16 @@ def received(server: ServerState, event: LogBytes, engine: Engine | None, *, liv
             be drawn as if they happened now.
     """
     log = server.log
-    raw, partial, start = logtext.split(log.partial, log.partial_start, event.data, event.offset, event.end)
+    # Runs of the start-up section have gaps between them: a line torn before a gap ends there.
+    contiguous = event.offset == log.end
+    torn = [] if contiguous or not log.partial else [(log.partial_start, log.partial)]
+    before = log.partial if contiguous else ""
+    raw, partial, start = logtext.split(before, log.partial_start, event.data, event.offset, event.end)
     kind = log.source.kind if log.source else "file"
     lines: list[LogLine] = []
     facts: list[LogFact] = []
     joined = ""
-    for offset, wrapped in raw:
+    for offset, wrapped in (*torn, *raw):
         text, whole = logtext.unwrap(kind, wrapped)
         if not whole:
             joined += text

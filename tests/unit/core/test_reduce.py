@@ -121,6 +121,12 @@ def test_the_start_section_is_not_read_twice() -> None:
     assert len([x for x in state.servers[0].facts if x.kind == "ready"]) == 1
 
 
+def test_a_line_torn_before_a_gap_ends_there() -> None:
+    state, _ = run(HELLO, SEEN, opened(900), log("first\nto", head=True), log("second\n", 500, head=True))
+    texts = [x.text for block in state.servers[0].log.blocks for x in block.lines]
+    assert texts == ["first", "to", "second"]
+
+
 def test_backlog_does_not_pretend_to_be_live() -> None:
     line = f"@{BORN + 40:.0f} TP0 !decode tok_s=89 running=4\n"
     state, _ = run(HELLO, SEEN, opened(len(line)), log(line))
