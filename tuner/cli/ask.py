@@ -72,7 +72,8 @@ def without_terminal(question: Question) -> str:
     if isinstance(question, HostKeyQuestion):
         return (
             f"The key of {question.host} port {question.port} is not known "
-            f"({question.key_type} {question.fingerprint}) and there is no terminal to confirm it on. Run `gputuner connect {question.target}` in a terminal once "
+            f"({question.key_type} {question.fingerprint}) and there is no terminal to confirm it on. "
+            f"Run `gputuner connect {question.target}` in a terminal once "
             "and choose save, or add the key to ~/.ssh/known_hosts"
         )
     return (
