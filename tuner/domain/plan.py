@@ -19,6 +19,8 @@ class EndpointPlan(Struct, frozen=True, kw_only=True):
     """prometheus: metric names to keep (exact, without labels)."""
     drop: tuple[str, ...] = ()
     """json: top-level keys not to send."""
+    keep: dict[str, tuple[str, ...]] = {}
+    """json: of the value under a top-level key (of each element where it is a list) send only these keys."""
     unless: str | None = None
     """Skipped while that other endpoint answers 200."""
     auth: bool = False

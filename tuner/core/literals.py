@@ -1,0 +1,78 @@
+"""Server args out of the text of a log line: a dataclass repr, a dict repr or a `key=value` list, whole or torn.
+
+Engines print their settings as Python source. Whatever cannot be read as a literal is kept as text, and a line
+that was cut ends the dictionary early; nothing here raises.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any
+
+MASKED = "***"
+
+_SECRET = re.compile(r"(?:^|_)(?:api_keys?|password|secret|credentials?|access_key|hf_token|auth_token)(?:$|_)")
+_KEY = re.compile(r"\s*(?:'(?P<quoted>[^'\\]+)'\s*:|(?P<bare>[A-Za-z_]\w*)\s*=)\s*")
+# One step of a value: a whole string, a bracket, or a run of anything else but commas.
+_STEP = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[\[({]|[\])}]|,|[^'\"\[\](){},]+|.", re.DOTALL)
+_OPENERS = frozenset("([{")
+_CLOSERS = frozenset(")]}")
+
+
+def parse_settings(text: str) -> dict[str, Any]:
+    """Read settings from text that begins with or after `Name(`, `{` or the first key.
+
+    Args:
+        text: `ServerArgs(model_path='x', tp_size=8)`, `{'model_path': 'x'}` or `model='x', dtype=torch.bfloat16`.
+
+    Returns:
+        Values by name, secrets masked. A value that is no literal is its text. What follows a tear is left out.
+    """
+    position = _after_opener(text)
+    settings: dict[str, Any] = {}
+    while (key := _KEY.match(text, position)) is not None:
+        end, complete = _value_end(text, key.end())
+        if not complete and end == len(text) and settings and not text.endswith((")", "}")):
+            break
+        name = key["quoted"] or key["bare"]
+        settings[name] = _literal(text[key.end() : end].strip())
+        if text[end : end + 1] != ",":
+            break
+        position = end + 1
+    return mask_secrets(settings)
+
+
+def mask_secrets(settings: dict[str, Any]) -> dict[str, Any]:
+    """The same settings with the values of keys, passwords and tokens replaced; empty ones stay as they are."""
+    return {name: MASKED if value and _SECRET.search(name) else value for name, value in settings.items()}
+
+
+def _after_opener(text: str) -> int:
+    opener = re.match(r"\s*(?:[A-Za-z_][\w.]*\s*)?[({]", text)
+    return opener.end() if opener is not None else 0
+
+
+def _value_end(text: str, start: int) -> tuple[int, bool]:
+    """Where a value ends, and whether something other than the end of the text ended it."""
+    depth = 0
+    position = start
+    while (step := _STEP.match(text, position)) is not None:
+        piece = step.group()
+        if piece in _OPENERS:
+            depth += 1
+        elif piece in _CLOSERS:
+            if depth == 0:
+                return position, True
+            depth -= 1
+        elif piece == "," and depth == 0:
+            return position, True
+        position = step.end()
+    return len(text), False
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text

@@ -1,0 +1,119 @@
+"""Reads an engine's `logs.toml`. A format without an example is refused: an unproven pattern is a guess."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from tuner.core import facts
+from tuner.core.formats import CASTS, LogFormat, cast_of
+from tuner.errors import CatalogError
+
+
+class Example(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A line that the format must recognise, and what it must read from it."""
+
+    line: str
+    fields: dict[str, Any] = {}
+    version: str = ""
+    rank: str | None = None
+
+
+class NearMiss(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A line that looks alike and must not be recognised, by this format or any other."""
+
+    line: str
+    why: str = ""
+
+
+class FormatEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[format]]` as written."""
+
+    id: str
+    kind: str
+    contains: tuple[str, ...]
+    pattern: str
+    versions: str = ""
+    parts: tuple[str, ...] = ()
+    set: dict[str, Any] = {}
+    types: dict[str, str] = {}
+    raw: bool | None = None
+    example: tuple[Example, ...] = ()
+    near_miss: tuple[NearMiss, ...] = ()
+
+
+def read_formats(path: Path) -> tuple[LogFormat, ...]:
+    """Load and check a file of log formats.
+
+    Raises:
+        CatalogError: With the line of the format that is wrong.
+    """
+    return tuple(log_format for _, log_format in read_entries(path))
+
+
+def read_entries(path: Path) -> list[tuple[FormatEntry, LogFormat]]:
+    """As `read_formats`, with the examples, for tests and tools.
+
+    Raises:
+        CatalogError: With the line of the format that is wrong.
+    """
+    try:
+        source = path.read_text("utf-8")
+        tables = tomllib.loads(source).get("format", [])
+    except (OSError, UnicodeDecodeError) as error:
+        raise CatalogError(path, None, f"cannot be read ({error})") from error
+    except tomllib.TOMLDecodeError as error:
+        at = re.search(r"at line (\d+)", str(error))
+        raise CatalogError(path, int(at[1]) if at else None, f"is not TOML ({error})") from error
+    lines = [number for number, text in enumerate(source.splitlines(), 1) if text.strip() == "[[format]]"]
+    entries = []
+    seen: set[str] = set()
+    for table, line in zip(tables, lines, strict=True):
+        entry = _entry(path, line, table)
+        if entry.id in seen:
+            raise CatalogError(path, line, f"two formats are called {entry.id}")
+        seen.add(entry.id)
+        entries.append((entry, _compile(path, line, entry)))
+    return entries
+
+
+def _entry(path: Path, line: int, table: Any) -> FormatEntry:
+    try:
+        return msgspec.convert(table, FormatEntry)
+    except msgspec.ValidationError as error:
+        raise CatalogError(path, line, f"format is wrong ({error})") from error
+
+
+def _compile(path: Path, line: int, entry: FormatEntry) -> LogFormat:
+    if entry.kind not in facts.KINDS:
+        raise CatalogError(path, line, f"format {entry.id} has the unknown kind {entry.kind}")
+    if not entry.contains or not all(entry.contains):
+        raise CatalogError(path, line, f"format {entry.id} names no substring", "Fill `contains`.")
+    if not entry.example:
+        raise CatalogError(path, line, f"format {entry.id} has no example", "Add a [[format.example]].")
+    if unknown := set(entry.types.values()) - set(CASTS):
+        raise CatalogError(path, line, f"format {entry.id} has the unknown type {sorted(unknown)[0]}")
+    try:
+        pattern = re.compile(entry.pattern)
+        parts = tuple(re.compile(part) for part in entry.parts)
+    except re.error as error:
+        raise CatalogError(path, line, f"format {entry.id} has a bad pattern ({error})") from error
+    names = {group.partition("__")[0] for expression in (pattern, *parts) for group in expression.groupindex}
+    casts = tuple(
+        (name, entry.types[name]) for name in sorted(names) if entry.types.get(name, cast_of(name)) != cast_of(name)
+    )
+    return LogFormat(
+        id=entry.id,
+        kind=entry.kind,
+        contains=entry.contains,
+        pattern=pattern,
+        parts=parts,
+        constants=tuple(entry.set.items()),
+        casts=casts,
+        raw=entry.raw,
+    )

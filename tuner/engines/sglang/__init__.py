@@ -1,0 +1,8 @@
+"""SGLang."""
+
+from __future__ import annotations
+
+from tuner.core.engine import Engine
+from tuner.engines.sglang.engine import SGLang
+
+ENGINE: Engine = SGLang()

@@ -1,0 +1,173 @@
+"""SGLang, 0.4.6 to 0.5.23 and, with less, whatever comes after."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tuner.core.engine import LinePrefix, RankPlace
+from tuner.domain.events import HttpAnswer
+from tuner.domain.logs import Level, LogFact
+from tuner.domain.plan import EnginePlan
+from tuner.domain.readings import Reading
+from tuner.domain.server import ServerIdentity
+from tuner.engines.argv import as_int, read_flags
+from tuner.engines.reader import LogReader
+from tuner.engines.sglang import http, lines
+
+_PYTHON = r"^\S*python[\d.]*(?:\s+-(?!m\s)\S+(?:\s+(?!-)\S+)??)*"
+_LEADERS = (
+    _PYTHON + r"\s+-m\s+sglang\.launch_server(?:\s|$)",
+    _PYTHON + r"\s+-m\s+sglang(?:\.cli\.main)?\s+serve(?:\s|$)",
+    _PYTHON + r"\s+\S*/sglang/launch_server\.py(?:\s|$)",
+    r"^(?:\S*python[\d.]*\s+)?(?:\S*/)?sglang\s+serve(?:\s|$)",
+)
+_TITLES = (r"^sglang::",)
+_SCHEDULER = re.compile(r"^\[?sglang::scheduler(?P<tags>(?:[_ ](?:ATTN_CP|MOE_DP|DP|PP|TP|EP)\d+)*)\]?(?:\s|$)")
+_TAG = re.compile(r"(ATTN_CP|MOE_DP|DP|PP|TP|EP)(\d+)")
+_ENTRY = re.compile(r"(?:^|/)(?:sglang\.launch_server|launch_server\.py)$")
+
+_ALIASES = {
+    "model": "model_path",
+    "tp": "tp_size",
+    "tensor_parallel_size": "tp_size",
+    "dp": "dp_size",
+    "data_parallel_size": "dp_size",
+    "pp": "pp_size",
+    "pipeline_parallel_size": "pp_size",
+    "ep": "ep_size",
+    "expert_parallel_size": "ep_size",
+    "tokenizer": "tokenizer_path",
+}
+
+_PLAN = EnginePlan(
+    name="sglang",
+    leaders=_LEADERS,
+    titles=_TITLES,
+    package="sglang",
+    default_port=30000,
+    rank_env=("CUDA_VISIBLE_DEVICES", "SGLANG_DP_RANK"),
+    endpoints=http.ENDPOINTS,
+    start_markers=(
+        "server_args=", "Init torch distributed", "Init parallel", "is using nccl==", "Load weight", "% Completed | ",
+        "KV Cache ", "Mamba Cache", "Post-capture KV", "Memory pool end", " graph begin", " graph end", " autotune",
+        "DeepGEMM JIT", "max_total_num_tokens=", "Uvicorn running on ", "larger than the profiled", "graph because",
+        "graph is disabled because", "The server is fired up", "hit an exception", "Not enough memory",
+        "OutOfMemoryError", "error while attempting to bind", "eceived sigquit", ": error: ", "Error: ",
+    ),
+    log_end_marker="The server is fired up and ready to roll",
+)  # fmt: skip
+
+
+class SGLang:
+    """One inference engine; see `core.engine.Engine`."""
+
+    name = "sglang"
+    title = "SGLang"
+
+    def __init__(self) -> None:
+        self._reader = LogReader(Path(__file__).with_name("logs.toml"), lines.split, lines.torn)
+
+    def plan(self) -> EnginePlan:
+        """What the probe looks for and asks."""
+        return _PLAN
+
+    def prefix(self, text: str) -> LinePrefix:
+        """Split a line into prefix and message."""
+        return lines.split(text)
+
+    def level(self, message: str) -> Level:
+        """Severity by the words of the message."""
+        return lines.level(message)
+
+    def interesting(self, text: str) -> bool:
+        """Whether `facts` could say anything."""
+        return self._reader.interesting(text)
+
+    def facts(self, text: str, prefix: LinePrefix, offset: int) -> Sequence[LogFact]:
+        """What a line states."""
+        return self._reader.facts(text, prefix, offset)
+
+    def read(self, answer: HttpAnswer) -> Reading:
+        """What an HTTP answer means."""
+        return http.read(answer)
+
+    def model(self, identity: ServerIdentity) -> str | None:
+        """`--model-path` of the command line."""
+        model = self.settings_from_argv(identity).get("model_path")
+        return model if isinstance(model, str) else None
+
+    def settings_from_argv(self, identity: ServerIdentity) -> dict[str, Any]:
+        """Flags by the name of the server arg they set."""
+        return read_flags(_arguments(identity.argv), _ALIASES)
+
+    def ranks(self, identity: ServerIdentity, settings: dict[str, Any]) -> Sequence[RankPlace]:
+        """Schedulers by title; before they have one, the ranks that the arguments order."""
+        known = {**self.settings_from_argv(identity), **settings}
+        places: dict[str, RankPlace] = {}
+        for member in identity.members:
+            found = _SCHEDULER.match(member.title)
+            if found is not None:
+                numbers = {name: int(number) for name, number in _TAG.findall(found["tags"])}
+                tag = " ".join(f"{name}{number}" for name, number in numbers.items()) or "TP0"
+                places[tag] = RankPlace(tag=tag, pid=member.pid, visible_index=_visible_index(numbers, known))
+        if places:
+            return sorted(places.values(), key=lambda place: _order(place.tag))
+        return _ordered_ranks(known)
+
+
+def _arguments(argv: Sequence[str]) -> Sequence[str]:
+    for index, argument in enumerate(argv):
+        if _ENTRY.search(argument) or (argument == "serve" and index):
+            return argv[index + 1 :]
+    return ()
+
+
+def _order(tag: str) -> list[tuple[str, int]]:
+    return [(name, int(number)) for name, number in _TAG.findall(tag)]
+
+
+def _replicas(settings: dict[str, Any]) -> tuple[int, bool]:
+    """Replicas of data parallelism, and whether they share the TP ranks (attention DP)."""
+    attention = as_int(settings.get("attn_dp_size"), 1)
+    shared = bool(settings.get("enable_dp_attention")) or attention > 1
+    return max(as_int(settings.get("dp_size"), 1), attention), shared
+
+
+def _visible_index(numbers: dict[str, int], settings: dict[str, Any]) -> int:
+    """Index into the visible devices by SGLang's placement formula (stable 0.4.6 to 0.5.23)."""
+    tp_size, pp_size = as_int(settings.get("tp_size"), 1), as_int(settings.get("pp_size"), 1)
+    nodes = max(as_int(settings.get("nnodes"), 1), 1)
+    step = as_int(settings.get("gpu_id_step"), 1)
+    tp_per_node = max(tp_size // max(nodes // max(pp_size, 1), 1), 1)
+    pp_per_node = max(pp_size // nodes, 1)
+    index = as_int(settings.get("base_gpu_id"), 0)
+    index += (numbers.get("PP", 0) % pp_per_node) * tp_per_node
+    index += (numbers.get("TP", 0) % tp_per_node) * step
+    replicas, shared = _replicas(settings)
+    if replicas > 1 and not shared:
+        index += numbers.get("DP", 0) * tp_size * pp_size * step
+    return index
+
+
+def _ordered_ranks(settings: dict[str, Any]) -> list[RankPlace]:
+    """Ranks of one node with plain tensor, pipeline and data parallelism; other layouts wait for their titles."""
+    sizes = [as_int(settings.get(name), 1) for name in ("ep_size", "nnodes", "attn_cp_size", "moe_dp_size")]
+    tp_size, pp_size = as_int(settings.get("tp_size"), 1), as_int(settings.get("pp_size"), 1)
+    replicas, shared = _replicas(settings)
+    if not settings or max(sizes) > 1 or shared or not 0 < tp_size * pp_size * replicas <= 1024:
+        return []
+    places = []
+    for dp in range(replicas):
+        for pp in range(pp_size):
+            for tp in range(tp_size):
+                numbers = {
+                    name: number
+                    for name, number, size in (("DP", dp, replicas), ("PP", pp, pp_size), ("TP", tp, tp_size))
+                    if size > 1
+                }
+                tag = " ".join(f"{name}{number}" for name, number in numbers.items()) or "TP0"
+                places.append(RankPlace(tag=tag, visible_index=_visible_index(numbers, settings)))
+    return places

@@ -1,0 +1,291 @@
+"""SGLang over HTTP: what is asked, how gently, and what the answers mean.
+
+`/health` is never asked: each call is a real one-token generation and two log lines. `/ready` (0.5.20) costs
+nothing. Names and labels: 18 metrics in 0.4.6, 177 in 0.5.23. Sizes called gb are GiB.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tuner.core.literals import mask_secrets
+from tuner.domain.events import HttpAnswer
+from tuner.domain.plan import EndpointPlan
+from tuner.domain.readings import MemoryTerms, Reading
+from tuner.engines import series as s
+from tuner.engines.argv import as_int
+from tuner.units import from_gib
+
+_SUMS = {
+    "sglang:num_running_reqs": "running",
+    "sglang:num_queue_reqs": "queued",
+    "sglang:num_used_tokens": "used_tokens",
+    "sglang:max_total_num_tokens": "max_total_tokens",
+    "sglang:gen_throughput": "tok_s",
+    "sglang:num_retracted_requests_total": "retracted_total",
+    "sglang:generation_tokens_total": "generation_tokens_total",
+    "sglang:prompt_tokens_total": "prompt_tokens_total",
+    "sglang:num_requests_total": "requests_total",
+    "sglang:time_to_first_token_seconds_sum": "ttft_sum",
+    "sglang:time_to_first_token_seconds_count": "ttft_count",
+    "sglang:inter_token_latency_seconds_sum": "itl_sum",
+    "sglang:inter_token_latency_seconds_count": "itl_count",
+}
+"""Added over replicas."""
+_MEANS = {
+    "sglang:token_usage": "token_usage",
+    "sglang:cache_hit_rate": "cache_hit",
+    "sglang:spec_accept_length": "accept_length",
+}
+_MEMORY = {
+    "sglang:weight_memory_usage_gb": "weights_bytes",
+    "sglang:kv_cache_memory_usage_gb": "kv_bytes",
+    "sglang:graph_memory_usage_gb": "graphs_bytes",
+}
+"""Per rank, since 0.5.23; graphs in parts by phase."""
+_REALTIME = "sglang:realtime_tokens_total"
+
+_RANKS = ("pp_rank", "tp_rank", "moe_ep_rank")
+_STATE_KEYS = (
+    "memory_usage", "last_gen_throughput", "avg_spec_accept_length", "effective_max_running_requests_per_dp",
+)  # fmt: skip
+_NOT_SETTINGS = frozenset(
+    {"internal_states", "version", "status", "max_total_num_tokens", "max_req_input_len", "startup_time",
+     "launch_command", "memory_usage", "last_gen_throughput", "avg_spec_accept_length", "env", "environment",
+     "token_capacity"}
+)  # fmt: skip
+
+ENDPOINTS = (
+    EndpointPlan(
+        id="metrics",
+        paths=("/metrics",),
+        parse="prometheus",
+        series=(*_SUMS, *_MEANS, *_MEMORY, _REALTIME),
+        quiet=True,
+    ),
+    EndpointPlan(
+        id="loads",
+        paths=("/v1/loads", "/get_load"),
+        unless="metrics",
+        auth=True,
+        quiet=True,
+        drop=("timestamp", "accelerator", "num_accelerators"),
+    ),
+    EndpointPlan(
+        id="info",
+        paths=("/server_info", "/get_server_info"),
+        every_s=30.0,
+        auth=True,
+        drop=(
+            "api_key", "admin_api_key", "ssl_keyfile_password", "env", "environment", "launch_command",
+            "startup_time", "piecewise_cuda_graph_tokens", "hicache_object_layout",
+        ),
+        keep={"internal_states": _STATE_KEYS},
+    ),
+    EndpointPlan(id="ready", paths=("/ready",), every_s=5.0, parse="status", auth=True, quiet=True),
+)  # fmt: skip
+
+
+def read(answer: HttpAnswer) -> Reading:
+    """What an answer means. Unknown endpoints and shapes say nothing."""
+    if answer.status is None:
+        return Reading()
+    if answer.endpoint == "ready":
+        return Reading(ready=True if answer.status == 200 else False if answer.status == 503 else None)
+    if answer.status in (401, 403):
+        return Reading(
+            problem=f"SGLang wants its API key for {answer.endpoint} and none was found in its arguments or "
+            "environment; live numbers need --enable-metrics, which stays open"
+        )
+    if answer.status != 200:
+        return Reading()
+    if answer.endpoint == "metrics":
+        return _metrics(answer.series or {})
+    if answer.endpoint == "loads":
+        return _loads(answer.body)
+    if answer.endpoint == "info" and isinstance(answer.body, dict):
+        return _info(answer.body)
+    return Reading()
+
+
+def _metrics(series: dict[str, float]) -> Reading:
+    samples = s.read_series(series)
+    values: dict[str, float] = {}
+    for name, key in _SUMS.items():
+        replicas = s.per_replica(samples.get(name, ()), "dp_rank", _RANKS)
+        if replicas:
+            values[key] = sum(replicas)
+    for name, key in _MEANS.items():
+        average = s.mean(s.per_replica(samples.get(name, ()), "dp_rank", _RANKS))
+        if average is not None:
+            values[key] = average
+    _drop_idle_speculation(values)
+    modes: dict[str, list[s.Sample]] = {}
+    for sample in samples.get(_REALTIME, ()):
+        modes.setdefault(sample.labels.get("mode", ""), []).append(sample)
+    for mode, key in (("decode", "realtime_decode_tokens_total"), ("prefill_compute", "realtime_prefill_tokens_total")):
+        if mode in modes:
+            values[key] = sum(s.per_replica(modes[mode], "dp_rank", _RANKS))
+    pools = s.per_replica(samples.get("sglang:max_total_num_tokens", ()), "dp_rank", _RANKS)
+    models = {sample.labels.get("model_name") for found in samples.values() for sample in found} - {None, ""}
+    return Reading(
+        # Requests are counted when they end, and the first to end is the warm-up's: it is over then.
+        ready=True if values.get("requests_total", 0.0) >= 1 or values.get("tok_s", 0.0) > 0 else None,
+        model=next(iter(models)) if len(models) == 1 else None,
+        metrics=values or None,
+        memory=_rank_memory(samples),
+        kv_tokens=int(pools[0]) if pools else None,
+    )
+
+
+def _drop_idle_speculation(values: dict[str, float]) -> None:
+    """An acceptance length of 0 is exported where nothing speculates; below 1 it cannot be."""
+    if values.get("accept_length", 1.0) < 1.0:
+        del values["accept_length"]
+
+
+def _rank_memory(samples: dict[str, list[s.Sample]]) -> dict[str, MemoryTerms] | None:
+    found = [(key, sample) for name, key in _MEMORY.items() for sample in samples.get(name, ())]
+    if not found:
+        return None
+    # A tag names a dimension only where its size is above 1, as the log does.
+    wide = [
+        label
+        for label in ("pp_rank", "tp_rank", "moe_ep_rank")
+        if any(x.labels.get(label, "0") != "0" for _, x in found)
+    ]
+    terms: dict[str, dict[str, float]] = {}
+    for key, sample in found:
+        labels = sample.labels
+        parts = [f"DP{labels['dp_rank']}"] if labels.get("dp_rank", "").isdecimal() else []
+        parts += [f"{_TAGS[label]}{labels.get(label, '0')}" for label in wide]
+        rank = terms.setdefault(" ".join(parts) or "TP0", {})
+        rank[key] = rank.get(key, 0.0) + sample.value
+    return {tag: MemoryTerms(**{key: from_gib(gib) for key, gib in rank.items()}) for tag, rank in terms.items()}
+
+
+_TAGS = {"pp_rank": "PP", "tp_rank": "TP", "moe_ep_rank": "EP"}
+
+
+def _loads(body: Any) -> Reading:
+    """`/v1/loads`, or `/get_load` of older versions, which tells only requests and tokens.
+
+    The replicas are added here: the answer's own `avg_throughput` is a mean over them.
+    """
+    if isinstance(body, list):
+        rows = [row for row in body if isinstance(row, dict)]
+        waiting, running = _total(rows, "num_waiting_reqs"), _total(rows, "num_reqs")
+        values = {
+            "running": None if running is None else running - (waiting or 0.0),
+            "queued": waiting,
+            "used_tokens": _total(rows, "num_tokens"),
+        }
+        return Reading(metrics=_present(values))
+    if not isinstance(body, dict) or not isinstance(body.get("loads"), list):
+        return Reading()
+    rows = [row for row in body["loads"] if isinstance(row, dict)]
+    speculative = [row["speculative"] for row in rows if isinstance(row.get("speculative"), dict)]
+    used, size = _total(rows, "num_used_tokens"), _total(rows, "max_total_num_tokens")
+    values = {
+        "running": _total(rows, "num_running_reqs"),
+        "queued": _total(rows, "num_waiting_reqs"),
+        "used_tokens": used,
+        "max_total_tokens": size,
+        "token_usage": _average(rows, "token_usage"),
+        "tok_s": _total(rows, "gen_throughput"),
+        "cache_hit": _average(rows, "cache_hit_rate"),
+        "accept_length": _average(speculative, "accept_length"),
+    }
+    metrics = _present(values)
+    if metrics is not None:
+        _drop_idle_speculation(metrics)
+    capacity = _number(rows[0].get("max_total_num_tokens")) if rows else None
+    return Reading(
+        ready=True if (values["tok_s"] or 0.0) > 0 else None,
+        version=_text(body.get("version")),
+        metrics=metrics,
+        memory=_replica_memory([_load_terms(row) for row in rows], {}),
+        kv_tokens=None if capacity is None else int(capacity),
+    )
+
+
+def _load_terms(row: dict[str, Any]) -> MemoryTerms | None:
+    memory = row.get("memory")
+    if not isinstance(memory, dict):
+        return None
+    return _terms(memory.get("weight_gb"), memory.get("kv_cache_gb"), memory.get("graph_gb"))
+
+
+def _info(body: dict[str, Any]) -> Reading:
+    states = body.get("internal_states")
+    # 0.4.6 has the one state's keys at the top.
+    rows = [row for row in states if isinstance(row, dict)] if isinstance(states, list) else [body]
+    settings = {key: value for key, value in body.items() if key not in _NOT_SETTINGS}
+    tokens = _number(body.get("max_total_num_tokens"))
+    speed = _total(rows, "last_gen_throughput")
+    return Reading(
+        ready=True if (speed or 0.0) > 0 else None,
+        version=_text(body.get("version")),
+        model=_text(body.get("model_path")),
+        settings=mask_secrets(settings) or None,
+        memory=_replica_memory([_state_terms(row) for row in rows], settings),
+        kv_tokens=None if tokens is None else int(tokens),
+    )
+
+
+def _state_terms(row: dict[str, Any]) -> MemoryTerms | None:
+    memory = row.get("memory_usage")
+    if not isinstance(memory, dict):
+        return None
+    return _terms(memory.get("weight"), memory.get("kvcache"), memory.get("graph"))
+
+
+def _terms(weights: Any, kv: Any, graphs: Any) -> MemoryTerms | None:
+    if isinstance(graphs, dict):
+        parts = [value for value in map(_number, graphs.values()) if value is not None]
+        graphs = sum(parts) if parts else None
+    sizes = [None if (gib := _number(value)) is None else from_gib(gib) for value in (weights, kv, graphs)]
+    if sizes == [None, None, None]:
+        return None
+    return MemoryTerms(weights_bytes=sizes[0], kv_bytes=sizes[1], graphs_bytes=sizes[2])
+
+
+def _replica_memory(replicas: list[MemoryTerms | None], settings: dict[str, Any]) -> dict[str, MemoryTerms] | None:
+    """Each replica's first rank answers for all its ranks. One replica: for every rank of the server."""
+    if len(replicas) == 1:
+        return None if replicas[0] is None else {"": replicas[0]}
+    tp_size = as_int(settings.get("tp_size"), 1)
+    attention = bool(settings.get("enable_dp_attention"))
+    ranks = max(1, tp_size // len(replicas)) if attention else tp_size
+    found: dict[str, MemoryTerms] = {}
+    for index, terms in enumerate(replicas):
+        if terms is None:
+            continue
+        first = index * ranks if attention else 0
+        tags = [f"DP{index} TP{first + i}" for i in range(ranks)] if tp_size > 1 else [f"DP{index}"]
+        found.update(dict.fromkeys(tags, terms))
+    return found or None
+
+
+def _total(rows: list[dict[str, Any]], key: str) -> float | None:
+    values = [value for value in (_number(row.get(key)) for row in rows) if value is not None]
+    return sum(values) if values else None
+
+
+def _average(rows: list[dict[str, Any]], key: str) -> float | None:
+    return s.mean([value for value in (_number(row.get(key)) for row in rows) if value is not None])
+
+
+def _present(values: dict[str, float | None]) -> dict[str, float] | None:
+    return {key: value for key, value in values.items() if value is not None} or None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,99 @@
+"""SGLang's line prefix: `[2026-11-29 16:24:10 DP1 TP3] message`. It has no level, so severity comes from the text.
+
+Tags vary by version: `TP` always up to 0.4.6, later only where the size of that dimension is above 1; `PP` moved
+before `TP` in 0.5.8; `ATTN_CP` and `MOE_DP` since 0.5.9. Uvicorn writes its own level into the same prefix, and
+without any prefix up to 0.4.x.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from datetime import UTC, datetime
+
+from tuner.core.engine import LinePrefix
+from tuner.domain.logs import Level
+
+_PREFIX = re.compile(
+    r"\[(?:(\d{4}-\d\d-\d\d) )?(\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)((?: [A-Z][A-Z_]*\d+)*)\] "
+    r"(?:(INFO|WARNING|ERROR|CRITICAL|DEBUG):? +(?:[\w.-]+\.py:\d+: )?)?"
+)
+_UVICORN = re.compile(r"(INFO|WARNING|ERROR|CRITICAL|DEBUG): {2,}(?=\S)")
+_RECORD = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]{0,60}\] ")
+
+LEVELS = {
+    "DEBUG": Level.DEBUG,
+    "INFO": Level.INFO,
+    "WARNING": Level.WARNING,
+    "ERROR": Level.ERROR,
+    "CRITICAL": Level.ERROR,
+}
+
+_POLLED = re.compile(r'"GET /(?:metrics|v1/loads|get_load|ready|health|(?:get_)?server_info)[/? ]')
+_BAD_STATUS = re.compile(r'HTTP/1\.[01]" (?:5\d\d)')
+_ERROR = re.compile(
+    r"hit an exception|crashed with exit code|[Ww]atchdog timeout \(|scheduler is dead|died during initialization"
+    r"|SIGQUIT received|[Rr]eceived sigquit|Initialization failed|Health check failed|^Traceback"
+    r"|^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b|^Exception\b|Fatal Python error|^Killed\b"
+    r"|terminated? (?:with|called)|unexpectedly failed|memory leak detected|: error: |out of memory happened"
+)
+_NOT_ERROR = re.compile(r"Decode out of memory happened|^Receive: |^Finish: |^Ignore ")
+_WARNING = re.compile(
+    r"\b(?:[Ww]arn(?:ing)?|WARNING|deprecated|[Ff]ail(?:ed|ure)?|[Cc]annot|sub-optimal|[Dd]isabled? because)\b"
+    r"|is disabled because|Retract requests|larger than the profiled|fewer than|was reduced|^Ignore import error"
+    r"|UserWarning|FutureWarning|SyntaxWarning|SIGTERM received|\bError\b"
+)
+
+
+def split(text: str) -> LinePrefix:
+    """Split a line into prefix and message."""
+    found = _PREFIX.match(text)
+    if found is None:
+        uvicorn = _UVICORN.match(text)
+        if uvicorn is None:
+            return _BARE
+        return LinePrefix(None, None, uvicorn.end(), _uvicorn_level(uvicorn[1], text))
+    date, clock, tags, level = found.groups()
+    return LinePrefix(
+        tags[1:] if tags else None,
+        _seconds(date, clock),
+        found.end(),
+        _uvicorn_level(level, text) if level else None,
+    )
+
+
+_BARE = LinePrefix(None, None, 0, None, False)
+
+
+def torn(text: str, start: int) -> int:
+    """Where another record begins in a line, or -1: ranks share one stream without a lock."""
+    if text.find("[2", start + 1) < 0:
+        return -1
+    found = _RECORD.search(text, start + 1)
+    return -1 if found is None else found.start()
+
+
+def level(message: str) -> Level:
+    """Severity by the words of a message."""
+    if _ERROR.search(message) is not None:
+        return Level.WARNING if _NOT_ERROR.search(message) is not None else Level.ERROR
+    return Level.WARNING if _WARNING.search(message) is not None else Level.INFO
+
+
+def _uvicorn_level(name: str, text: str) -> Level:
+    """Access lines that our own reading causes are noise, answers 5xx to others are not."""
+    if " HTTP/1." in text:
+        if _POLLED.search(text) is not None:
+            return Level.DEBUG
+        if _BAD_STATUS.search(text) is not None:
+            return Level.WARNING
+    return LEVELS[name]
+
+
+@functools.lru_cache(maxsize=512)
+def _seconds(date: str | None, clock: str) -> float | None:
+    try:
+        stamp = datetime.fromisoformat(f"{date or '1970-01-01'} {clock.replace(',', '.')}")
+    except ValueError:
+        return None
+    return stamp.replace(tzinfo=UTC).timestamp()

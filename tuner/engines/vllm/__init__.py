@@ -1,0 +1,8 @@
+"""vLLM."""
+
+from __future__ import annotations
+
+from tuner.core.engine import Engine
+from tuner.engines.vllm.engine import VLLM
+
+ENGINE: Engine = VLLM()

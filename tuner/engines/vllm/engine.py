@@ -1,0 +1,165 @@
+"""vLLM, 0.8 to 0.33 and, with less, whatever comes after."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tuner.core.engine import LinePrefix, RankPlace
+from tuner.domain.events import HttpAnswer
+from tuner.domain.logs import Level, LogFact
+from tuner.domain.plan import EnginePlan
+from tuner.domain.readings import Reading
+from tuner.domain.server import Member, ServerIdentity
+from tuner.engines.argv import as_int, read_flags
+from tuner.engines.reader import LogReader
+from tuner.engines.vllm import http, lines
+
+_PYTHON = r"^\S*python[\d.]*(?:\s+-(?!m\s)\S+(?:\s+(?!-)\S+)??)*"
+_LEADERS = (
+    r"^(?:\S*python[\d.]*\s+)?(?:\S*/)?vllm\s+serve(?:\s|$)",
+    _PYTHON + r"\s+-m\s+vllm(?:\.entrypoints\.cli\.main)?\s+serve(?:\s|$)",
+    _PYTHON + r"\s+-m\s+vllm\.entrypoints\.openai\.api_server(?:\s|$)",
+)
+_TITLES = (r"^VLLM::",)
+_WORKER = re.compile(r"^VLLM::Worker(?P<tags>(?:_[A-Z]+\d+)*)(?:\s|$)")
+_CORE = re.compile(r"^VLLM::EngineCore(?:_DP(?P<dp>\d+))?(?:\s|$)")
+_TAG = re.compile(r"([A-Z]+)(\d+)")
+
+_ALIASES = {
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "dp": "data_parallel_size",
+    "ep": "enable_expert_parallel",
+    "q": "quantization",
+    "sc": "speculative_config",
+    "cc": "compilation_config",
+    "O": "optimization_level",
+    "device_memory_utilization": "gpu_memory_utilization",
+    "kv_cache_memory": "kv_cache_memory_bytes",
+}
+
+_PLAN = EnginePlan(
+    name="vllm",
+    leaders=_LEADERS,
+    titles=_TITLES,
+    package="vllm",
+    default_port=8000,
+    api_key_env=("VLLM_API_KEY",),
+    rank_env=("CUDA_VISIBLE_DEVICES",),
+    endpoints=http.ENDPOINTS,
+    start_markers=(
+        "  version ", "  model   ", "server version ", "args: {", "args: Namespace(", "LLM engine (v",
+        "distributed_init_method=", "is using nccl==", "is assigned as DP rank", "Starting to load model",
+        "Loading model from scratch", "% Completed | ", "Loading weights took", "loading took", "weights took",
+        "torch.compile", "Compiling a graph for", "KV cache memory", "for KV cache on node", "KV cache size",
+        "Capturing CUDA graph", "Graph capturing finished", "CUDA graph pool memory", "Actual usage is",
+        "model weights take", "init engine (profile", "Starting vLLM", "Application startup complete.",
+        "failed to start.", "hit an exception.", "Error: ", ": error: ", "died unexpectedly", "Value error, ",
+    ),
+    log_end_marker="Application startup complete.",
+)  # fmt: skip
+
+
+class VLLM:
+    """One inference engine; see `core.engine.Engine`."""
+
+    name = "vllm"
+    title = "vLLM"
+
+    def __init__(self) -> None:
+        self._reader = LogReader(Path(__file__).with_name("logs.toml"), lines.split, lines.torn)
+
+    def plan(self) -> EnginePlan:
+        """What the probe looks for and asks."""
+        return _PLAN
+
+    def prefix(self, text: str) -> LinePrefix:
+        """Split a line into prefix and message."""
+        return lines.split(text)
+
+    def level(self, message: str) -> Level:
+        """Severity of output that is no record."""
+        return lines.level(message)
+
+    def interesting(self, text: str) -> bool:
+        """Whether `facts` could say anything."""
+        return self._reader.interesting(text)
+
+    def facts(self, text: str, prefix: LinePrefix, offset: int) -> Sequence[LogFact]:
+        """What a line states."""
+        if prefix.prefixed and prefix.message_start == 0:
+            # A JSON record: its message stands inside the object.
+            return self._reader.facts(lines.message_of(text, prefix), prefix, offset)
+        return self._reader.facts(text, prefix, offset)
+
+    def read(self, answer: HttpAnswer) -> Reading:
+        """What an HTTP answer means."""
+        return http.read(answer)
+
+    def model(self, identity: ServerIdentity) -> str | None:
+        """The model of the command line: `--model`, or the first word after `serve`."""
+        model = self.settings_from_argv(identity).get("model")
+        return model if isinstance(model, str) else None
+
+    def settings_from_argv(self, identity: ServerIdentity) -> dict[str, Any]:
+        """Flags by the name of the engine arg they set."""
+        argv = identity.argv
+        for index, argument in enumerate(argv):
+            if argument == "serve" and index:
+                rest = argv[index + 1 :]
+                settings = read_flags(rest, _ALIASES)
+                if rest and not rest[0].startswith("-"):
+                    settings.setdefault("model", rest[0])
+                return settings
+            if argument.endswith(("api_server", "api_server.py")):
+                return read_flags(argv[index + 1 :], _ALIASES)
+        return {}
+
+    def ranks(self, identity: ServerIdentity, settings: dict[str, Any]) -> Sequence[RankPlace]:
+        """Workers by title; the engine core where it works itself; before there are titles, as the arguments say."""
+        known = {**self.settings_from_argv(identity), **settings}
+        tp_size = max(as_int(known.get("tensor_parallel_size"), 1), 1)
+        world = tp_size * max(as_int(known.get("pipeline_parallel_size"), 1), 1)
+        cores = {m.pid: found["dp"] for m in identity.members if (found := _CORE.match(m.title)) is not None}
+        places: dict[str, RankPlace] = {}
+        for member in identity.members:
+            found = _WORKER.match(member.title)
+            if found is not None:
+                numbers = _numbers(member, found["tags"], cores)
+                _add(places, numbers, member.pid, tp_size, world)
+        if not places:
+            for pid, replica in cores.items():
+                _add(places, {} if replica is None else {"DP": int(replica)}, pid, tp_size, world)
+        if places:
+            return sorted(places.values(), key=lambda place: [int(n) for _, n in _TAG.findall(place.tag)])
+        return _ordered_ranks(known, tp_size, world)
+
+
+def _numbers(worker: Member, tags: str, cores: dict[int, str | None]) -> dict[str, int]:
+    """Parts of a worker's title. Replicas of a dense model name their workers alike: the parent tells them apart."""
+    numbers = {name: int(number) for name, number in _TAG.findall(tags)}
+    replica = cores.get(worker.ppid)
+    if "DP" not in numbers and replica is not None and len(cores) > 1:
+        numbers = {"DP": int(replica), **numbers}
+    return numbers
+
+
+def _add(places: dict[str, RankPlace], numbers: dict[str, int], pid: int | None, tp_size: int, world: int) -> None:
+    tag = " ".join(f"{name}{number}" for name, number in numbers.items()) or "TP0"
+    index = numbers.get("DP", 0) * world + numbers.get("PP", 0) * tp_size + numbers.get("TP", 0)
+    places[tag] = RankPlace(tag=tag, pid=pid, visible_index=index)
+
+
+def _ordered_ranks(settings: dict[str, Any], tp_size: int, world: int) -> list[RankPlace]:
+    replicas = max(as_int(settings.get("data_parallel_size"), 1), 1)
+    if not settings or world * replicas > 1024:
+        return []
+    places: dict[str, RankPlace] = {}
+    for dp in range(replicas):
+        for rank in range(world):
+            parts = (("DP", dp, replicas), ("PP", rank // tp_size, world // tp_size), ("TP", rank % tp_size, tp_size))
+            _add(places, {name: number for name, number, size in parts if size > 1}, None, tp_size, world)
+    return list(places.values())

@@ -1,0 +1,129 @@
+"""vLLM's line prefix: `(Worker_TP1 pid=4311) INFO 11-02 09:15:10 [gpu_worker.py:805] message`.
+
+The tag is missing in the single API server up to 0.10.0 and, since 0.31, on everything that is not vLLM's own
+record. Times have no year, so they count from an arbitrary leap year: only differences mean something, and one over
+New Year is wrong. `--logging-config.formatter json` writes one JSON object a line, with the year.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+from tuner.core.engine import LinePrefix
+from tuner.domain.logs import Level
+
+_TAG = re.compile(r"\((?P<name>[^()\s]+)(?: rank=(?P<rank>\d+))? pid=\d+(?:, ip=[\d.:a-f]+)?\) ")
+_RECORD = re.compile(
+    r"(?:\S+ )?(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<at>\d\d-\d\d \d\d:\d\d:\d\d) "
+    r"(?:\[[^\]\n]{1,200}?:\d+\]|[\w./-]{1,200}:\d+\]) ?"
+)
+_UVICORN = re.compile(r"(?P<level>INFO|WARNING|ERROR|CRITICAL): {2,}(?=\S)")
+_TORN = re.compile(
+    r"(?<=[^ (])(?:\([A-Za-z_]\w*(?: rank=\d+)? pid=\d+\) )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) "
+    r"\d\d-\d\d \d\d:\d\d:\d\d \["
+)
+_POLLED = re.compile(r'"GET /(?:metrics|health|version|v1/models)[/? ]')
+_PARTS = re.compile(r"(PCP|DCP|DP|PP|TP|EP)(\d+)")
+
+LEVELS = {
+    "DEBUG": Level.DEBUG,
+    "INFO": Level.INFO,
+    "WARNING": Level.WARNING,
+    "ERROR": Level.ERROR,
+    "CRITICAL": Level.ERROR,
+}
+
+_ERROR = re.compile(
+    r"^Traceback|^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b|^Exception\b|Fatal Python error|^Killed\b"
+    r"|^Process \S+:$|: error: |NCCL WARN|^Failed: Cuda error|terminate called"
+)
+_WARNING = re.compile(r"Warning\b|\bwarn(?:ing)?\b|\bleaked\b|\[W\d|^\[rank\d+\]:\[W")
+
+
+def split(text: str) -> LinePrefix:
+    """Split a line into prefix and message."""
+    if text.startswith('{"'):
+        return _json_prefix(text)
+    tag = _TAG.match(text)
+    start = 0 if tag is None else tag.end()
+    rank = None if tag is None else rank_of(tag["name"], tag["rank"])
+    record = _RECORD.match(text, start)
+    if record is not None:
+        return LinePrefix(rank, _seconds(record["at"]), record.end(), LEVELS[record["level"]])
+    uvicorn = _UVICORN.match(text, start)
+    if uvicorn is not None:
+        polled = " HTTP/1." in text and _POLLED.search(text) is not None
+        return LinePrefix(rank, None, uvicorn.end(), Level.DEBUG if polled else LEVELS[uvicorn["level"]])
+    # A tag alone marks output of that process that is no record: a bar, a traceback, a warning of Python's.
+    return _BARE if tag is None else LinePrefix(rank, None, start, None, False)
+
+
+_BARE = LinePrefix(None, None, 0, None, False)
+
+
+def message_of(text: str, prefix: LinePrefix) -> str:
+    """The message of a line, out of its JSON object where it is one."""
+    if prefix.prefixed and prefix.message_start == 0 and text.startswith('{"'):
+        record = _json_record(text)
+        if record is not None:
+            return str(record.get("message", ""))
+    return text[prefix.message_start :]
+
+
+def torn(text: str, start: int) -> int:
+    """Where another process's record begins in a line, or -1."""
+    if text.find("] ", start + 1) < 0 or text.startswith('{"'):
+        return -1
+    found = _TORN.search(text, start + 1)
+    return -1 if found is None else found.start()
+
+
+def level(message: str) -> Level:
+    """Severity of output that is no record."""
+    if _ERROR.search(message) is not None:
+        return Level.ERROR
+    return Level.WARNING if _WARNING.search(message) is not None else Level.INFO
+
+
+@functools.lru_cache(maxsize=1024)
+def rank_of(name: str, rank: str | None = None) -> str | None:
+    """Rank tag of a process name: `Worker_DP0_TP1` is `DP0 TP1`; None for API servers and single workers."""
+    if rank is not None:
+        return f"TP{rank}"
+    if not name.startswith(("Worker", "EngineCore")):
+        return None
+    return " ".join(f"{part}{number}" for part, number in _PARTS.findall(name)) or None
+
+
+def _json_prefix(text: str) -> LinePrefix:
+    record = _json_record(text)
+    if record is None:
+        return _BARE
+    name = str(record.get("vllm_process_name") or record.get("processName") or "")
+    level_name = str(record.get("levelname", ""))
+    return LinePrefix(rank_of(name), _full_seconds(str(record.get("asctime", ""))), 0, LEVELS.get(level_name))
+
+
+@functools.lru_cache(maxsize=16)
+def _json_record(text: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and "message" in record and "levelname" in record else None
+
+
+@functools.lru_cache(maxsize=512)
+def _seconds(at: str) -> float | None:
+    return _full_seconds(f"2000-{at}")
+
+
+def _full_seconds(at: str) -> float | None:
+    try:
+        return datetime.fromisoformat(at.replace(",", ".")).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
