@@ -22,20 +22,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Ended(Exception):
-    """A signal other than the interrupt ended the command."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.exit_code = 128 + number
-
-
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` to its end.
 
     Raises:
         KeyboardInterrupt: interrupted.
-        Ended: terminated or hung up on.
+        SystemExit: terminated or hung up on; the code is the one a shell gives to that.
     """
     ended_by: list[int] = []
 
@@ -56,7 +48,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(guarded())
     except asyncio.CancelledError:
         if ended_by:
-            raise Ended(ended_by[0]) from None
+            raise SystemExit(128 + ended_by[0]) from None
         raise
 
 

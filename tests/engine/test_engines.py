@@ -1,0 +1,135 @@
+"""gputuner beside real servers: found, followed from the first line, measured under load, and seen to die."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+from servers import Server, Sglang, Vllm, members, titles
+from watching import snapshot, watching
+
+from tuner.domain.plan import ProbePlan
+from tuner.domain.server import START_PHASES, Phase
+from tuner.domain.state import ServerState
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+ENGINES = {
+    "sglang": (Sglang, ("--enable-metrics",), "0.5.23", "sglang::scheduler_TP{}"),
+    "vllm": (Vllm, (), "0.32.0", "VLLM::Worker_TP{}"),
+}
+
+
+def serving(server: ServerState) -> bool:
+    """Requests run and tokens come."""
+    return (server.metrics.tok_s or 0) > 0 and (server.metrics.running or 0) > 0
+
+
+async def load_until(server: Server, wait: object) -> ServerState:
+    """Keep a few requests running until `wait` ends, which it is handed to."""
+    context = server.load()
+    received = await asyncio.to_thread(context.__enter__)
+    try:
+        state: ServerState = await wait  # type: ignore[misc]
+    finally:
+        await asyncio.to_thread(context.__exit__, None, None, None)
+    assert received
+    return state
+
+
+@pytest.mark.parametrize("name", ENGINES)
+async def test_a_server_is_followed_from_its_start_to_its_end(name: str, engines: Path, tmp_path: Path) -> None:
+    kind, options, version, title = ENGINES[name]
+    async with watching() as watch:
+        await watch.until(lambda state: state.scanned)
+        with kind(engines / name, tmp_path / "server.log", *options) as server:
+            # It is there, and starting.
+            seen = await watch.server(server, lambda s: s.phase.starting, 60)
+            assert seen.identity.engine == name
+            assert seen.identity.user == getpass.getuser()
+            assert seen.identity.log is not None
+            assert seen.identity.log.path == str(server.log)
+            assert list(seen.identity.argv)[-len(server.argv()[1:]) :] == server.argv()[1:]
+
+            # Ready: said of this process, and not before it answers.
+            ready = await watch.server(server, lambda s: s.phase is Phase.READY, 180)
+            await asyncio.to_thread(server.wait_ready, 5)
+            phases = [phase for phase in watch.phases[server.pid] if phase in START_PHASES]
+            assert len(phases) >= 3, phases
+            assert [START_PHASES.index(p) for p in phases] == sorted(START_PHASES.index(p) for p in phases)
+            assert {Phase.WEIGHT_LOAD, Phase.KV_ALLOC} <= {record.phase for record in ready.phases}
+            assert ready.started_in_s is not None
+            assert 5 < ready.started_in_s < 200
+
+            # Who it is.
+            full = await watch.server(server, lambda s: s.version and s.model and len(s.ranks) == 2 and s.kv_tokens)
+            assert (full.version or "").startswith(version)
+            assert full.model == "tiny"
+            running = titles(server.pid)
+            assert {rank.tag: rank.pid for rank in full.ranks} == {
+                f"TP{i}": running[title.format(i)] for i in range(2)
+            }
+            assert all(rank.gpu is None for rank in full.ranks), "there is no GPU here, and none is guessed"
+
+            # Under load, from its metrics, and the same through the installed command.
+            loaded = await load_until(server, watch.server(server, serving))
+            assert loaded.metrics.source == "metrics"
+            reading = await asyncio.to_thread(snapshot, tmp_path / "tmp")
+            (printed,) = [s for s in reading["servers"] if s["pid"] == server.pid]
+            assert (printed["engine"], printed["phase"], printed["port"]) == (name, "ready", server.port)
+            assert printed["version"].startswith(version)
+            assert [rank["tag"] for rank in printed["ranks"]] == ["TP0", "TP1"]
+            assert printed["kv_tokens"] == full.kv_tokens
+            assert printed["log"]["path"] == str(server.log)
+
+            # The end, as asked.
+            server.send(signal.SIGTERM)
+            ended = await watch.server(server, lambda s: s.phase.ended, 60)
+            assert ended.phase is Phase.STOPPED, ended.phase_evidence
+            assert ended.identity.argv == seen.identity.argv, "what died can still be described"
+        if name == "sglang":
+            # Each of these would have generated a token.
+            assert "GET /health" not in server.log.read_text()
+
+
+@pytest.mark.parametrize("name", ENGINES)
+async def test_a_killed_rank_is_a_failure_and_log_lines_alone_tell_the_speed(
+    name: str, engines: Path, tmp_path: Path
+) -> None:
+    kind, _, _, title = ENGINES[name]
+    with kind(engines / name, tmp_path / "server.log") as server:
+        await asyncio.to_thread(server.wait_ready)
+        # A server that was there before us, and whose HTTP port we do not ask at all.
+        async with watching(plan=without_http()) as watch:
+            adopted = await watch.server(server, lambda s: s.phase is Phase.READY)
+            assert adopted.model == "tiny"
+            loaded = await load_until(server, watch.server(server, serving))
+            assert loaded.metrics.source == "log"
+            victim = titles(server.pid)[title.format(1)]
+            server.send(signal.SIGKILL, victim)
+            dead = await watch.server(server, lambda s: s.phase is Phase.FAILED, 120)
+            assert next(rank for rank in dead.ranks if rank.tag == "TP1").pid == victim
+            assert not next(rank for rank in dead.ranks if rank.tag == "TP1").alive
+
+
+async def test_without_its_metrics_sglang_is_asked_for_its_load(engines: Path, tmp_path: Path) -> None:
+    with Sglang(engines / "sglang", tmp_path / "server.log") as server:
+        await asyncio.to_thread(server.wait_ready)
+        async with watching() as watch:
+            loaded = await load_until(server, watch.server(server, serving))
+            assert loaded.metrics.source in ("loads", "log")
+        assert "GET /health" not in server.log.read_text()
+        assert members(server.pid), "a session that ends leaves the server alone"
+
+
+def without_http() -> ProbePlan:
+    """The usual plan, less every HTTP endpoint."""
+    from tuner.session.session import plan_for
+
+    plan = plan_for()
+    bare = tuple(msgspec.structs.replace(engine, endpoints=()) for engine in plan.engines)
+    return msgspec.structs.replace(plan, engines=bare)
