@@ -1,0 +1,79 @@
+"""A session without a host: shows the states a test gives it, and remembers what the app asked of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from tuner.core.engine import Engine
+from tuner.domain.events import CheckResult, ReadResult, SearchResult
+from tuner.domain.state import HostState
+
+
+class FakeSession:
+    """Enough of a session for the app.
+
+    Args:
+        state: The first state.
+        found: What a search on the host answers.
+        part: What a read of the log answers.
+        checks: What the host's checks say.
+    """
+
+    def __init__(
+        self,
+        state: HostState,
+        *,
+        found: tuple[SearchResult, ...] = (),
+        part: ReadResult | None = None,
+        checks: dict[str, Any] | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        self.state = state
+        self.engines: Mapping[str, Engine] = {}
+        self.found = found
+        self.part = part
+        self.check_answer = checks or {}
+        self.error = error
+        self.searched: list[tuple[str, str, bool]] = []
+        self.read: list[tuple[str, int, int]] = []
+        self.reconnects = 0
+        self.closed = asyncio.Event()
+        self._newest: asyncio.Queue[HostState | None] = asyncio.Queue()
+
+    def push(self, state: HostState) -> None:
+        """The host has a newer state."""
+        self.state = state
+        self._newest.put_nowait(state)
+
+    async def run(self) -> None:
+        if self.error is not None:
+            raise self.error
+        await self.closed.wait()
+
+    async def snapshots(self) -> AsyncIterator[HostState]:
+        yield self.state
+        while (state := await self._newest.get()) is not None:
+            yield state
+
+    def reconnect(self) -> None:
+        self.reconnects += 1
+
+    async def search(
+        self, key: str, pattern: str, *, regex: bool = False, ignore_case: bool = True, limit: int = 500, before: int | None = None
+    ) -> AsyncIterator[SearchResult]:
+        self.searched.append((key, pattern, regex))
+        for result in self.found:
+            yield result
+
+    async def read_log(self, key: str, offset: int, length: int) -> ReadResult:
+        self.read.append((key, offset, length))
+        return self.part or ReadResult(id=1, error="nothing to read")
+
+    async def checks(self) -> CheckResult:
+        return CheckResult(id=1, checks=self.check_answer)
+
+    async def aclose(self) -> None:
+        self.closed.set()
+        self._newest.put_nowait(None)

@@ -1,0 +1,104 @@
+"""Pictures of the screens: `python -m tests.support.shoot OUT [--only NAME] [--png]`.
+
+Each picture is a state of `tests.support.states` on one screen, at one size, in one mode; the README's are made here too.
+SVG names a web font that converters lack, so it is replaced by one that is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from tests.support import states
+from tests.support.sessions import FakeSession
+from tuner.app import TunerApp
+from tuner.domain.state import HostState
+
+SIZES = ((80, 24), (160, 48))
+FONT = "DejaVu Sans Mono"
+
+
+def svg_for_converters(svg: str) -> str:
+    """The picture with an installed font, and cells as wide as that font's."""
+    svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
+    return re.sub(r"font-family: [^;]+;", f"font-family: {FONT};", svg)
+
+
+async def shoot(
+    state: HostState | list[HostState],
+    keys: tuple[str, ...] = (),
+    *,
+    size: tuple[int, int] = (160, 48),
+    ascii: bool = False,  # noqa: A002
+    no_color: bool = False,
+    theme: str | None = None,
+    title: str = "gputuner",
+) -> str:
+    """The SVG of the app after some keys."""
+    if no_color:
+        os.environ["NO_COLOR"] = "1"
+    now = 0.0
+
+    def clock() -> float:
+        return now
+
+    sessions = [FakeSession(each) for each in (state if isinstance(state, list) else [state])]
+    app = TunerApp(sessions, ascii=ascii, theme=theme, clock=clock)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        now = 12.0
+        app.tick += 1
+        await pilot.pause()
+        for key in keys:
+            await pilot.press(key)
+            await pilot.pause()
+        await pilot.pause()
+        return app.export_screenshot(title=title)
+
+
+SHOTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    **{f"overview-{name}": (name, ()) for name in states.ALL},
+    "logs-serving": ("serving", ("l",)),
+    "logs-up": ("serving", ("l", "up", "up", "up")),
+    "logs-failed": ("failed", ("l", "e")),
+    "logs-filter": ("serving", ("l", "f", *"decode")),
+    "logs-search": ("serving", ("l", "slash", *"batch", "enter")),
+    "logs-wrap": ("failed", ("l", "w")),
+    "details-serving": ("serving", ("i",)),
+    "details-troubled": ("troubled", ("i",)),
+    "help": ("serving", ("question_mark",)),
+    "line": ("serving", ("l", "up", "enter")),
+    "palette": ("serving", ("ctrl+p",)),
+}
+"""Name to state and keys."""
+MODES = {"": {}, "-ascii": {"ascii": True}, "-nocolor": {"no_color": True}, "-light": {"theme": "gputuner-light"}}
+
+
+def main() -> None:
+    """Write the pictures that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--only", default="", help="part of the name")
+    parser.add_argument("--mode", default="", choices=[name.lstrip("-") for name in MODES])
+    parser.add_argument("--png", action="store_true", help="also convert with rsvg-convert")
+    asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    mode = f"-{asked.mode}" if asked.mode else ""
+    for name, (state, keys) in SHOTS.items():
+        if asked.only not in name:
+            continue
+        for size in SIZES:
+            svg = asyncio.run(shoot(states.ALL[state](), keys, size=size, **MODES[mode]))  # type: ignore[arg-type]
+            path = asked.out / f"{name}-{size[0]}x{size[1]}{mode}.svg"
+            path.write_text(svg_for_converters(svg))
+            if asked.png:
+                subprocess.run(["rsvg-convert", "-o", str(path.with_suffix(".png")), str(path)], check=True)
+            print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""The terminal application: holds the sessions, pumps their states to the screens, carries intents back.
+
+The only writer of `snapshots`. No domain logic: what a key means is decided in screens, what happens in sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.filter import LineFilter
+from textual.reactive import var
+from textual.screen import Screen
+from textual.worker import Worker, WorkerState
+
+from tuner import messages
+from tuner.domain.link import HostKeyQuestion, LinkPhase, Question
+from tuner.domain.state import HostState
+from tuner.screens import SCREENS, requests
+from tuner.screens.base import ReplayControl, TunerScreen
+from tuner.screens.commands import HostCommands, KeyCommands, ScreenCommands, SearchCommands, ThemeCommands
+from tuner.screens.dialogs import ErrorDialog, HostKeyDialog, SecretDialog
+from tuner.screens.help import HelpScreen, Key, sections
+from tuner.screens.requests import SessionLike
+from tuner.widgets.glyphs import ASCII, UNICODE, AsciiFilter
+from tuner.widgets.log_view import LogView
+from tuner.widgets.tabs import HostTab, tab_of
+from tuner.widgets.themes import THEMES, memory_colors
+
+Ask = Callable[[Question], Any]
+
+
+class TunerApp(App[None]):
+    """gputuner's terminal.
+
+    Args:
+        sessions: One per host, or a function that makes them when given the app's way to ask the operator.
+        ascii: Draw without box and block characters.
+        theme: Name of a theme; ours is the default.
+        keymap: Keys by binding id, instead of the default ones.
+        clock: Seconds, monotonic; tests give their own.
+    """
+
+    TITLE = "gputuner"
+    CSS_PATH = "theme.tcss"
+    MODES: ClassVar = {entry.name: entry.screen for entry in SCREENS}
+    DEFAULT_MODE = SCREENS[0].name
+    COMMANDS: ClassVar = {ScreenCommands, HostCommands, KeyCommands, SearchCommands, ThemeCommands}
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(
+            Binding(entry.key, f"show('{entry.name}')", entry.title, id=f"screen.{entry.name}", tooltip=entry.help)
+            for entry in SCREENS
+        ),
+        Binding("left_square_bracket", "host(-1)", "Host before", show=False, id="host.previous", tooltip="The host before"),
+        Binding("right_square_bracket", "host(1)", "Next host", show=False, id="host.next", tooltip="The next host"),
+        Binding("R", "reconnect", "Reconnect", id="link.reconnect", tooltip="Try the link to this host now"),
+        Binding("space", "replay_pause", "Pause", show=False, id="replay.pause", tooltip="Pause a replay, or go on"),
+        Binding("plus", "replay_speed(2.0)", "Faster", show=False, id="replay.faster", tooltip="Replay twice as fast"),
+        Binding("minus", "replay_speed(0.5)", "Slower", show=False, id="replay.slower", tooltip="Replay half as fast"),
+        Binding("question_mark", "help", "Help", key_display="?", id="help", tooltip="All keys"),
+        Binding("q", "quit", "Quit", id="quit", tooltip="Leave; nothing on the host changes"),
+    ]  # fmt: skip
+
+    snapshot: var[HostState | None] = var(None)
+    server_key: var[str | None] = var(None)
+    tick: var[int] = var(0)
+
+    def __init__(
+        self,
+        sessions: Sequence[SessionLike] | Callable[[Ask], Sequence[SessionLike]],
+        *,
+        ascii: bool = False,  # noqa: A002
+        theme: str | None = None,
+        keymap: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.glyphs = ASCII if ascii else UNICODE
+        super().__init__()
+        for ours in THEMES:
+            self.register_theme(ours)
+        self.theme = theme or THEMES[0].name
+        self.animation_level = "none"
+        self.keymap_overrides: Mapping[str, str] = dict(keymap or {})
+        self.set_keymap(self.keymap_overrides)
+        self.set_class(ascii, "-ascii")
+        self._clock = clock
+        made = sessions(self.ask) if callable(sessions) else sessions
+        self.sessions: dict[str, SessionLike] = {session.state.name: session for session in made}
+        self.snapshots: dict[str, HostState] = {name: session.state for name, session in self.sessions.items()}
+        self.host = next(iter(self.sessions), "")
+        self._fresh: dict[str, tuple[float, float]] = {}
+        self._servers: dict[str, str] = {}
+        self._asking = asyncio.Lock()
+
+    # What screens may read -----------------------------------------------------------------------------------
+
+    def age_s(self) -> float | None:
+        """Seconds since the host on screen last said something; None while the link is up."""
+        state = self.snapshot
+        if state is None or state.link.phase is LinkPhase.UP or state.name not in self._fresh:
+            return None
+        return max(0.0, self._clock() - self._fresh[state.name][1])
+
+    def tabs(self) -> tuple[HostTab, ...]:
+        """All hosts."""
+        return tuple(tab_of(state, chosen=name == self.host) for name, state in self.snapshots.items())
+
+    def replay(self) -> ReplayControl | None:
+        """The controls of the host on screen, when it is a replay."""
+        return getattr(self.sessions.get(self.host), "replay", None)
+
+    def key_sections(self) -> list[tuple[str, list[Key]]]:
+        """All documented keys, with the operator's own in place."""
+        sources = [("Everywhere", self.BINDINGS)]
+        sources += [(entry.screen.HELP_TITLE, entry.screen.BINDINGS) for entry in SCREENS]
+        sources += [("In a log", LogView.BINDINGS), (TunerScreen.HELP_TITLE, TunerScreen.BINDINGS)]
+        return sections(sources, self.keymap_overrides)
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """Memory colours for themes that are not ours."""
+        return memory_colors(dark=self.current_theme.dark)
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """In ASCII mode nothing else reaches the terminal, not even the library's borders."""
+        filters = super().get_line_filters()
+        return [*filters, AsciiFilter()] if self.glyphs is ASCII else filters
+
+    def get_system_commands(self, screen: Screen[Any]) -> Any:
+        """Our providers replace the library's list, but for its screenshot."""
+        yield SystemCommand("Save a picture", "The screen as SVG", self.deliver_screenshot)
+
+    # Sessions ------------------------------------------------------------------------------------------------
+
+    def on_mount(self) -> None:
+        """Start every session and its pump; a dead one keeps none of the others waiting."""
+        self.snapshot = self.snapshots.get(self.host)
+        for name, session in self.sessions.items():
+            self.run_worker(session.run(), name=f"run {name}", group="session", exit_on_error=False)
+            self.run_worker(self._pump(name, session), name=f"pump {name}", group="session", exit_on_error=False)
+        self.set_interval(1.0, self._second, name="second")
+
+    async def on_unmount(self) -> None:
+        """Close every session."""
+        await asyncio.gather(*(session.aclose() for session in self.sessions.values()), return_exceptions=True)
+
+    async def _pump(self, name: str, session: SessionLike) -> None:
+        async for state in session.snapshots():
+            self.post_message(messages.SnapshotUpdated(name, state))
+
+    def on_snapshot_updated(self, message: messages.SnapshotUpdated) -> None:
+        """The only place where states change."""
+        host, state = message.host, message.state
+        self.snapshots[host] = state
+        if host not in self._fresh or state.mono > self._fresh[host][0]:
+            self._fresh[host] = (state.mono, self._clock())
+        if host == self.host:
+            self.snapshot = state
+        else:
+            self.tick += 1
+
+    def _second(self) -> None:
+        """Old numbers grow older although nothing arrives."""
+        if self.age_s() is not None or self.replay() is not None:
+            self.tick += 1
+
+    def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
+        """A failed worker is shown, never silent."""
+        if event.state is WorkerState.ERROR and event.worker.error is not None:
+            self.push_screen(ErrorDialog(event.worker.error))
+
+    # Questions -----------------------------------------------------------------------------------------------
+
+    async def ask(self, question: Question) -> str | None:
+        """Put a question to the operator, one at a time; None is "give up"."""
+        async with self._asking:
+            answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+            self.post_message(messages.QuestionAsked(question, answer))
+            return await answer
+
+    def on_question_asked(self, message: messages.QuestionAsked) -> None:
+        """Show the question; its answer goes back to whoever waits."""
+        question, answer = message.question, message.answer
+        if answer.done():
+            return
+        dialog = HostKeyDialog(question) if isinstance(question, HostKeyQuestion) else SecretDialog(question)
+        answer.add_done_callback(lambda done: done.cancelled() and dialog.is_attached and dialog.dismiss(None))
+        self.push_screen(dialog, lambda value: None if answer.done() else answer.set_result(value))
+
+    # Intents of the screens ----------------------------------------------------------------------------------
+
+    def on_host_requested(self, message: messages.HostRequested) -> None:
+        """Show another host."""
+        if message.host in self.sessions:
+            self.host = message.host
+            self.server_key = self._servers.get(self.host)
+            self.snapshot = self.snapshots[self.host]
+            self.tick += 1
+            self.refresh_bindings()
+
+    def on_server_requested(self, message: messages.ServerRequested) -> None:
+        """Show another server of this host."""
+        self._servers[self.host] = message.key
+        self.server_key = message.key
+
+    async def on_screen_requested(self, message: messages.ScreenRequested) -> None:
+        """Show another screen."""
+        await self.action_show(message.name)
+
+    def on_reconnect_requested(self, message: messages.ReconnectRequested) -> None:
+        """Try a link now."""
+        self.sessions[message.host].reconnect()
+
+    def on_search_requested(self, message: messages.SearchRequested) -> None:
+        """Search on the host; a newer search ends the one before."""
+        self._answer(requests.search(self.sessions[message.host], message), "search")
+
+    def on_log_part_requested(self, message: messages.LogPartRequested) -> None:
+        """Fetch a part of a log."""
+        self._answer(requests.log_part(self.sessions[message.host], message), f"read {message.purpose}")
+
+    def on_checks_requested(self, message: messages.ChecksRequested) -> None:
+        """Ask the host what works there."""
+        self._answer(requests.checks(self.sessions[message.host], message), "checks")
+
+    def _answer(self, work: Coroutine[None, None, None], name: str) -> None:
+        self.run_worker(work, name=name, group=name, exclusive=True, exit_on_error=False)
+
+    # Keys ----------------------------------------------------------------------------------------------------
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """No key is shown before it works."""
+        if action in ("replay_pause", "replay_speed"):
+            return self.replay() is not None
+        if action == "host":
+            return len(self.sessions) > 1
+        if action == "reconnect":
+            return self.snapshot is not None and self.snapshot.link.phase is not LinkPhase.UP
+        return True
+
+    async def action_show(self, name: str) -> None:
+        """Show a screen."""
+        await self.switch_mode(name)
+
+    def action_host(self, step: int) -> None:
+        """Show the next host."""
+        names = list(self.sessions)
+        self.post_message(messages.HostRequested(names[(names.index(self.host) + step) % len(names)]))
+
+    def action_reconnect(self) -> None:
+        """Try the link to this host now."""
+        self.post_message(messages.ReconnectRequested(self.host))
+
+    def action_replay_pause(self) -> None:
+        """Pause a replay, or go on."""
+        if (replay := self.replay()) is not None:
+            (replay.resume if replay.paused else replay.pause)()
+            self.tick += 1
+
+    def action_replay_speed(self, factor: float) -> None:
+        """Change the speed of a replay."""
+        if (replay := self.replay()) is not None:
+            replay.set_speed(min(1024.0, max(0.125, replay.speed * factor)))
+            self.tick += 1
+
+    def action_help(self) -> None:
+        """All keys."""
+        self.push_screen(HelpScreen(self.key_sections()))
+
+    def watch_snapshot(self, old: HostState | None, new: HostState | None) -> None:
+        """Keys that depend on the link come and go with it."""
+        if old is None or new is None or old.link.phase is not new.link.phase:
+            self.refresh_bindings()

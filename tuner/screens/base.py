@@ -1,0 +1,203 @@
+"""What every screen of the app has: the newest state, the host tabs, the footer, and a word when there is no room."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol, cast
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container
+from textual.screen import Screen
+from textual.widgets import Footer
+
+from tuner.domain.state import HostState, ServerState
+from tuner.messages import HostRequested
+from tuner.widgets.glyphs import Glyphs
+from tuner.widgets.rows import Rows
+from tuner.widgets.spans import Line, Span, clean
+from tuner.widgets.tabs import HostTab, HostTabs
+
+NEEDED = (80, 24)
+"""Columns and lines below which nothing useful can be drawn."""
+
+
+class ReplayControl(Protocol):
+    """What a replayed session can be told."""
+
+    paused: bool
+    speed: float
+    position_s: float
+    length_s: float | None
+
+    def pause(self) -> None:
+        """Stand still."""
+
+    def resume(self) -> None:
+        """Go on."""
+
+    def set_speed(self, speed: float) -> None:
+        """Play so many times faster than it happened."""
+
+
+class Shell(Protocol):
+    """What a screen may read of the app."""
+
+    glyphs: Glyphs
+    snapshot: HostState | None
+    server_key: str | None
+    keymap_overrides: Mapping[str, str]
+
+    def age_s(self) -> float | None:
+        """Seconds since the numbers on screen were new; None while the link is up."""
+
+    def tabs(self) -> tuple[HostTab, ...]:
+        """All hosts."""
+
+    def replay(self) -> ReplayControl | None:
+        """The controls of the host on screen when it is a replay."""
+
+
+def chosen_server(state: HostState | None, key: str | None) -> ServerState | None:
+    """The server on screen: the chosen one while it is known, else the first."""
+    if state is None or not state.servers:
+        return None
+    return next((server for server in state.servers if server.identity.key == key), state.servers[0])
+
+
+class TunerScreen(Screen[None]):
+    """Base of the screens in the registry.
+
+    A screen in the background ignores new states and catches up when it is shown again.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "copy", "Copy", show=False, id="copy", tooltip="Copy the selected text, or what matters here"),
+    ]
+    HELP_TITLE = "Every screen"
+    """Heading of this screen's keys in the help."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[str, tuple[Any, ...]] = {}
+
+    @property
+    def shell(self) -> Shell:
+        """The app, as far as a screen may see it."""
+        return cast(Shell, self.app)
+
+    @property
+    def glyphs(self) -> Glyphs:
+        """Signs to draw with."""
+        return self.shell.glyphs
+
+    @property
+    def state(self) -> HostState | None:
+        """The newest state of the host on screen."""
+        return self.shell.snapshot
+
+    @property
+    def server(self) -> ServerState | None:
+        """The server on screen."""
+        return chosen_server(self.shell.snapshot, self.shell.server_key)
+
+    def compose(self) -> ComposeResult:
+        """The frame around what a screen shows."""
+        yield HostTabs(self.glyphs, id="tabs")
+        with Container(id="content"):
+            yield from self.compose_content()
+        yield Rows(id="too-small")
+        yield Rows(id="replay")
+        yield Footer(show_command_palette=False)
+
+    def compose_content(self) -> ComposeResult:
+        """The widgets of this screen."""
+        yield from ()
+
+    def on_mount(self) -> None:
+        """Follow the app's state."""
+        for name in ("snapshot", "server_key", "tick"):
+            self.watch(self.app, name, self.catch_up, init=False)
+
+    def on_screen_resume(self) -> None:
+        """Catch up with what happened meanwhile, once sizes are known."""
+        self.call_after_refresh(self.redraw_all)
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Say what is needed, or use the room there is."""
+        small = event.size.width < NEEDED[0] or event.size.height < NEEDED[1]
+        self.set_class(small, "-too-small")
+        if small:
+            words = f"gputuner needs {NEEDED[0]}x{NEEDED[1]}, this terminal has {event.size.width}x{event.size.height}"
+            self.query_one("#too-small", Rows).show([((clean(words), "warn"),), (("Make it larger; q quits", "dim"),)])
+        self.call_after_refresh(self.redraw_all)
+
+    def redraw_all(self) -> None:
+        """Draw everything again, whether it changed or not."""
+        self._seen.clear()
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Draw what changed, if anybody can see it."""
+        if not self.is_current or not self.is_mounted or self.has_class("-too-small"):
+            return
+        self.query_one(HostTabs).show_tabs(self.shell.tabs())
+        self.query_one("#replay", Rows).show(self._replay_lines())
+        self.draw(self.shell.snapshot, self.server)
+
+    def draw(self, state: HostState | None, server: ServerState | None) -> None:
+        """Draw the state. What did not change is the same object, so `changed` can tell."""
+
+    def changed(self, name: str, *parts: Any) -> bool:
+        """Whether any of the parts is another object than at the last call with this name."""
+        before = self._seen.get(name)
+        self._seen[name] = parts
+        if before is None or len(before) != len(parts):
+            return True
+        return any(
+            old is not new and not (isinstance(new, (int, float, str)) and old == new)
+            for old, new in zip(before, parts, strict=True)
+        )
+
+    def action_copy(self) -> None:
+        """Copy the selection, or what this screen is about."""
+        self.put_on_clipboard(self.get_selected_text() or self.copy_text())
+
+    def put_on_clipboard(self, text: str) -> None:
+        """Copy through the terminal (OSC 52), and say how much."""
+        if not text:
+            self.notify("Nothing to copy here", severity="warning", timeout=3)
+            return
+        self.app.copy_to_clipboard(text)
+        count = text.count("\n") + 1
+        self.notify(f"Copied {count} line{'s' if count > 1 else ''}", timeout=2)
+
+    def copy_text(self) -> str:
+        """What is copied when nothing is selected."""
+        return ""
+
+    def on_host_tabs_chosen(self, message: HostTabs.Chosen) -> None:
+        """A tab was clicked."""
+        message.stop()
+        self.post_message(HostRequested(message.host))
+
+    def _replay_lines(self) -> Sequence[Line]:
+        replay = self.shell.replay()
+        if replay is None:
+            return ()
+
+        def clock(seconds: float) -> str:
+            return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+        of = f" of {clock(replay.length_s)}" if replay.length_s is not None else ""
+        word: Span = ("paused", "warn") if replay.paused else ("playing", "ok")
+        keys = "space pause or go on   - slower   + faster"
+        return [
+            (
+                (" replay ", "head"),
+                word,
+                (f"  {clock(replay.position_s)}{of}  at {replay.speed:g}x   ", "text"),
+                (keys, "dim"),
+            )
+        ]

@@ -1,0 +1,110 @@
+"""The command palette: screens, hosts and servers, themes, search, and every key by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.content import Content
+
+from tuner.messages import HostRequested, ScreenRequested, ServerRequested
+from tuner.screens.base import TunerScreen
+from tuner.screens.logs import LogsScreen
+from tuner.widgets.spans import clean
+from tuner.widgets.status import model_name
+
+Command = tuple[str, str, Callable[[], object]]
+"""Name, help, what it does."""
+
+
+class ListProvider(Provider):
+    """A provider whose commands can be listed."""
+
+    def commands(self) -> Iterator[Command]:
+        """All commands, in display order."""
+        yield from ()
+
+    async def discover(self) -> Hits:
+        """What an empty palette shows."""
+        for name, help_text, run in self.commands():
+            yield DiscoveryHit(Content(name), run, text=name, help=help_text)
+
+    async def search(self, query: str) -> Hits:
+        """What matches the typed text."""
+        matcher = self.matcher(query)
+        for name, help_text, run in self.commands():
+            score = matcher.match(name)
+            if score > 0:
+                yield Hit(score, matcher.highlight(name), run, text=name, help=help_text)
+
+
+class ScreenCommands(ListProvider):
+    """Go to a screen."""
+
+    def commands(self) -> Iterator[Command]:
+        """One per entry of the registry."""
+        from tuner.screens import SCREENS  # the registry imports the screens, which offer these commands
+
+        for entry in SCREENS:
+            yield f"Go to {entry.title}", entry.help, partial(self.app.post_message, ScreenRequested(entry.name))
+
+
+class HostCommands(ListProvider):
+    """Go to a host, or to a server of the host on screen."""
+
+    def commands(self) -> Iterator[Command]:
+        """Hosts, then servers."""
+        screen = self.screen
+        if not isinstance(screen, TunerScreen):
+            return
+        for tab in screen.shell.tabs():
+            name = clean(tab.name)
+            yield f"Host {name}", f"link {tab.link}", partial(self.app.post_message, HostRequested(tab.name))
+        for server in screen.state.servers if screen.state else ():
+            title = f"{server.engine_title or server.identity.engine} {model_name(server.model)}".strip()
+            run = partial(self.app.post_message, ServerRequested(server.identity.key))
+            yield f"Server {clean(title)} pid {server.identity.pid}", str(server.phase), run
+
+
+class ThemeCommands(ListProvider):
+    """Change the colours."""
+
+    def commands(self) -> Iterator[Command]:
+        """Ours first."""
+        names = sorted(self.app.available_themes, key=lambda name: (not name.startswith("gputuner"), name))
+        for name in names:
+            yield f"Theme {name}", "Change the colours", partial(setattr, self.app, "theme", name)
+
+
+class KeyCommands(ListProvider):
+    """Everything that has a key where the operator is."""
+
+    def commands(self) -> Iterator[Command]:
+        """The active bindings that are enabled."""
+        for active in self.screen.active_bindings.values():
+            binding = active.binding
+            if active.enabled and binding.description and not binding.system and binding.id:
+                run = partial(self.app.run_action, binding.action, active.node)
+                yield binding.description, binding.tooltip, run
+
+
+class SearchCommands(Provider):
+    """`search TEXT`: find a text in the log."""
+
+    async def search(self, query: str) -> Hits:
+        """Offer to search the log for what was typed."""
+        text = query.removeprefix("search ").removeprefix("/").strip()
+        if text:
+            name = f"Search the log for {text}"
+            score = 1.0 if query.startswith(("search ", "/")) else 0.05
+            yield Hit(
+                score, Content(name), partial(self._run, text), text=name, help="In what is held, then on the host"
+            )
+
+    async def _run(self, text: str) -> None:
+        app = self.app
+        await app.switch_mode("logs")
+        screen = app.screen
+        if isinstance(screen, LogsScreen):
+            screen.call_after_refresh(screen.search, text)

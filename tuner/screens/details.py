@@ -1,0 +1,296 @@
+"""Everything known about a host and its server, as text one can search and copy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.widgets import Input
+
+from tuner.domain.link import LinkPhase
+from tuner.domain.state import HostState, ServerState
+from tuner.messages import ChecksArrived, ChecksRequested
+from tuner.screens.base import TunerScreen
+from tuner.units import format_bytes, format_gib
+from tuner.widgets import status
+from tuner.widgets.glyphs import Glyphs
+from tuner.widgets.rows import Rows
+from tuner.widgets.spans import Line, clean, text_of
+
+_KEY_WIDTH = 26
+
+
+class Section:
+    """A heading and its lines: (key, value) pairs or free lines."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.lines: list[Line] = []
+
+    def pair(self, key: str, value: Any) -> None:
+        """A named value; None is shown as missing."""
+        text = "n/a" if value is None else clean(value if isinstance(value, str) else json.dumps(value, default=str))
+        self.lines.append(((f"   {clean(key):<{_KEY_WIDTH}} ", "dim"), (text, "dim" if value is None else "text")))
+
+    def line(self, text: str, style: str = "text") -> None:
+        """A free line."""
+        self.lines.append(((f"   {text}", style),))
+
+
+def argv_lines(argv: Sequence[str]) -> list[str]:
+    """One flag with its value per line, so that a long command can be read."""
+    lines: list[str] = []
+    for word in argv:
+        if word.startswith("-") or not lines or not lines[-1].startswith("-") or " " in lines[-1]:
+            lines.append(clean(word))
+        else:
+            lines[-1] += f" {clean(word)}"
+    return lines
+
+
+def sections(
+    state: HostState, server: ServerState | None, checks: dict[str, Any] | None, glyphs: Glyphs, width: int
+) -> Iterator[Section]:
+    """All sections, what concerns a failure first."""
+    notes = status.note_lines(state, server, width, glyphs)
+    if notes:
+        section = Section("problems")
+        section.lines = [((" ", "text"), *line) for line in notes]
+        yield section
+    if server is not None:
+        yield from _server(state, server)
+    yield from _host(state)
+    section = Section("checks")
+    if checks is None:
+        section.line("c asks the host what works there", "dim")
+    for key, value in (checks or {}).items():
+        section.pair(key, value)
+    yield section
+
+
+def _server(state: HostState, server: ServerState) -> Iterator[Section]:
+    identity = server.identity
+    section = Section("server")
+    section.pair("engine", f"{server.engine_title or identity.engine} {server.version or ''}".strip())
+    section.pair("LLM", server.model)
+    section.pair("phase", f"{server.phase}" + (f"  ({server.phase_evidence})" if server.phase_evidence else ""))
+    section.pair("pid", f"{identity.pid} of {identity.user or identity.uid}" + (" (gone)" if server.gone else ""))
+    if age := status.age(state, server):
+        section.pair("running since", age)
+    manager = identity.manager
+    if manager is not None:
+        section.pair("started by", f"{manager.kind} {manager.name or ''}".strip())
+    section.pair("folder", identity.cwd)
+    section.pair("interpreter", identity.interpreter)
+    section.pair("port", ", ".join(str(port) for port in identity.ports) or identity.port)
+    log = server.log.source or identity.log
+    section.pair("log", (log.path or log.note) if log else None)
+    if server.metrics.source:
+        section.pair("numbers from", server.metrics.source)
+    if server.kv_tokens is not None:
+        section.pair("KV pool", f"{server.kv_tokens:,} tokens")
+    yield section
+    section = Section("command")
+    for text in argv_lines(identity.argv):
+        section.line(text)
+    yield section
+    section = Section(f"settings ({len(server.settings)})")
+    for key in sorted(server.settings):
+        section.pair(key, server.settings[key])
+    yield section
+    section = Section("environment" if identity.env is not None else "environment: permission denied")
+    for key in sorted(identity.env or {}):
+        section.pair(key, (identity.env or {})[key])
+    yield section
+    section = Section("processes")
+    for member in identity.members:
+        section.line(f"{member.pid:>8} {member.ppid:>8} {member.state}  {clean(member.title)}")
+    yield section
+    section = Section("ranks, GiB")
+    if server.ranks:
+        section.line(
+            "rank     gpu      pid  weights     KV  graphs  context  other  total  source",
+            "head",
+        )
+    for rank in server.ranks:
+        memory = rank.memory
+        terms = (
+            memory.weights_bytes,
+            memory.kv_bytes,
+            memory.graphs_bytes,
+            memory.context_bytes,
+            memory.other_bytes,
+            memory.total_bytes,
+        )
+        cells = "".join(format_gib(value, size) for value, size in zip(terms, (9, 7, 8, 9, 7, 7), strict=True))
+        gpu = "n/a" if rank.gpu is None else rank.gpu
+        section.line(f"{clean(rank.tag):<8}{gpu:>4}{rank.pid or 'n/a':>9}{cells}  {memory.source or 'n/a'}")
+    yield section
+
+
+def _host(state: HostState) -> Iterator[Section]:
+    section = Section("host")
+    section.pair("name", state.name)
+    hello, host, table = state.hello, state.host, state.gpu_table
+    if hello is not None:
+        section.pair("hostname", hello.hostname)
+        section.pair("kernel", hello.kernel)
+        section.pair("probe", f"Python {hello.python}, pid {hello.pid} as {hello.user or hello.uid}")
+        section.pair("CPUs", hello.cpu_count)
+    if host is not None:
+        if host.memory_total_bytes is not None and host.memory_available_bytes is not None:
+            used = host.memory_total_bytes - host.memory_available_bytes
+            section.pair("memory, GiB", f"{format_gib(used)} of {format_gib(host.memory_total_bytes)} used")
+        if host.shm_total_bytes is not None:
+            section.pair(
+                "shared memory, GiB", f"{format_gib(host.shm_free_bytes)} of {format_gib(host.shm_total_bytes)} free"
+            )
+        for path, (total, free) in sorted((host.disks or {}).items()):
+            section.pair(f"disk {path}, GiB", f"{format_gib(free)} of {format_gib(total)} free")
+    if table is not None:
+        section.pair("driver", table.driver)
+        section.pair("CUDA of the driver", table.cuda)
+        section.pair("GPUs read through", table.source)
+    yield section
+    section = Section("link")
+    link = state.link
+    section.pair("state", str(link.phase) + (f": {link.reason}" if link.reason else ""))
+    section.pair("round trip", None if link.rtt_s is None else f"{link.rtt_s * 1e3:.0f} ms")
+    section.pair("received", None if link.received_bytes_s is None else f"{format_bytes(link.received_bytes_s)}/s")
+    section.pair("sent", None if link.sent_bytes_s is None else f"{format_bytes(link.sent_bytes_s)}/s")
+    for note in link.notes:
+        section.line(clean(note), "warn")
+    yield section
+    if table is not None and table.gpus:
+        section = Section("GPUs")
+        for info in table.gpus:
+            size = f"{format_gib(info.memory_total_bytes)} GiB"
+            pcie = f"PCIe {info.pcie_gen_max}x{info.pcie_width_max}" if info.pcie_gen_max else "PCIe n/a"
+            numa = "n/a" if info.numa_node is None else info.numa_node
+            where = f"{clean(info.bus_id or '')}  {clean(info.uuid)}"
+            section.line(f"{info.index:>3}  {clean(info.name)}  {size}  {pcie}  NUMA {numa}  {where}")
+        yield section
+    if table is not None and table.topology:
+        section = Section("topology")
+        cell = max(len(word) for row in table.topology for word in row) + 2
+        section.line("    " + "".join(f"{index:>{cell}}" for index in range(len(table.topology))), "head")
+        for index, row in enumerate(table.topology):
+            section.line(f"{index:>3} " + "".join(f"{clean(word):>{cell}}" for word in row))
+        yield section
+
+
+class DetailsScreen(TunerScreen):
+    """Arguments, environment, settings, processes, GPUs, topology, link, and what the host's checks say."""
+
+    CSS_PATH = "details.tcss"
+    HELP_TITLE = "Details"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(
+            "slash", "filter", "Find", key_display="/", id="details.find", tooltip="Show only lines with this text"
+        ),
+        Binding(
+            "c", "checks", "Checks", id="details.checks", tooltip="Ask the host what works there and what is missing"
+        ),
+        Binding("escape", "clear", "Clear", show=False, id="details.clear", tooltip="Show everything again"),
+    ]
+
+    def compose_content(self) -> ComposeResult:
+        """A head, the text, and a line to type in."""
+        yield Rows(id="status")
+        with VerticalScroll(id="details-box"):
+            yield Rows(id="details")
+        yield Input(id="find", placeholder="show lines with (enter: done, escape: all)", compact=True)
+
+    def on_mount(self) -> None:
+        """Nothing filtered, nothing asked."""
+        super().on_mount()
+        self._text = ""
+        self._checks: dict[str, dict[str, Any]] = {}
+        self.query_one("#find").display = False
+        self.query_one("#details-box").focus()
+
+    def draw(self, state: HostState | None, server: ServerState | None) -> None:
+        """Write the sections again when something in them changed."""
+        if state is None:
+            return
+        width, glyphs = self.size.width, self.glyphs
+        stale = state.link.phase is not LinkPhase.UP
+        self.query_one("#status", Rows).show(
+            [status.status_line(state, server, width, glyphs, age_s=self.shell.age_s())]
+        )
+        about = (
+            (server.identity, server.settings, server.phase, server.ranks, server.errors, server.model, server.gone)
+            if server
+            else ()
+        )
+        host = (
+            state.gpu_table,
+            state.hello,
+            state.problems,
+            state.xids,
+            state.foreign,
+            state.link.phase,
+            state.link.reason,
+        )
+        checks = self._checks.get(state.name)
+        rough_host = state.host and (state.host.memory_total_bytes, state.host.disks)
+        if not self.changed("details", *about, *host, str(rough_host), checks, self._text, width, stale):
+            return
+        lines: list[Line] = []
+        for section in sections(state, server, checks, glyphs, width - 2):
+            found = [line for line in section.lines if self._text.lower() in text_of(line).lower()]
+            if found or not self._text:
+                lines += [((f" {section.title}", "strong"),), *found, ()]
+        if not lines:
+            lines = [((f' nothing contains "{clean(self._text)}"', "warn"),)]
+        self.query_one("#details", Rows).show(lines, dimmed=stale)
+
+    def action_filter(self) -> None:
+        """Type what lines shall contain."""
+        find = self.query_one("#find", Input)
+        find.display = True
+        find.focus()
+
+    def action_clear(self) -> None:
+        """Show everything again."""
+        find = self.query_one("#find", Input)
+        find.value = ""
+        self._text = ""
+        find.display = False
+        self.query_one("#details-box").focus()
+        self.catch_up()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Filter while typing."""
+        event.stop()
+        self._text = event.value
+        self.catch_up()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Done typing; the filter stays."""
+        event.stop()
+        self.query_one("#find").display = bool(self._text)
+        self.query_one("#details-box").focus()
+
+    def action_checks(self) -> None:
+        """Ask the host."""
+        if self.state is not None:
+            self.notify("Asking the host", timeout=2)
+            self.post_message(ChecksRequested(self, self.state.name))
+
+    def on_checks_arrived(self, message: ChecksArrived) -> None:
+        """The host answered."""
+        message.stop()
+        if message.error:
+            self.notify(message.error, severity="warning", title="Checks")
+        elif self.state is not None:
+            self._checks[self.state.name] = message.checks
+            self.catch_up()
+
+    def copy_text(self) -> str:
+        """All that is shown."""
+        return "\n".join(text_of(line).rstrip() for line in self.query_one("#details", Rows).lines)

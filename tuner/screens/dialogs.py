@@ -1,0 +1,183 @@
+"""Questions and details over a screen. Each ends with a value and knows nobody."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Button, Input, Static
+
+from tuner.domain.link import HostKeyQuestion, SecretQuestion
+from tuner.domain.logs import Level, LogLine
+from tuner.errors import TunerError
+from tuner.widgets.glyphs import Glyphs
+from tuner.widgets.spans import clean
+
+
+def plain(text: str) -> Content:
+    """Text that is never taken for markup."""
+    return Content(text)
+
+
+class Dialog(ModalScreen[str | None]):
+    """A box in the middle; escape gives up."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "give_up", "Close", id="dialog.close", tooltip="Close without an answer"),
+    ]
+    DEFAULT_CSS = """
+    Dialog { align: center middle; }
+    """
+
+    def action_give_up(self) -> None:
+        """Close without an answer."""
+        self.dismiss(None)
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        """The button's id is the answer."""
+        self.dismiss(event.button.id)
+
+
+class HostKeyDialog(Dialog):
+    """An unknown host key: accept it once, save it, or refuse. Nothing is preselected but refusing."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(
+            "o", "answer('once')", "Once", show=False, id="host-key.once", tooltip="Trust the key for this connection"
+        ),
+        Binding(
+            "s",
+            "answer('save')",
+            "Save",
+            show=False,
+            id="host-key.save",
+            tooltip="Trust it and write it to known_hosts",
+        ),
+        Binding("r", "answer('refuse')", "Refuse", show=False, id="host-key.refuse", tooltip="Do not connect"),
+    ]
+
+    def __init__(self, question: HostKeyQuestion) -> None:
+        super().__init__()
+        self.question = question
+
+    def compose(self) -> ComposeResult:
+        """The key and how to check it."""
+        question = self.question
+        port = f" port {question.port}" if question.port != 22 else ""
+        with Vertical(classes="dialog"):
+            yield Static(plain(f"Is this {clean(question.host)}{port}?"), classes="dialog-title")
+            yield Static(plain(f"Its {clean(question.key_type)} host key has not been seen before:"))
+            yield Static(plain(f"\n  {clean(question.fingerprint)}\n"))
+            yield Static(
+                plain("Compare it with what the host itself says:\n  ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
+            )
+            with Horizontal(classes="dialog-buttons"):
+                yield Button("Once (o)", id="once")
+                yield Button("Save (s)", id="save")
+                yield Button("Refuse (r)", id="refuse", variant="primary")
+
+    def on_mount(self) -> None:
+        """Enter by mistake must not trust anybody."""
+        self.query_one("#refuse").focus()
+
+    def action_answer(self, answer: str) -> None:
+        """Answer by key."""
+        self.dismiss(answer)
+
+    def action_give_up(self) -> None:
+        """No answer is a refusal."""
+        self.dismiss("refuse")
+
+
+class SecretDialog(Dialog):
+    """A password or passphrase. It is handed on and kept nowhere."""
+
+    def __init__(self, question: SecretQuestion) -> None:
+        super().__init__()
+        self.question = question
+
+    def compose(self) -> ComposeResult:
+        """The host's own words, and a field."""
+        question = self.question
+        again = f" (attempt {question.attempt}: the last one was not accepted)" if question.attempt > 1 else ""
+        with Vertical(classes="dialog"):
+            yield Static(
+                plain(f"{clean(question.target)} asks for a {clean(question.kind)}{again}"), classes="dialog-title"
+            )
+            yield Static(plain(clean(question.prompt)))
+            yield Input(password=not question.echo, id="secret")
+            yield Static(plain("It is sent to the host and not kept. Enter sends, escape gives up."))
+
+    def on_mount(self) -> None:
+        """Ready to type."""
+        self.query_one(Input).focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Hand it on."""
+        value = event.value
+        event.input.clear()
+        self.dismiss(value)
+
+
+class TextDialog(Dialog):
+    """Some text in full; y copies it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "copy", "Copy", id="dialog.copy", tooltip="Copy the text"),
+        Binding("enter", "give_up", "Close", show=False, id="dialog.enter", tooltip="Close"),
+    ]
+
+    def __init__(self, title: str, text: str, hint: str = "") -> None:
+        super().__init__()
+        self.heading = title
+        self.text = text
+        self.hint = hint
+
+    def compose(self) -> ComposeResult:
+        """Title, text, what to do."""
+        with Vertical(classes="dialog wide"):
+            yield Static(plain(self.heading), classes="dialog-title")
+            with VerticalScroll(classes="dialog-text"):
+                yield Static(plain(self.text))
+            if self.hint:
+                yield Static(plain(f"\n{self.hint}"))
+            yield Static(plain("\ny copies, escape closes"), classes="dialog-foot")
+
+    def on_mount(self) -> None:
+        """Scroll by key."""
+        self.query_one(VerticalScroll).focus()
+
+    def action_copy(self) -> None:
+        """Copy the text through the terminal."""
+        self.app.copy_to_clipboard(self.text)
+        self.notify("Copied", timeout=2)
+
+
+class LineDialog(TextDialog):
+    """One log line in full, with what is known about it."""
+
+    def __init__(self, line: LogLine, ranks: tuple[str, ...], glyphs: Glyphs) -> None:
+        about = [
+            f"byte {line.offset:,}",
+            Level(line.level).name.lower() if line.level in Level.__members__.values() else "",
+        ]
+        if ranks:
+            about.append(f"{glyphs.times}{len(ranks)}: {' '.join(ranks)}" if len(ranks) > 1 else ranks[0])
+        super().__init__(f" {glyphs.separator} ".join(part for part in about if part), line.text)
+
+
+class ErrorDialog(TextDialog):
+    """An error of ours: what happened, why we think so, what to do."""
+
+    def __init__(self, error: BaseException) -> None:
+        if isinstance(error, TunerError):
+            super().__init__(error.title, clean(error.detail) or "No more is known.", error.hint)
+        else:
+            text = f"{type(error).__name__}: {error}"
+            super().__init__(
+                "Something went wrong inside gputuner", text, "Please report this with the session's journal."
+            )

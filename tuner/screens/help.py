@@ -1,0 +1,106 @@
+"""The keys, generated from the bindings: one source for the help screen, docs/keys.md and the palette."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
+
+from msgspec import Struct
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from tuner.widgets.rows import Rows
+from tuner.widgets.spans import Line
+
+_SHOWN = {
+    "slash": "/", "question_mark": "?", "left_square_bracket": "[", "right_square_bracket": "]", "full_stop": ".",
+    "plus": "+", "minus": "-", "escape": "esc", "pageup": "page up", "pagedown": "page down", "equals_sign": "=",
+}  # fmt: skip
+
+
+class Key(Struct, frozen=True):
+    """One documented binding."""
+
+    id: str
+    keys: str
+    name: str
+    tooltip: str
+
+
+def shown_keys(keys: str) -> str:
+    """A binding's keys as one reads them: `up or k`."""
+    return " or ".join(_SHOWN.get(key.strip(), key.strip()) for key in keys.split(","))
+
+
+def keys_of(bindings: Iterable[BindingType], overrides: Mapping[str, str]) -> list[Key]:
+    """The bindings of one class that have an id, with the operator's own keys in place."""
+    found: list[Key] = []
+    for binding in bindings:
+        if isinstance(binding, Binding) and binding.id:
+            keys = overrides.get(binding.id, binding.key)
+            found.append(Key(binding.id, shown_keys(keys), binding.description, binding.tooltip))
+    return found
+
+
+def sections(
+    sources: Sequence[tuple[str, Iterable[BindingType]]], overrides: Mapping[str, str]
+) -> list[tuple[str, list[Key]]]:
+    """Headed lists of keys, empty ones left out."""
+    listed = [(title, keys_of(bindings, overrides)) for title, bindings in sources]
+    return [(title, keys) for title, keys in listed if keys]
+
+
+def markdown(listed: Sequence[tuple[str, Sequence[Key]]]) -> str:
+    """docs/keys.md."""
+    parts = [
+        "# Keys",
+        "",
+        "Generated from the bindings; `?` shows the same in the app. The id is what a keymap names.",
+    ]
+    for title, keys in listed:
+        parts += ["", f"## {title}", "", "| key | does | id |", "| --- | --- | --- |"]
+        for key in keys:
+            pressed = " or ".join(f"`{one}`" for one in key.keys.split(" or "))
+            parts.append(f"| {pressed} | {key.tooltip or key.name} | `{key.id}` |")
+    return "\n".join(parts) + "\n"
+
+
+class HelpScreen(ModalScreen[None]):
+    """All keys, by where they work."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,question_mark,q", "close", "Close", id="help.close", tooltip="Close the help"),
+    ]
+    DEFAULT_CSS = """
+    HelpScreen { align: center middle; }
+    """
+
+    def __init__(self, listed: Sequence[tuple[str, Sequence[Key]]]) -> None:
+        super().__init__()
+        self._listed = listed
+
+    def compose(self) -> ComposeResult:
+        """A scrolling list."""
+        with Vertical(classes="dialog"):
+            yield Static("Keys", classes="dialog-title")
+            with VerticalScroll(classes="help-text"):
+                yield Rows(id="help-rows")
+            yield Static("\nesc closes, ctrl+p finds every command by name", classes="dialog-foot")
+
+    def on_mount(self) -> None:
+        """Show them."""
+        lines: list[Line] = []
+        for title, keys in self._listed:
+            lines.append(((title, "strong"),))
+            width = 14
+            lines += [((f"  {key.keys:<{width}} ", "busy"), (key.tooltip or key.name, "text")) for key in keys]
+            lines.append(())
+        self.query_one(Rows).show(lines[:-1])
+        self.query_one(VerticalScroll).focus()
+
+    def action_close(self) -> None:
+        """Back."""
+        self.dismiss()

@@ -1,0 +1,95 @@
+"""What screens ask of a session, and how its answers come back to them as messages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Protocol
+
+from tuner.core.engine import Engine
+from tuner.domain.events import CheckResult, ReadResult, SearchResult
+from tuner.domain.state import HostState
+from tuner.errors import TunerError
+from tuner.messages import (
+    ChecksArrived,
+    ChecksRequested,
+    LogPartArrived,
+    LogPartRequested,
+    SearchProgressed,
+    SearchRequested,
+)
+from tuner.widgets.log_part import lines_of
+
+
+class SessionLike(Protocol):
+    """What the app needs of `tuner.session.Session`. `replay`, where there is one, is a `ReplayControl`."""
+
+    state: HostState
+    engines: Mapping[str, Engine]
+
+    async def run(self) -> None:
+        """Connect and stay connected until closed."""
+
+    def snapshots(self) -> AsyncIterator[HostState]:
+        """States, newest wins, until the session ends."""
+
+    def reconnect(self) -> None:
+        """Try the link now."""
+
+    def search(
+        self,
+        key: str,
+        pattern: str,
+        *,
+        regex: bool = False,
+        ignore_case: bool = True,
+        limit: int = 500,
+        before: int | None = None,
+    ) -> AsyncIterator[SearchResult]:
+        """Search a log on the host."""
+
+    async def read_log(self, key: str, offset: int, length: int) -> ReadResult:
+        """Read a part of a log."""
+
+    async def checks(self) -> CheckResult:
+        """Ask what works on the host."""
+
+    async def aclose(self) -> None:
+        """End."""
+
+
+async def search(session: SessionLike, ask: SearchRequested) -> None:
+    """Pass on the hits of a search as they come; the last message says that it has ended, and how."""
+    scanned, done, error = 0, False, None
+    post = ask.reply_to.post_message
+    try:
+        async for found in session.search(ask.key, ask.pattern, regex=ask.regex):
+            scanned, done = found.scanned_bytes, found.done
+            post(SearchProgressed(ask.pattern, found.hits, scanned, done=done, error=found.error))
+    except TunerError as problem:
+        error = str(problem)
+    if not done:
+        words = error or "the link was lost during the search"
+        post(SearchProgressed(ask.pattern, (), scanned, done=True, error=words))
+
+
+async def log_part(session: SessionLike, ask: LogPartRequested) -> None:
+    """Fetch a part of a log and hand it back as lines."""
+    post = ask.reply_to.post_message
+    try:
+        result = await session.read_log(ask.key, ask.offset, ask.length)
+    except TunerError as problem:
+        post(LogPartArrived(ask.purpose, (), error=str(problem)))
+        return
+    server = next((each for each in session.state.servers if each.identity.key == ask.key), None)
+    lines = () if server is None else lines_of(server, session.engines.get(server.identity.engine), result)
+    post(LogPartArrived(ask.purpose, lines, offset=result.offset, end=result.end, size=result.size, error=result.error))
+
+
+async def checks(session: SessionLike, ask: ChecksRequested) -> None:
+    """Ask the host what works there."""
+    try:
+        result = await session.checks()
+    except TunerError as problem:
+        ask.reply_to.post_message(ChecksArrived({}, str(problem)))
+    else:
+        ask.reply_to.post_message(ChecksArrived(result.checks))

@@ -1,0 +1,152 @@
+"""A series over time: a chart drawn by plotext, and a sparkline. The only module that knows plotext."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tuner.core.series import columns
+from tuner.domain.state import Series
+from tuner.widgets.glyphs import Glyphs
+from tuner.widgets.rows import Rows
+from tuner.widgets.spans import Line
+
+WINDOW_S = 600.0
+"""Ten minutes."""
+
+
+def slice_end(now: float, window_s: float, width: int) -> float:
+    """The end of the newest column. Columns stand on multiples of their width in time, so that old ones keep still."""
+    step = window_s / width
+    return math.ceil(now / step) * step
+
+
+def sparkline(series: Series, now: float, width: int, glyphs: Glyphs, window_s: float = WINDOW_S) -> str:
+    """The greatest value of each column as a height between the least and the greatest of all; blank where unknown."""
+    if not series or width <= 0:
+        return ""
+    end = slice_end(now, window_s, width)
+    slices = columns(series, end - window_s, end, width)
+    values = [each[1] for each in slices if each is not None]
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    steps = len(glyphs.spark) - 1
+    # A flat line is drawn in the middle: small wobble is not scaled up to look like a change.
+    span = max(high - low, 0.05 * abs(high), 1e-9)
+    base = low - (span - (high - low)) / 2
+    return "".join(" " if each is None else glyphs.spark[round((each[1] - base) / span * steps)] for each in slices)
+
+
+def nice_bounds(low: float, high: float) -> tuple[float, float, float]:
+    """Least, middle and greatest value of an axis around the data, on round numbers; 0 when the data come near it."""
+    if high - low < 0.02 * max(abs(high), 1e-9):
+        low, high = low - 0.02 * abs(low), high + 0.02 * abs(high)
+    if low >= 0 and low < 0.25 * high:
+        low = 0.0
+    if high <= low:
+        high = low + 1.0
+    raw = (high - low) / 2
+    power: float = 10.0 ** math.floor(math.log10(raw))
+    for nice in (1, 2, 2.5, 3, 4, 5, 6, 8, 10, 20):
+        step = nice * power
+        base = math.floor(low / step + 1e-9) * step
+        if base + 2 * step >= high - 1e-9:
+            return base, base + step, base + 2 * step
+    return low, (low + high) / 2, high
+
+
+def _label(value: float, step: float) -> str:
+    places = 0 if step >= 1 or step == 0 else min(3, math.ceil(-math.log10(step)))
+    return f"{value:,.{places}f}"
+
+
+def draw(series: Series, now: float, width: int, height: int, glyphs: Glyphs, window_s: float = WINDOW_S) -> list[str]:
+    """The chart as plain text lines; empty when there is nothing to draw or no room.
+
+    The series is reduced to at most two points a column, which is what the cost of plotext grows with.
+    """
+    if width < 20 or height < 4 or len(series) < 2:
+        return []
+    import plotext  # takes 0.1 s, which only a chart is worth
+
+    slices = columns(series, slice_end(now, window_s, width) - window_s, slice_end(now, window_s, width), width)
+    step = window_s / width
+    xs: list[float] = []
+    ys: list[float] = []
+    for index, each in enumerate(slices):
+        if each is None:
+            continue
+        at = (index + 0.5) * step - window_s
+        low, high = each
+        # Up-strokes and down-strokes alternate, so that a noisy curve is not drawn as a comb of jumps back.
+        pair = (low, high) if not ys or abs(ys[-1] - low) <= abs(ys[-1] - high) else (high, low)
+        for value in pair if low != high else (low,):
+            xs.append(at)
+            ys.append(value)
+    if not ys:
+        return []
+    bottom, middle, top = nice_bounds(min(ys), max(ys))
+    tick = middle - bottom
+    figure = plotext.figure
+    figure.clear()
+    figure.plot_size(width, height)
+    figure.theme("colorless")
+    figure.axes(False, axis="x", side=1)
+    figure.axes(False, axis="y", side=1)
+    figure.draw(figure.signal(xs, ys, marker=glyphs.chart_marker))
+    figure.ruler("x", 0).lim(-window_s, 0)
+    minutes = round(window_s / 60)
+    figure.ruler("x", 0).ticks([-window_s, -window_s / 2, 0], [f"-{minutes} min", f"-{minutes / 2:g} min", "now"])
+    figure.ruler("y", 0).lim(bottom, top)
+    figure.ruler("y", 0).ticks([bottom, middle, top], [_label(value, tick) for value in (bottom, middle, top)])
+    text = str(plotext.uncolorize(str(figure.build())))
+    return [line[:width].ljust(width) for line in text.splitlines()[:height]]
+
+
+class Chart(Rows):
+    """One series of the last ten minutes. Redraws only when a column has changed."""
+
+    DEFAULT_CSS = """
+    Chart { height: 1fr; }
+    """
+
+    def __init__(self, glyphs: Glyphs, *, id: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self._glyphs = glyphs
+        self._drawn: tuple[object, ...] = ()
+
+    def show_series(
+        self, title: str, series: Series, now: float, *, dimmed: bool = False, foot: Sequence[Line] = ()
+    ) -> None:
+        """Show a series.
+
+        Args:
+            title: Stands above the chart, with the unit.
+            series: At most ten minutes of it.
+            now: Newest time of the series' clock.
+            dimmed: The numbers are old.
+            foot: Lines below the chart.
+        """
+        width, height = self.size.width, self.size.height - 1 - len(foot)
+        if width <= 0:
+            return
+        slices = columns(
+            series, slice_end(now, WINDOW_S, max(1, width)) - WINDOW_S, slice_end(now, WINDOW_S, max(1, width)), width
+        )
+        drawn = (title, width, height, tuple(slices))
+        if drawn != self._drawn:
+            self._drawn = drawn
+            self._plot = draw(series, now, width - 1, height, self._glyphs)
+        lines: list[Line] = [((f" {title}", "head"),)]
+        for text in self._plot:
+            # The axis stands in the first column that holds a box or bar character, plotext's own.
+            axis = next((at for at, char in enumerate(text) if char in "┤│└┬─┼"), 0)
+            rule = "└" in text or "┬" in text
+            lines.append(((" " + text[: axis + 1], "dim"), (text[axis + 1 :], "dim" if rule or axis == 0 else "chart")))
+        if not self._plot:
+            lines += [((" ", "text"),)] * max(0, min(1, height - 1))
+            lines.append((("   no output yet" if not series else "   too few values yet", "dim"),))
+        lines += [()] * max(0, self.size.height - len(lines) - len(foot))
+        lines += list(foot)
+        self.show(lines, dimmed=dimmed)

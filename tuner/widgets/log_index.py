@@ -1,0 +1,347 @@
+"""Which lines of a log are shown, in which order, and which of them stand for several: no terminal, no IO.
+
+The index grows with the blocks of `LogState` as they arrive and never looks at a block twice, so that a burst costs
+what its own lines cost. After a change of the filter it is rebuilt from the newest block backwards, in slices: the
+lines on screen are right at once, the rest follows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from tuner.domain.logs import Level, LogBlock, LogLine
+from tuner.domain.state import LogState
+
+WINDOW = 400
+"""Equal lines of several ranks fold when they are at most so many lines apart."""
+SLICE = 4_000
+"""Lines indexed at once while rebuilding."""
+
+
+class LogFilter(Struct, frozen=True, kw_only=True):
+    """What may be shown. Markers always are."""
+
+    rank: str | None = None
+    """Only this rank; the empty text stands for lines without one."""
+    level: Level = Level.DEBUG
+    """At least this severe."""
+    text: str = ""
+    """Contained somewhere, in any case of letters."""
+
+    @property
+    def active(self) -> bool:
+        """True when something may be hidden."""
+        return self.rank is not None or self.level > Level.DEBUG or bool(self.text)
+
+
+class Fold:
+    """One row for equal lines of several ranks; the first is shown for all."""
+
+    __slots__ = ("body", "line", "ranks", "seen")
+
+    def __init__(self, line: LogLine, seen: int) -> None:
+        self.line = line
+        self.ranks: list[str] = [line.rank or ""]
+        self.body: list[str] = []
+        """The lines that follow the first one (a traceback), to fold theirs with."""
+        self.seen = seen
+
+
+Row = LogLine | Fold
+
+
+def line_of(row: Row) -> LogLine:
+    """The line that a row shows."""
+    return row.line if type(row) is Fold else row  # type: ignore[return-value]
+
+
+class _Folder:
+    """Appends lines to rows, joining equal ones of several ranks."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, deque[Fold]] = {}
+        self._count = 0
+        self._body: Fold | None = None
+        self._joined: Fold | None = None
+        self._at = 0
+
+    def add(self, line: LogLine, rows: list[Row]) -> None:
+        self._count += 1
+        if line.continued:
+            self._continue(line, rows)
+            return
+        self._body = self._joined = None
+        fold = line.fold
+        if not fold or line.rank is None:
+            rows.append(line)
+            return
+        groups = self._open.get(fold)
+        if groups is None:
+            if len(self._open) > 4 * WINDOW:
+                self._forget()
+            groups = self._open[fold] = deque(maxlen=16)
+        while groups and self._count - groups[0].seen > WINDOW:
+            groups.popleft()
+        for group in groups:
+            if line.rank not in group.ranks:
+                group.ranks.append(line.rank)
+                self._joined, self._at = group, 0
+                return
+        group = Fold(line, self._count)
+        groups.append(group)
+        rows.append(group)
+        self._body = group
+
+    def _continue(self, line: LogLine, rows: list[Row]) -> None:
+        """A traceback body folds with its head; where it differs, the difference is shown."""
+        if self._joined is not None:
+            body = self._joined.body
+            if self._at < len(body) and body[self._at] == line.text:
+                self._at += 1
+                return
+            self._joined = None
+        elif self._body is not None and len(self._body.body) < WINDOW:
+            self._body.body.append(line.text)
+        rows.append(line)
+
+    def _forget(self) -> None:
+        oldest = self._count - WINDOW
+        self._open = {key: groups for key, groups in self._open.items() if groups and groups[-1].seen >= oldest}
+
+
+class LogIndex:
+    """The rows of one log under one filter.
+
+    Rows have ids that do not change while they are held: `first` is the id of `rows[0]`, older rows are put before
+    it with smaller ids, and dropped ones take theirs with them.
+    """
+
+    def __init__(self, *, keep_rows: int | None = None) -> None:
+        """Start empty.
+
+        Args:
+            keep_rows: Hold only about so many of the newest rows and never build older ones (a tail).
+        """
+        self.rows: list[Row] = []
+        self.first = 0
+        self.version = 0
+        """Grows with every change."""
+        self.filter = LogFilter()
+        self.folding = True
+        self.ranks: dict[str, None] = {}
+        """Rank tags seen so far, in order of appearance."""
+        self.older_rows = 0
+        """Rows in front that were fetched from the host and are no part of the held blocks."""
+        self._keep_rows = keep_rows
+        self._blocks: tuple[LogBlock, ...] = ()
+        self._generation = 0
+        self._counts: deque[int] = deque()
+        self._todo = 0
+        self._folder = _Folder()
+
+    @property
+    def last(self) -> int:
+        """Id after the newest row."""
+        return self.first + len(self.rows)
+
+    @property
+    def building(self) -> bool:
+        """True while older blocks wait to be indexed."""
+        return self._todo > 0
+
+    def __getitem__(self, row_id: int) -> Row:
+        return self.rows[row_id - self.first]
+
+    def update(self, log: LogState) -> bool:
+        """Take in the blocks that are new and let go of those no longer held.
+
+        Returns:
+            Whether anything changed.
+        """
+        blocks = log.blocks
+        old = self._blocks
+        if blocks is old:
+            return False
+        self._blocks = blocks
+        at = _position(blocks, old[-1]) if old else None
+        if at is None:
+            self._reset()
+            return True
+        if self._keep_rows is None:
+            self._drop(old, blocks)
+        self._append(blocks[at + 1 :])
+        if self._keep_rows is not None and len(self.rows) > 2 * self._keep_rows:
+            self._cut(len(self.rows) - self._keep_rows)
+        self.version += 1
+        return True
+
+    def refilter(self, log_filter: LogFilter, *, folding: bool) -> None:
+        """Change what is shown; the newest rows are there when this returns, `work` brings the rest."""
+        if log_filter == self.filter and folding == self.folding:
+            return
+        self.filter, self.folding = log_filter, folding
+        self._reset()
+
+    def work(self, lines: int = SLICE) -> bool:
+        """Index older blocks, about `lines` lines of them.
+
+        Returns:
+            Whether there is more to do.
+        """
+        done = 0
+        while self._todo and done < lines:
+            self._todo -= 1
+            block = self._blocks[self._todo]
+            done += len(block.lines)
+            rows: list[Row] = []
+            self._filter(block.lines, rows, _Folder())
+            self.rows[0:0] = rows
+            self.first -= len(rows)
+            self._counts.appendleft(len(rows))
+            self.version += 1
+        return self._todo > 0
+
+    def prepend(self, lines: Sequence[LogLine]) -> int:
+        """Put older lines, fetched from the host, in front.
+
+        Returns:
+            The number of rows they made.
+        """
+        rows: list[Row] = []
+        self._filter(lines, rows, _Folder())
+        self.rows[0:0] = rows
+        self.first -= len(rows)
+        self.older_rows += len(rows)
+        self.version += 1
+        return len(rows)
+
+    def extend(self, lines: Sequence[LogLine]) -> int:
+        """Put later lines behind (a part of a log that is shown apart from its live end).
+
+        Returns:
+            The number of rows they made.
+        """
+        before = len(self.rows)
+        self._filter(lines, self.rows, self._folder)
+        self.version += 1
+        return len(self.rows) - before
+
+    def find(self, pattern: re.Pattern[str], start: int, step: int) -> int | None:
+        """Id of the next row that matches, from `start` on in steps of 1 or -1; None at the end."""
+        rows, first = self.rows, self.first
+        search = pattern.search
+        stop = len(rows) if step > 0 else -1
+        for index in range(start - first, stop, step):
+            if 0 <= index < len(rows) and search(line_of(rows[index]).text):
+                return index + first
+        return None
+
+    def find_level(self, level: Level, start: int, step: int) -> int | None:
+        """Id of the next row at least that severe that begins a message."""
+        rows, first = self.rows, self.first
+        stop = len(rows) if step > 0 else -1
+        for index in range(start - first, stop, step):
+            if 0 <= index < len(rows):
+                line = line_of(rows[index])
+                if line.level >= level and not line.marker and not line.continued:
+                    return index + first
+        return None
+
+    def at_offset(self, offset: int) -> int | None:
+        """Id of the last row that begins at or before a byte offset; None where there is no such row."""
+        found = None
+        for index in range(len(self.rows) - 1, -1, -1):
+            line = line_of(self.rows[index])
+            if not line.marker and line.offset <= offset:
+                found = index + self.first
+                break
+        return found
+
+    def _reset(self) -> None:
+        # Ids go on behind the old ones: a position remembered from before can never mean another row.
+        self.first = self.last
+        self.rows = []
+        self.older_rows = 0
+        self._counts.clear()
+        self._folder = _Folder()
+        blocks = self._blocks
+        start, lines = len(blocks), 0
+        while start and lines < SLICE and (self._keep_rows is None or lines < 2 * self._keep_rows):
+            start -= 1
+            lines += len(blocks[start].lines)
+        self._todo = start if self._keep_rows is None else 0
+        self._append(blocks[start:])
+        self.version += 1
+
+    def _append(self, blocks: Iterable[LogBlock]) -> None:
+        for block in blocks:
+            lines: Sequence[LogLine] = block.lines
+            if self._keep_rows is not None and len(lines) > 8 * self._keep_rows:
+                # A tail draws a handful of rows: the middle of a burst is not worth indexing.
+                lines = lines[-8 * self._keep_rows :]
+            before = len(self.rows)
+            self._filter(lines, self.rows, self._folder)
+            self._counts.append(len(self.rows) - before)
+
+    def _filter(self, lines: Sequence[LogLine], rows: list[Row], folder: _Folder) -> None:
+        wanted = self.filter
+        ranks = self.ranks
+        add = folder.add if self.folding else None
+        rank, level = wanted.rank, wanted.level
+        search = re.compile(re.escape(wanted.text), re.IGNORECASE).search if wanted.text else None
+        plain = not wanted.active
+        head_passes = True
+        for line in lines:
+            if line.rank is not None and line.rank not in ranks:
+                ranks[line.rank] = None
+            if not plain and not line.marker:
+                passes = (rank is None or rank == (line.rank or "")) and line.level >= level
+                if search is not None:
+                    passes = passes and search(line.text) is not None
+                if line.continued:
+                    # A body goes with its head: half a traceback helps nobody.
+                    passes = passes or head_passes
+                else:
+                    head_passes = passes
+                if not passes:
+                    continue
+            if add is not None:
+                add(line, rows)
+            else:
+                rows.append(line)
+
+    def would_drop(self, log: LogState) -> int:
+        """How many rows `update` would let go of in front."""
+        old, new = self._blocks, log.blocks
+        gone = (_position(old, new[0]) if new else None) if old else 0
+        if gone is None:
+            return len(self.rows)
+        held = max(0, gone - self._todo)
+        return self.older_rows * (gone > 0) + sum(count for count, _ in zip(self._counts, range(held), strict=False))
+
+    def _drop(self, old: tuple[LogBlock, ...], new: tuple[LogBlock, ...]) -> None:
+        gone = _position(old, new[0]) or 0
+        if not gone:
+            return
+        # What was fetched would now stand before a hole.
+        self._cut(self.older_rows)
+        self.older_rows = 0
+        skipped = min(gone, self._todo)
+        self._todo -= skipped
+        self._cut(sum(self._counts.popleft() for _ in range(gone - skipped)))
+
+    def _cut(self, count: int) -> None:
+        del self.rows[:count]
+        self.first += count
+
+
+def _position(blocks: tuple[LogBlock, ...], block: LogBlock) -> int | None:
+    """Index of this very block, looked for from the end."""
+    for index in range(len(blocks) - 1, -1, -1):
+        if blocks[index] is block:
+            return index
+    return None

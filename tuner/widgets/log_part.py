@@ -1,0 +1,21 @@
+"""A part of a log that was fetched from the host, as lines to show."""
+
+from __future__ import annotations
+
+from tuner.core.engine import Engine
+from tuner.core.serverlog import received
+from tuner.domain.events import LogBytes, ReadResult
+from tuner.domain.logs import LogLine
+from tuner.domain.state import LogState, ServerState
+
+
+def lines_of(server: ServerState, engine: Engine | None, result: ReadResult) -> tuple[LogLine, ...]:
+    """Read a part as its live end is read, without concluding anything from it.
+
+    The first line is left out unless the part begins with the log: it is torn.
+    """
+    log = LogState(source=server.log.source, facts_end=result.end + 1, start=result.offset, end=result.offset)
+    event = LogBytes(key=server.identity.key, offset=result.offset, end=result.end, data=result.data)
+    blocks = received(ServerState(identity=server.identity, log=log), event, engine, live=False).log.blocks
+    lines = tuple(line for block in blocks for line in block.lines)
+    return lines[1:] if result.offset > 0 else lines

@@ -1,0 +1,75 @@
+"""The stacked memory bar of one GPU: terms to cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tuner.widgets.glyphs import Glyphs
+from tuner.widgets.spans import Line, Span
+
+Terms = tuple[tuple[str, int], ...]
+"""Names of `glyphs.TERMS` and their bytes, in stacking order."""
+
+_VISIBLE_FROM = 0.35
+"""A term of at least so much of a cell gets a whole one: small is not nothing."""
+
+
+def cells_of(values: Sequence[int], total: int, width: int) -> list[int]:
+    """Share `width` cells among values of a `total`; what is left over stays free.
+
+    The sum is the rounded share of all values together, so that the free part of the bar is right; within it the
+    largest remainders win, and a value that deserves a look keeps a cell of its own.
+    """
+    if total <= 0 or width <= 0:
+        return [0] * len(values)
+    exact = [max(0, value) * width / total for value in values]
+    budget = min(width, round(sum(exact)))
+    cells = [max(int(share), 1 if share >= _VISIBLE_FROM else 0) for share in exact]
+    while sum(cells) < budget:
+        index = max(range(len(cells)), key=lambda i: exact[i] - cells[i])
+        cells[index] += 1
+    while sum(cells) > max(budget, sum(1 for share in exact if share >= _VISIBLE_FROM)) or sum(cells) > width:
+        index = max(range(len(cells)), key=lambda i: (cells[i] > 1, cells[i] - exact[i]))
+        if cells[index] == 0:
+            break
+        cells[index] -= 1
+    return cells
+
+
+def bar(terms: Terms, total: int | None, width: int, glyphs: Glyphs) -> Line:
+    """Draw the bar with its two ends, `width` cells in all."""
+    inner = width - 2
+    if inner <= 0:
+        return ()
+    if not total:
+        return ((glyphs.bar_left, "dim"), ("memory unknown".ljust(inner)[:inner], "dim"), (glyphs.bar_right, "dim"))
+    counts = cells_of([value for _, value in terms], total, inner)
+    spans: list[Span] = [(glyphs.bar_left, "dim")]
+    spans += [(glyphs.terms[name] * count, name) for (name, _), count in zip(terms, counts, strict=True) if count]
+    # A foreign process stands at the right end: it is not part of the stack that the server built.
+    free = inner - sum(counts)
+    if free:
+        at = len(spans) - 1 if spans[-1][1] == "foreign" else len(spans)
+        spans.insert(at, (" " * free, "text"))
+    spans.append((glyphs.bar_right, "dim"))
+    return tuple(spans)
+
+
+def scale(total: int | None, width: int) -> str:
+    """Numbers above the bar, in GiB, as many as fit: `0        24        48        72      95.6`."""
+    if not total:
+        return "memory".ljust(width)
+    total_gib = total / (1 << 30)
+    end = f"{total_gib:.0f}" if abs(total_gib - round(total_gib)) < 0.05 else f"{total_gib:.1f}"
+    line = list("0".ljust(width))
+    line[width - len(end) :] = end
+    steps = 4 if width >= 36 else 2
+    unit = next(
+        (unit for unit in (1, 2, 4, 5, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80) if unit * steps >= total_gib), 96
+    )
+    for step in range(1, steps):
+        mark = f"{unit * step}"
+        at = 1 + round(unit * step / total_gib * (width - 2)) - len(mark) // 2
+        if at + len(mark) < width - len(end) - 1:
+            line[at : at + len(mark)] = mark
+    return "".join(line)

@@ -1,0 +1,317 @@
+"""One row per rank, then one per GPU without one: memory by purpose, load, power, heat, traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from msgspec import Struct
+
+from tuner.core import throttle
+from tuner.domain.gpu import GpuInfo, GpuSample
+from tuner.domain.server import Phase
+from tuner.domain.state import ForeignProcess, HostState, RankMemory, RankState, ServerState
+from tuner.units import GIB
+from tuner.widgets.glyphs import Glyphs
+from tuner.widgets.memory_bar import Terms, bar, scale
+from tuner.widgets.spans import Line, Span, clip
+
+NO_VALUE = "n/a"
+_BAR_MIN = 18
+_BAR_MAX = 60
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """What one line of the table is about."""
+
+    label: str
+    gpu: int | None
+    pid: int | None = None
+    info: GpuInfo | None = None
+    sample: GpuSample | None = None
+    terms: Terms = ()
+    total_bytes: int | None = None
+    used_bytes: int | None = None
+    note: Span = ("", "dim")
+    """A word on what is out of the ordinary."""
+    trouble: str = ""
+    """Stands in place of the bar when there is nothing to draw."""
+    is_rank: bool = True
+
+
+def stack(memory: RankMemory | None, used_bytes: int | None, foreign_bytes: int) -> Terms:
+    """The terms of one GPU's bar, adding up to what the driver says is used.
+
+    What the engine does not explain is `other`; foreign processes come last.
+    """
+    terms: list[tuple[str, int]] = []
+    if memory is not None:
+        known = (
+            ("weights", memory.weights_bytes),
+            ("kv", memory.kv_bytes),
+            ("graphs", memory.graphs_bytes),
+            ("context", memory.context_bytes),
+        )
+        terms = [(name, value) for name, value in known if value]
+    explained = sum(value for _, value in terms)
+    whole = used_bytes - foreign_bytes if used_bytes is not None else (memory.total_bytes or 0) if memory else 0
+    if whole > explained:
+        terms.append(("other", whole - explained))
+    if foreign_bytes:
+        terms.append(("foreign", foreign_bytes))
+    return tuple(terms)
+
+
+def rows_of(state: HostState, server: ServerState | None) -> list[Row]:
+    """The rows for one chosen server: its ranks in order, then the GPUs on which it has none."""
+    infos = {info.index: info for info in state.gpu_table.gpus} if state.gpu_table else {}
+    samples = {sample.index: sample for sample in state.samples}
+    foreign: dict[int, list[ForeignProcess]] = {}
+    for process in state.foreign:
+        foreign.setdefault(process.gpu, []).append(process)
+
+    def row(label: str, gpu: int | None, rank: RankState | None, *, is_rank: bool, starting: bool) -> Row:
+        info = infos.get(gpu) if gpu is not None else None
+        sample = samples.get(gpu) if gpu is not None else None
+        strangers = foreign.get(gpu, []) if gpu is not None else []
+        foreign_bytes = sum(process.memory_bytes or 0 for process in strangers)
+        used = sample.memory_used_bytes if sample else None
+        memory = rank.memory if rank and rank.alive else None
+        if used is None and memory is not None:
+            used = memory.total_bytes + foreign_bytes if memory.total_bytes is not None else None
+        return Row(
+            label=label,
+            gpu=gpu,
+            pid=rank.pid if rank else None,
+            info=info,
+            sample=sample,
+            terms=stack(memory, used, foreign_bytes),
+            total_bytes=info.memory_total_bytes if info else None,
+            used_bytes=used,
+            note=_note(rank, sample, strangers, starting=starting),
+            trouble=(sample.error or "") if sample else "",
+            is_rank=is_rank,
+        )
+
+    ranks = server.ranks if server else ()
+    starting = bool(server and server.phase.starting)
+    rows = [row(rank.tag, rank.gpu, rank, is_rank=True, starting=starting) for rank in ranks]
+    taken = {rank.gpu for rank in ranks}
+    others = {rank.gpu: rank for s in state.servers if s is not server and not s.gone for rank in s.ranks}
+    rows += [
+        row("gpu" if index not in others else "other", index, others.get(index), is_rank=False, starting=False)
+        for index in sorted(infos.keys() | samples.keys())
+        if index not in taken
+    ]
+    return rows
+
+
+def _note(
+    rank: RankState | None, sample: GpuSample | None, strangers: Sequence[ForeignProcess], *, starting: bool
+) -> Span:
+    if rank and not rank.alive:
+        return ("dead", "bad")
+    limits = throttle.limits(sample.throttle_mask) if sample else ()
+    if limits:
+        return (limits[0], "warn")
+    if starting and rank and rank.phase not in (Phase.UNKNOWN, Phase.READY):
+        return (str(rank.phase), "busy")
+    if strangers:
+        return ("foreign", "foreign")
+    return ("", "dim")
+
+
+class Column(Struct, frozen=True, kw_only=True):
+    """A column of numbers: its head in two lines and how a row fills it."""
+
+    key: str
+    group: str = ""
+    head: str
+    width: int
+    priority: int
+    """Columns with the smallest number stay when there is little room."""
+    value: Callable[[Row], str | None]
+
+
+def _sample(read: Callable[[GpuSample], float | int | None], form: str = "{:.0f}") -> Callable[[Row], str | None]:
+    def value(row: Row) -> str | None:
+        number = read(row.sample) if row.sample else None
+        return None if number is None else form.format(number)
+
+    return value
+
+
+def _rate(read: Callable[[GpuSample], int | None]) -> Callable[[Row], str | None]:
+    """Traffic in GB/s: two places below 10, so that idle links do not all read 0."""
+
+    def value(row: Row) -> str | None:
+        number = read(row.sample) if row.sample else None
+        if number is None:
+            return None
+        rate = number / 1e9
+        return f"{rate:.2f}" if rate < 9.995 else f"{rate:.1f}"
+
+    return value
+
+
+def _gib(value: int | None) -> str | None:
+    return None if value is None else f"{value / GIB:.1f}"
+
+
+def _free(row: Row) -> str | None:
+    return None if row.total_bytes is None or row.used_bytes is None else _gib(max(0, row.total_bytes - row.used_bytes))
+
+
+def _util(sample: GpuSample) -> float | None:
+    return None if sample.utilization_ratio is None else sample.utilization_ratio * 100
+
+
+def columns_for(rows: Sequence[Row], glyphs: Glyphs) -> list[Column]:
+    """All columns that mean something for these rows, in display order."""
+    limits = {row.info.power_limit_w for row in rows if row.info and row.info.power_limit_w}
+    power_head = f"/{limits.pop():.0f}" if len(limits) == 1 else "power"
+    columns = [
+        Column(key="used", group="GiB", head="used", width=5, priority=0, value=lambda row: _gib(row.used_bytes)),
+        Column(key="free", group="GiB", head="free", width=5, priority=0, value=_free),
+        Column(key="util", group="%", head="util", width=4, priority=0, value=_sample(_util)),
+        Column(key="power", group="W", head=power_head, width=5, priority=2, value=_sample(lambda s: s.power_w)),
+        Column(
+            key="heat",
+            group=f"{glyphs.degree}C",
+            head="",
+            width=4,
+            priority=1,
+            value=_sample(lambda s: s.temperature_c),
+        ),
+        Column(key="clock", group="MHz", head="SM", width=5, priority=4, value=_sample(lambda s: s.sm_mhz)),
+        Column(key="rx", group="PCIe GB/s", head="rx", width=5, priority=5, value=_rate(lambda s: s.pcie_rx_bytes_s)),
+        Column(key="tx", group="PCIe GB/s", head="tx", width=5, priority=5, value=_rate(lambda s: s.pcie_tx_bytes_s)),
+    ]
+    if any(row.info and row.info.nvlink_count for row in rows):
+        columns += [
+            Column(
+                key="nvrx",
+                group="NVLink GB/s",
+                head="rx",
+                width=5,
+                priority=6,
+                value=_rate(lambda s: s.nvlink_rx_bytes_s),
+            ),
+            Column(
+                key="nvtx",
+                group="NVLink GB/s",
+                head="tx",
+                width=5,
+                priority=6,
+                value=_rate(lambda s: s.nvlink_tx_bytes_s),
+            ),
+        ]
+    return columns
+
+
+class Layout(Struct, frozen=True, kw_only=True):
+    """How the table's width is shared; a function of the width and the rows' shape, so that nothing jumps."""
+
+    label: int
+    pid: int
+    bar: int
+    columns: tuple[Column, ...]
+    note: int
+
+
+def layout_for(rows: Sequence[Row], width: int, glyphs: Glyphs) -> Layout:
+    """Choose columns by priority; the bar gets the rest."""
+    label = max([4, *(len(row.label) for row in rows)])
+    pid = max([5, *(len(str(row.pid)) for row in rows if row.pid)])
+    columns = columns_for(rows, glyphs)
+    note = 13
+    room = width - 1 - (label + 1) - 4 - 2
+    kept: set[str] = set()
+    pid_kept = note_kept = False
+    for priority in range(7):
+        group = [column for column in columns if column.priority == priority]
+        need = sum(column.width + 1 for column in group)
+        spare = room - need - (_BAR_MIN if priority < 2 else 28)
+        if priority == 3:
+            pid_kept = room - (pid + 1) >= 28
+            room -= pid + 1 if pid_kept else 0
+            note_kept = room - (note + 1) >= 28
+            room -= note + 1 if note_kept else 0
+        elif priority == 0 or spare >= 0:
+            kept |= {column.key for column in group}
+            room -= need
+    return Layout(
+        label=label,
+        pid=pid if pid_kept else 0,
+        bar=max(3, min(_BAR_MAX, room)),
+        columns=tuple(column for column in columns if column.key in kept),
+        note=note if note_kept else 1,
+    )
+
+
+def head_lines(rows: Sequence[Row], layout: Layout, title: Span) -> tuple[Line, Line]:
+    """The two lines above the rows: units once, then names."""
+    totals = {row.total_bytes for row in rows if row.total_bytes}
+    left = " " + "rank".ljust(layout.label) + " gpu" + (" " + "pid".rjust(layout.pid) if layout.pid else "")
+    if len(totals) > 1:
+        over_bar = "0 to each GPU's total".ljust(layout.bar)[: layout.bar]
+    else:
+        over_bar = scale(totals.pop() if totals else None, layout.bar)
+    groups, names, seen = "", "", ""
+    for column in layout.columns:
+        names += " " + column.head.rjust(column.width)
+        if column.group == seen:
+            groups = groups.rstrip()[: -len(column.group)] if column.group else groups
+            groups = groups.ljust(len(names) - len(column.group)) + column.group
+        else:
+            groups += " " * (len(names) - len(groups) - len(column.group)) + column.group
+        seen = column.group
+    head = left + " " + over_bar
+    first = clip(title[0], len(head))
+    return ((" ", "text"), (first.ljust(len(head) - 1), title[1]), (groups, "head")), ((head, "head"), (names, "head"))
+
+
+def row_line(row: Row, layout: Layout, glyphs: Glyphs) -> Line:
+    """One row as a line."""
+    dead = row.note == ("dead", "bad")
+    label_style = "bad" if dead else "rank" if row.is_rank else "dim"
+    gpu = NO_VALUE if row.gpu is None else str(row.gpu)
+    spans: list[Span] = [
+        (f" {row.label:<{layout.label}} ", label_style),
+        (f"{gpu:>3} ", "text" if row.gpu is not None else "dim"),
+    ]
+    if layout.pid:
+        spans.append(((str(row.pid) if row.pid else "").rjust(layout.pid) + " ", "dim"))
+    if row.trouble:
+        spans.append((clip(f"{glyphs.bad} {row.trouble}", layout.bar, glyphs.ellipsis).ljust(layout.bar), "bad"))
+    else:
+        spans.extend(bar(row.terms, row.total_bytes, layout.bar, glyphs))
+    for column in layout.columns:
+        value = column.value(row)
+        style = "dim" if value is None else "strong" if column.key in ("used", "free") else "text"
+        spans.append((" " + (NO_VALUE if value is None else value).rjust(column.width), style))
+    word, style = row.note
+    if word:
+        sign = glyphs.bad if style == "bad" else glyphs.warn if style in ("warn", "foreign") else glyphs.busy
+        spans.append((" " + clip(f"{sign} {word}" if layout.note > 1 else sign, layout.note, glyphs.ellipsis), style))
+    return tuple(spans)
+
+
+def table_lines(
+    state: HostState, server: ServerState | None, width: int, glyphs: Glyphs, title: Span = ("ranks", "head")
+) -> list[Line]:
+    """The whole table; empty when there is nothing to show a row for."""
+    rows = rows_of(state, server)
+    if not rows:
+        return []
+    layout = layout_for(rows, width, glyphs)
+    return [*head_lines(rows, layout, title), *(row_line(row, layout, glyphs) for row in rows)]
+
+
+def throttled(rows: Iterable[Row]) -> list[tuple[str, tuple[str, ...]]]:
+    """Which rows the driver slows down, and why."""
+    found = []
+    for row in rows:
+        limits = throttle.limits(row.sample.throttle_mask) if row.sample else ()
+        if limits:
+            found.append((row.label if row.is_rank else f"gpu {row.gpu}", limits))
+    return found

@@ -1,0 +1,132 @@
+"""Lines as values: text in pieces with the name of a style.
+
+What a screen says is decided in such values and tested without a terminal. Remote text passes through `clean`, is
+never parsed as markup, and is measured in terminal cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.cells import cell_len, set_cell_size
+
+from tuner.core import logtext
+
+STYLES: tuple[str, ...] = (
+    "text",
+    "dim",
+    "strong",
+    "head",
+    "ok",
+    "warn",
+    "bad",
+    "busy",
+    "weights",
+    "kv",
+    "graphs",
+    "context",
+    "other",
+    "foreign",
+    "chart",
+    "debug",
+    "rank",
+    "match",
+    "cursor",
+    "selected",
+)
+"""The closed list of style names; each is a component class of `Rows`."""
+
+Span = tuple[str, str]
+"""Text and the name of its style."""
+Line = tuple[Span, ...]
+
+
+def clean(text: str) -> str:
+    """Remote text as it may be shown on one line: no control sequences, tabs as spaces."""
+    if text.isascii() and text.isprintable():
+        return text
+    return logtext.clean(text).replace("\t", "    ").replace("\n", " ")
+
+
+def width_of(line: Iterable[Span]) -> int:
+    """Width in cells."""
+    return sum(len(text) if text.isascii() else cell_len(text) for text, _ in line)
+
+
+def text_of(line: Iterable[Span]) -> str:
+    """The text without styles."""
+    return "".join(text for text, _ in line)
+
+
+def clip(text: str, width: int, ellipsis: str = "…") -> str:
+    """Cut to a width in cells; the cut is visible."""
+    if width <= 0:
+        return ""
+    if (len(text) if text.isascii() else cell_len(text)) <= width:
+        return text
+    return set_cell_size(text, width - 1).rstrip() + ellipsis if width > 1 else ellipsis
+
+
+def clip_line(line: Sequence[Span], width: int, ellipsis: str = "…") -> Line:
+    """Cut a line to a width in cells; the cut is visible."""
+    if width_of(line) <= width:
+        return tuple(line)
+    kept: list[Span] = []
+    left = width
+    for text, style in line:
+        cells = cell_len(text)
+        if cells >= left:
+            # One cell more than fits makes `clip` show the cut also where a piece ends exactly at the edge.
+            kept.append((clip(text + " ", left, ellipsis) if cells == left else clip(text, left, ellipsis), style))
+            break
+        kept.append((text, style))
+        left -= cells
+    return tuple(kept)
+
+
+def spread(left: Sequence[Span], right: Sequence[Span], width: int, ellipsis: str = "…") -> Line:
+    """One line with a left and a right part; the left one gives way."""
+    room = width - width_of(right) - 2
+    if not right or room < 8:
+        return clip_line(left, width, ellipsis)
+    kept = clip_line(left, room, ellipsis)
+    return (*kept, (" " * (width - width_of(kept) - width_of(right)), "text"), *right)
+
+
+def fit(parts: Sequence[Sequence[Span]], width: int, separator: Span) -> Line:
+    """Join as many parts as fit whole, in order of appearance; a part that does not fit is left out, never cut."""
+    line: list[Span] = []
+    used = 0
+    for part in parts:
+        cells = width_of(part)
+        if not cells:
+            continue
+        extra = width_of((separator,)) if line else 0
+        if used + extra + cells > width:
+            continue
+        if line:
+            line.append(separator)
+        line.extend(part)
+        used += extra + cells
+    return tuple(line)
+
+
+def wrap_parts(parts: Sequence[Sequence[Span]], width: int, separator: Span, indent: int = 0) -> list[Line]:
+    """Join parts into as many lines as needed, breaking only between parts."""
+    lines: list[Line] = []
+    line: list[Span] = []
+    used = 0
+    for part in parts:
+        cells = width_of(part)
+        extra = width_of((separator,))
+        if line and used + extra + cells > width:
+            lines.append(tuple(line))
+            line, used = [(" " * indent, "text")], indent
+        elif line:
+            line.append(separator)
+            used += extra
+        line.extend(part)
+        used += cells
+    if line:
+        lines.append(tuple(line))
+    return lines
