@@ -13,6 +13,7 @@ from typing import Any
 MASKED = "***"
 
 _SECRET = re.compile(r"(?:^|_)(?:api_keys?|password|secret|credentials?|access_key|hf_token|auth_token)(?:$|_)")
+_OPENER = re.compile(r"\s*(?:[A-Za-z_][\w.]*\s*)?[({]")
 _KEY = re.compile(r"\s*(?:'(?P<quoted>[^'\\]+)'\s*:|(?P<bare>[A-Za-z_]\w*)\s*=)\s*")
 # One step of a value: a whole string, a bracket, or a run of anything else but commas.
 _STEP = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[\[({]|[\])}]|,|[^'\"\[\](){},]+|.", re.DOTALL)
@@ -29,11 +30,12 @@ def parse_settings(text: str) -> dict[str, Any]:
     Returns:
         Values by name, secrets masked. A value that is no literal is its text. What follows a tear is left out.
     """
-    position = _after_opener(text)
+    opener = _OPENER.match(text)
+    position = opener.end() if opener is not None else 0
     settings: dict[str, Any] = {}
     while (key := _KEY.match(text, position)) is not None:
-        end, complete = _value_end(text, key.end())
-        if not complete and end == len(text) and settings and not text.endswith((")", "}")):
+        end, whole = _value_end(text, key.end())
+        if end == len(text) and (opener is not None or not whole):
             break
         name = key["quoted"] or key["bare"]
         settings[name] = _literal(text[key.end() : end].strip())
@@ -48,14 +50,10 @@ def mask_secrets(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: MASKED if value and _SECRET.search(name) else value for name, value in settings.items()}
 
 
-def _after_opener(text: str) -> int:
-    opener = re.match(r"\s*(?:[A-Za-z_][\w.]*\s*)?[({]", text)
-    return opener.end() if opener is not None else 0
-
-
 def _value_end(text: str, start: int) -> tuple[int, bool]:
-    """Where a value ends, and whether something other than the end of the text ended it."""
+    """Where a value ends, and whether all quotes and brackets in it are closed."""
     depth = 0
+    whole = True
     position = start
     while (step := _STEP.match(text, position)) is not None:
         piece = step.group()
@@ -63,12 +61,14 @@ def _value_end(text: str, start: int) -> tuple[int, bool]:
             depth += 1
         elif piece in _CLOSERS:
             if depth == 0:
-                return position, True
+                return position, whole
             depth -= 1
         elif piece == "," and depth == 0:
-            return position, True
+            return position, whole
+        elif piece in "'\"":
+            whole = False
         position = step.end()
-    return len(text), False
+    return len(text), whole and depth == 0
 
 
 def _literal(text: str) -> Any:

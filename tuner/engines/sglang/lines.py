@@ -15,7 +15,7 @@ from tuner.core.engine import LinePrefix
 from tuner.domain.logs import Level
 
 _PREFIX = re.compile(
-    r"\[(?:(\d{4}-\d\d-\d\d) )?(\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)((?: [A-Z][A-Z_]*\d+)*)\] "
+    r"(?:\([^()\s]+ pid=\d+(?:, ip=[\d.]+)?\) )?\[(?:(\d{4}-\d\d-\d\d) )?(\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)((?: [A-Z][A-Z_]*\d+)*)\] "
     r"(?:(INFO|WARNING|ERROR|CRITICAL|DEBUG):? +(?:[\w.-]+\.py:\d+: )?)?"
 )
 _UVICORN = re.compile(r"(INFO|WARNING|ERROR|CRITICAL|DEBUG): {2,}(?=\S)")
