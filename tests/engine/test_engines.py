@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from servers import Server, Sglang, Vllm, members, titles
-from watching import snapshot, watching
 
+from tests.engine.servers import Server, Sglang, Vllm, members, titles
+from tests.engine.watching import snapshot, watching
 from tuner.domain.plan import ProbePlan
 from tuner.domain.server import START_PHASES, Phase
 from tuner.domain.state import ServerState
@@ -70,9 +70,7 @@ async def test_a_server_is_followed_from_its_start_to_its_end(name: str, engines
             assert (full.version or "").startswith(version)
             assert full.model == "tiny"
             running = titles(server.pid)
-            assert {rank.tag: rank.pid for rank in full.ranks} == {
-                f"TP{i}": running[title.format(i)] for i in range(2)
-            }
+            assert {rank.tag: rank.pid for rank in full.ranks} == {f"TP{i}": running[title.format(i)] for i in range(2)}
             assert all(rank.gpu is None for rank in full.ranks), "there is no GPU here, and none is guessed"
 
             # Under load, from its metrics, and the same through the installed command.
