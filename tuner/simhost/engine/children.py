@@ -1,0 +1,103 @@
+"""The ranks and helpers of the simulated server: real processes that wait, so that signals reach the right ones.
+
+They hang on pipes instead of on polling: when the leader goes, however it goes, the kernel closes its ends and they
+end too, on Linux and macOS alike. The title and state that the simulated host shows are published by the leader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+from dataclasses import dataclass
+
+
+@dataclass
+class Child:
+    """One process of the server's tree."""
+
+    pid: int
+    kind: str
+    """scheduler, detokenizer or resource_tracker."""
+    rank: int | None = None
+    code: int | None = None
+    """Exit code once it is gone; negative: the signal."""
+
+    def title(self, python: str, *, titled: bool) -> str:
+        """Its command line, NUL-separated, as /proc shows it."""
+        if self.kind == "resource_tracker":
+            return f"{python}\0-B\0-c\0from multiprocessing.resource_tracker import main;main(36)\0"
+        if not titled:
+            call = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=37, pipe_handle=41)"
+            return f"{python}\0-B\0-c\0{call}\0--multiprocessing-fork\0"
+        return f"sglang::scheduler_TP{self.rank}\0" if self.kind == "scheduler" else "sglang::detokenizer\0"
+
+
+class Family:
+    """All children of one leader.
+
+    Args:
+        ranks: How many schedulers.
+        lifeline: Reading end of a pipe that closes when the simulated host ends; then everything ends.
+        orphans: The detokenizer outlives a leader that dies before it serves, as 0.5.23's was seen to do.
+    """
+
+    def __init__(self, ranks: int, *, lifeline: int | None, orphans: bool) -> None:
+        leash, self._hold = os.pipe()
+        served, self._served = os.pipe()
+        pipes = (leash, served, lifeline)
+        self.children: list[Child] = [self._fork("resource_tracker", None, pipes, stays=False)]
+        self.children += [self._fork("scheduler", rank, pipes, stays=False) for rank in range(ranks)]
+        self.children.append(self._fork("detokenizer", None, pipes, stays=orphans and lifeline is not None))
+        os.close(leash)
+        os.close(served)
+
+    def _fork(self, kind: str, rank: int | None, pipes: tuple[int, int, int | None], *, stays: bool) -> Child:
+        pid = os.fork()
+        if pid:
+            return Child(pid, kind, rank)
+        with contextlib.suppress(BaseException):
+            os.close(self._hold)
+            os.close(self._served)
+            _wait(*pipes, stays=stays)
+        os._exit(0)
+
+    def serving(self) -> None:
+        """From now on all children go with their leader."""
+        os.write(self._served, b"S")
+
+    def reap(self) -> list[Child]:
+        """Children that ended since the last call."""
+        ended = []
+        for child in self.children:
+            if child.code is None:
+                pid, status = os.waitpid(child.pid, os.WNOHANG)
+                if pid:
+                    child.code = os.waitstatus_to_exitcode(status)
+                    ended.append(child)
+        return ended
+
+    def kill(self, *, ranks: bool = True) -> None:
+        """SIGKILL to every child that is alive."""
+        for child in self.children:
+            if child.code is None and (ranks or child.kind != "scheduler"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGKILL)
+        for child in self.children:
+            if child.code is None:
+                child.code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+
+    def scheduler(self, rank: int) -> Child:
+        """The child that plays a rank."""
+        return next(child for child in self.children if child.rank == rank)
+
+
+def _wait(leash: int, served: int, lifeline: int | None, *, stays: bool) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    select.select([leash] if lifeline is None else [leash, lifeline], [], [])
+    if stays and lifeline is not None and os.read(served, 1) != b"S":
+        select.select([lifeline], [], [])

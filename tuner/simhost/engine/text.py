@@ -1,0 +1,170 @@
+"""The lines that SGLang 0.5.9 and 0.5.23 print, word for word; only the numbers are ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tuner.simhost.engine.memory import gib
+
+CUSTOM_AR_OFF = (
+    "is disabled because it's not supported on more than two PCIe-only GPUs. "
+    "To silence this warning, specify disable_custom_all_reduce=True explicitly."
+)
+FORCED_CUSTOM_AR = (
+    "SGLANG_FORCE_CUSTOM_AR_PCIE=1: Enabling custom allreduce on PCIe topology (8 GPUs). "
+    "This uses IPC shared memory for low-latency small-tensor allreduce."
+)
+READY = "The server is fired up and ready to roll!"
+SIGQUIT_LAUNCH = "Received sigquit from a child process. It usually means the child failed."
+SIGQUIT_SERVING = "SIGQUIT received. signum=None, frame=None. It usually means one child failed."
+SIGTERM = "SIGTERM received. signum=None frame=None. Draining requests and shutting down..."
+SETTLE = "Sleeping 5 seconds before crash diagnostics to let GPU activity settle."
+WAIT_COREDUMPS = "Waiting 60.0 seconds for CUDA coredumps before exiting."
+NO_COREDUMP = (
+    "CUDA user-triggered coredump is not enabled. Set CUDA_ENABLE_USER_TRIGGERED_COREDUMP=1 before CUDA initialization."
+)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The lines whose words differ between the two versions. Sizes are bytes, printed as GiB under the name GB."""
+
+    new: bool
+
+    def init_begin(self) -> str:
+        """Start of the distributed set-up of one rank."""
+        return "Init parallel begin." if self.new else "Init torch distributed begin."
+
+    def init_end(self, elapsed_s: float, used: int) -> list[str]:
+        """Its end; 0.5.23 measures around an almost empty region, so its number says nothing."""
+        if self.new:
+            return [f"Init parallel ends. elapsed={elapsed_s:.2f} s", "Memory baseline taken. mem usage=0.00 GB"]
+        return [f"Init torch distributed ends. elapsed={elapsed_s:.2f} s, mem usage={gib(used):.2f} GB"]
+
+    def custom_ar_off(self) -> str:
+        """Why NCCL does the small all-reduces."""
+        return ("CustomAllReduceV2 " if self.new else "Custom allreduce ") + CUSTOM_AR_OFF
+
+    def weights_end(
+        self, elapsed_s: float, free: int, used: int, model: str = "KimiK25ForConditionalGeneration"
+    ) -> str:
+        """One rank has its weights."""
+        kind = "quant=compressed-tensors, bits=4, " if self.new else "dtype=torch.bfloat16, "
+        return (
+            f"Load weight end. elapsed={elapsed_s:.2f} s, type={model}, {kind}"
+            f"avail mem={gib(free):.2f} GB, mem usage={gib(used):.2f} GB."
+        )
+
+    def shards(self, done: int, total: int, elapsed_s: float) -> str:
+        """The loader's bar, with the line ends of the real one."""
+        rate = elapsed_s / done if done else 0.0
+        left = clock(rate * (total - done)) if done else "?"
+        speed = pace(done, elapsed_s)
+        body = f"{100 * done // total:3d}% Completed | {done}/{total} [{clock(elapsed_s)}<{left}, {speed}]"
+        if self.new:
+            return f"\rMulti-thread loading shards: {body}" + ("\n" if done == total else "")
+        head = "\n" if done == 0 else ""
+        return f"{head}Loading safetensors checkpoint shards: {body}\n" + ("\n" if done == total else "")
+
+    def kv(self, tokens: int, size: int) -> str:
+        """The pool of one rank (MLA: one buffer)."""
+        dtype = "dtype: torch.bfloat16, " if self.new else ""
+        return f"KV Cache is allocated. {dtype}#tokens: {tokens}, KV size: {gib(size):.2f} GB"
+
+    def capture_begin(self, what: str, free: int, sizes: list[int], *, backend: str = "full") -> str:
+        """Graph capture of one rank begins. `what`: decode or prefill (0.5.23 only)."""
+        if not self.new:
+            return f"Capture cuda graph begin. This can take up to several minutes. avail mem={gib(free):.2f} GB"
+        shape = f"num_tokens={sizes}" if what == "prefill" else "num_tokens_per_req=1"
+        return f"Capture target {what} CUDA graph begin. backend={backend}, {shape}, avail mem={gib(free):.2f} GB"
+
+    def capture_end(self, what: str, elapsed_s: float, used: int, free: int, sizes: list[int]) -> str:
+        """Graph capture of one rank ended."""
+        if not self.new:
+            return (
+                f"Capture cuda graph end. Time elapsed: {elapsed_s:.2f} s. mem usage={gib(used):.2f} GB. "
+                f"avail mem={gib(free):.2f} GB."
+            )
+        shape = f"bs={sizes}, " if what == "decode" else ""
+        return (
+            f"Capture target {what} CUDA graph end. {shape}elapsed={elapsed_s:.2f} s, mem usage={gib(used):.2f} GB, "
+            f"avail mem={gib(free):.2f} GB."
+        )
+
+    def capture_bar(self, what: str, size: int, free: int, done: int, total: int, elapsed_s: float) -> str:
+        """The capture's bar, before (done) and after each size."""
+        name = f"bs={size}" if what == "decode" else f"num_tokens={size}"
+        title = "Capturing batches" if what == "decode" else "Capturing prefill shape"
+        return f"\r{title} ({name} avail_mem={gib(free):.2f} GB): {bar(done, total, elapsed_s)}"
+
+    def capacity(self, tokens: int, args: dict[str, object], running: int, context: int, free: int) -> str:
+        """What TP0 prints when all is allocated."""
+        return (
+            f"max_total_num_tokens={tokens}, chunked_prefill_size={args['chunked_prefill_size']}, "
+            f"max_prefill_tokens={args['max_prefill_tokens']}, max_running_requests={running}, "
+            f"context_len={context}, available_gpu_mem={gib(free):.2f} GB"
+        )
+
+    def prefill(self, *, seqs: int, new: int, cached: int, usage: float, running: int, queued: int, pending: int,
+                graph: bool, rate: float) -> str:  # fmt: skip
+        """One prefill batch."""
+        head = (
+            f"Prefill batch, #new-seq: {seqs}, #new-token: {new}, #cached-token: {cached}, token usage: {usage:.2f}, "
+            f"#running-req: {running}, #queue-req: {queued}, "
+        )
+        if self.new:
+            return head + f"#pending-token: {pending}, cuda graph: {graph}, input throughput (token/s): {rate:.2f}"
+        return head + f"input throughput (token/s): {rate:.2f}, cuda graph: {graph}"
+
+    def decode(self, *, running: int, tokens: int, usage: float, queued: int, graph: bool, rate: float,
+               accept: float | None) -> str:  # fmt: skip
+        """Forty decode steps."""
+        steps = 3 if not self.new else 4
+        spec = "" if accept is None else f"accept len: {accept:.2f}, accept rate: {accept / steps:.2f}, "
+        return (
+            f"Decode batch, #running-req: {running}, #token: {tokens}, token usage: {usage:.2f}, {spec}"
+            f"cuda graph: {graph}, gen throughput (token/s): {rate:.2f}, #queue-req: {queued}"
+        )
+
+    def retract(self, count: int, gained: int, before: float, after: float) -> str:
+        """The pool is full: requests go back to the queue."""
+        return (
+            f"KV cache pool is full. Retract requests. #retracted_reqs: {count}, #new_tokens_gained: {gained}, "
+            f"#new_token_ratio: {before:.4f} -> {after:.4f}"
+        )
+
+    def model_info_path(self) -> str:
+        """What the server's own warm-up asks."""
+        return "/model_info"
+
+
+def clock(seconds: float) -> str:
+    """Tqdm's MM:SS."""
+    whole = int(seconds)
+    return (
+        f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+        if whole >= 3600
+        else f"{whole // 60:02d}:{whole % 60:02d}"
+    )
+
+
+def pace(done: int, elapsed_s: float) -> str:
+    """Tqdm's rate: the larger of it/s and s/it."""
+    if not done or elapsed_s <= 0:
+        return "?it/s"
+    rate = done / elapsed_s
+    return f"{rate:5.2f}it/s" if rate >= 1 else f"{1 / rate:5.2f}s/it"
+
+
+def bar(done: int, total: int, elapsed_s: float) -> str:
+    """Tqdm's bar of ten cells."""
+    eighths = round(80 * done / total)
+    full, part = divmod(eighths, 8)
+    cells = "█" * full + (" ▏▎▍▌▋▊▉"[part] if part else "")
+    left = clock(elapsed_s / done * (total - done)) if done else "?"
+    return f"{100 * done // total:3d}%|{cells:<10}| {done}/{total} [{clock(elapsed_s)}<{left}, {pace(done, elapsed_s)}]"
+
+
+def access(port: int, method: str, path: str, status: str) -> str:
+    """Uvicorn's access line."""
+    return f'INFO:     127.0.0.1:{port} - "{method} {path} HTTP/1.1" {status}'

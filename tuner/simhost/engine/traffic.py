@@ -1,0 +1,136 @@
+"""Who asks the simulated server, and for what: users who read, think, and go on with long conversations."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+Emit = Callable[[int, bool], None]
+"""Tells a client how many tokens it got, and whether that was the end."""
+
+
+@dataclass(eq=False)
+class Request:
+    """One request in the server."""
+
+    rid: str
+    prompt: int
+    cached: int
+    output: int
+    arrived: float
+    user: str = ""
+    path: str = "/generate"
+    port: int = 0
+    stream: bool = True
+    emit: Emit | None = None
+    prefilled: int = 0
+    generated: int = 0
+    started: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+    health: bool = False
+
+    @property
+    def context(self) -> int:
+        """KV tokens it holds."""
+        return self.cached + self.prefilled + self.generated
+
+
+@dataclass
+class Profile:
+    """The shape of the traffic."""
+
+    users: tuple[int, int]
+    running: float
+    """How many requests run on average; thinking time follows from it."""
+    document: tuple[int, int]
+    """Tokens of a fresh context."""
+    turn: tuple[int, int]
+    answer: tuple[int, int]
+    fresh: float
+    """Share of turns that begin a new conversation."""
+    longest: int = 30_000
+
+
+PROFILES = {
+    "office": Profile((4, 16), 4.0, (7_000, 19_000), (60, 1_400), (140, 720), 0.34),
+    "solo": Profile((1, 1), 0.9, (200, 900), (40, 300), (700, 1_600), 0.7, 3_600),
+    "none": Profile((0, 0), 0.0, (1, 1), (1, 1), (1, 1), 1.0),
+}
+
+
+@dataclass
+class _User:
+    name: str
+    context: int = 0
+    """Tokens of the conversation so far; 0: none."""
+
+
+@dataclass
+class Traffic:
+    """Arrivals, in order. `next_at` is when the next one comes."""
+
+    profile: Profile
+    rng: random.Random
+    now: float
+    ramp_s: float = 0.0
+    """The first users come over so many seconds."""
+    waiting: list[tuple[float, int, _User]] = field(default_factory=list)
+    count: int = 0
+    began: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.began = self.now
+        for number in range(self.profile.users[1]):
+            user = _User(f"user-{number}")
+            start = self.now + 2 + self.rng.random() * 12
+            # Late users are the ones who come and go: see `_away`.
+            heapq.heappush(self.waiting, (start + self.ramp_s * number / max(1, self.profile.users[1]), number, user))
+
+    @property
+    def next_at(self) -> float:
+        """Wall clock of the next arrival."""
+        return self.waiting[0][0] if self.waiting else math.inf
+
+    def present(self, at: float) -> int:
+        """How many users are there: a slow swing between the least and the most."""
+        least, most = self.profile.users
+        swing = 0.5 + 0.32 * math.sin(at / 410.0) + 0.18 * math.sin(at / 97.0 + 1.0)
+        return round(least + (most - least) * min(1.0, max(0.0, swing)))
+
+    def take(self) -> Request | None:
+        """The next arrival; None when that user is away just now and looks in later."""
+        at, number, user = heapq.heappop(self.waiting)
+        if number >= max(1, self.present(at)):
+            heapq.heappush(self.waiting, (at + 20 + 40 * self.rng.random(), number, user))
+            return None
+        shape = self.profile
+        if user.context == 0 or user.context > shape.longest or self.rng.random() < shape.fresh:
+            user.context, user.name = 0, f"user-{number}-{self.count}"
+            prompt = self.rng.randint(*shape.document)
+        else:
+            prompt = user.context + self.rng.randint(*shape.turn)
+        self.count += 1
+        request = Request(
+            rid=f"{self.rng.getrandbits(128):032x}",
+            prompt=prompt,
+            cached=user.context,
+            output=self.rng.randint(*shape.answer),
+            arrived=at,
+            user=user.name,
+            path="/v1/chat/completions",
+            port=self.rng.randint(32_768, 60_999),
+        )
+        return request
+
+    def answered(self, request: Request, at: float) -> None:
+        """The user reads, thinks and asks again."""
+        number = int(request.user.split("-")[1])
+        user = _User(request.user, request.prompt + request.output)
+        busy = max(1.0, at - request.arrived)
+        ratio = max(0.05, self.present(at) / self.profile.running - 1) if self.profile.running else 1.0
+        think = self.rng.expovariate(1 / (busy * ratio))
+        heapq.heappush(self.waiting, (at + 0.5 + think, number, user))

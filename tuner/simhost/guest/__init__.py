@@ -1,0 +1,1 @@
+"""Files that are copied onto the simulated host. Nothing of gputuner imports them."""

@@ -1,0 +1,226 @@
+"""The simulated host's SSH server: key login only, each exec a real process of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import asyncssh
+
+_SIGNALS = {
+    "HUP": signal.SIGHUP, "INT": signal.SIGINT, "QUIT": signal.SIGQUIT, "KILL": signal.SIGKILL,
+    "TERM": signal.SIGTERM, "USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2, "ALRM": signal.SIGALRM,
+}  # fmt: skip
+_NAMES = {int(number): name for name, number in _SIGNALS.items()}
+
+
+class Server(asyncssh.SSHServer):
+    """One connection: the one user with the one key.
+
+    Args:
+        user: Who may log in.
+        key: The public key that proves it.
+        session: Makes a session for each channel.
+    """
+
+    def __init__(self, user: str, key: asyncssh.SSHKey, session: Callable[[], Session]) -> None:
+        self._user = user
+        self._key = key
+        self._session = session
+
+    def begin_auth(self, username: str) -> bool:
+        """Everyone has to show a key."""
+        return True
+
+    def public_key_auth_supported(self) -> bool:
+        """Keys are taken."""
+        return True
+
+    def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
+        """Only the generated user key."""
+        return username == self._user and key.public_data == self._key.public_data
+
+    def session_requested(self) -> Session:
+        """A channel is opened."""
+        return self._session()
+
+
+class Session(asyncssh.SSHServerSession[bytes]):
+    """One channel: a command, its streams, signals and end.
+
+    Args:
+        env: Environment of the commands.
+        cwd: Where they start.
+    """
+
+    def __init__(self, env: Mapping[str, str], cwd: str) -> None:
+        self._env = dict(env)
+        self._cwd = cwd
+        self._channel: asyncssh.SSHServerChannel[bytes] | None = None
+        self._command: str | None = None
+        self._process: asyncio.SubprocessTransport | None = None
+        self._early: list[bytes | None] = []
+        """Input that came before the process was up; None is its end."""
+        self._starting: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def connection_made(self, chan: asyncssh.SSHServerChannel[bytes]) -> None:
+        """The channel is open."""
+        self._channel = chan
+
+    def exec_requested(self, command: str) -> bool:
+        """A command is to be run."""
+        self._command = command
+        return True
+
+    def shell_requested(self) -> bool:
+        """A login shell without terminal reads commands from stdin."""
+        self._command = "exec /bin/sh"
+        return True
+
+    def pty_requested(self, term_type: str, term_size: Any, term_modes: Any) -> bool:
+        """There are no terminals here."""
+        return False
+
+    def session_started(self) -> None:
+        """Run it."""
+        assert self._channel is not None
+        self._env.update(self._channel.get_environment())
+        self._starting = asyncio.get_running_loop().create_task(self._start(), name="exec")
+
+    async def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        channel = self._channel
+        assert channel is not None
+        try:
+            process, _ = await loop.subprocess_exec(
+                lambda: _Pipes(channel, self._ended), "/bin/sh", "-c", self._command or "true",
+                env=self._env, cwd=self._cwd, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            channel.write_stderr(f"{error}\n".encode())
+            channel.exit(126)
+            return
+        self._process = cast(asyncio.SubprocessTransport, process)
+        for data in self._early:
+            self._input(data)
+        self._early.clear()
+        if self._closed:
+            self._kill(signal.SIGHUP)
+
+    def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
+        """Input of the command."""
+        self._input(data)
+
+    def eof_received(self) -> bool:
+        """End of the input; the output goes on."""
+        self._input(None)
+        return True
+
+    def _input(self, data: bytes | None) -> None:
+        if self._process is None:
+            self._early.append(data)
+            return
+        pipe = cast(asyncio.WriteTransport | None, self._process.get_pipe_transport(0))
+        if pipe is None or pipe.is_closing():
+            return
+        if data is None:
+            pipe.close()
+        else:
+            pipe.write(data)
+            if pipe.get_write_buffer_size() > 1 << 20 and self._channel is not None:
+                self._channel.pause_reading()
+                asyncio.get_running_loop().call_later(0.02, self._resume, pipe)
+
+    def _resume(self, pipe: asyncio.WriteTransport) -> None:
+        if self._channel is None or self._closed:
+            return
+        if not pipe.is_closing() and pipe.get_write_buffer_size() > 1 << 18:
+            asyncio.get_running_loop().call_later(0.02, self._resume, pipe)
+        else:
+            self._channel.resume_reading()
+
+    def pause_writing(self) -> None:
+        """The client reads slowly: so does the command's output wait."""
+        self._output("pause_reading")
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        self._output("resume_reading")
+
+    def _output(self, act: str) -> None:
+        for number in (1, 2):
+            pipe = self._process.get_pipe_transport(number) if self._process else None
+            if pipe is not None and not pipe.is_closing():
+                getattr(pipe, act)()
+
+    def signal_received(self, signal: str) -> None:
+        """A signal for the command."""
+        number = _SIGNALS.get(signal)
+        if number is not None:
+            self._kill(number)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The channel is closed, or the connection: end the command."""
+        self._closed = True
+        if self._process is not None:
+            self._input(None)
+            self._kill(signal.SIGHUP)
+            asyncio.get_running_loop().call_later(1.0, self._kill, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End the command at once."""
+        self._kill(signal.SIGKILL)
+
+    def _kill(self, number: signal.Signals) -> None:
+        # While our child was not reaped its PID, and so its group, cannot be another's.
+        if self._process is not None and self._process.get_returncode() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.get_pid(), number)
+
+    def _ended(self) -> None:
+        """The command is over and its output is read."""
+        assert self._channel is not None
+        assert self._process is not None
+        code = self._process.get_returncode() or 0
+        with contextlib.suppress(OSError):
+            if code >= 0:
+                self._channel.exit(code)
+            elif -code in _NAMES:
+                self._channel.exit_with_signal(_NAMES[-code])
+            else:
+                self._channel.exit(128 - code)
+
+
+class _Pipes(asyncio.SubprocessProtocol):
+    """Hands the output of a command to its channel."""
+
+    def __init__(self, channel: asyncssh.SSHServerChannel[bytes], ended: Callable[[], None]) -> None:
+        self._channel = channel
+        self._ended = ended
+        self._open = 2
+        self._exited = False
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            if fd == 1:
+                self._channel.write(data)
+            else:
+                self._channel.write_stderr(data)
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if fd in (1, 2):
+            self._open -= 1
+            self._finish()
+
+    def process_exited(self) -> None:
+        self._exited = True
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._exited and not self._open:
+            self._ended()
