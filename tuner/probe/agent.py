@@ -82,6 +82,15 @@ def slurp(path: str, limit: int = 1 << 20) -> bytes:
         os.close(fd)
 
 
+def glance(path: str) -> bytes:
+    """Content of a file of /proc that is handed out whole by one read. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 8192)
+    finally:
+        os.close(fd)
+
+
 def text_of(path: str, limit: int = 1 << 20) -> Optional[str]:
     """Content of a small text file, or None where it cannot be read."""
     try:
@@ -547,7 +556,7 @@ class Proc:
 def read_stat(pid: int) -> Optional[Tuple[str, int, int]]:
     """State letter, parent and start ticks of a process; None when there is no such process."""
     try:
-        data = slurp("%s/%d/stat" % (PROC, pid), 4096)
+        data = glance("%s/%d/stat" % (PROC, pid))
         fields = data[data.rindex(b")") + 2 :].split()
         return fields[0].decode("ascii"), int(fields[1]), int(fields[19])
     except (OSError, ValueError, IndexError):
@@ -1009,7 +1018,7 @@ def find_log(pid: int, procs: Dict[int, Proc], markers: Sequence[bytes]) -> LogT
         except OSError:
             continue
         status = stat_of("%s/%d/fd/%s" % (PROC, pid, fd))
-        if text.startswith("/") and not text.startswith("/dev/") and (status is None or stat.S_ISREG(status.st_mode)):
+        if stat.S_ISREG(status.st_mode) if status else text.startswith("/") and not text.startswith("/dev/"):
             files.append(file_target(pid, fd, text))
         else:
             texts.append(text)
@@ -1094,6 +1103,23 @@ def startup_runs(
     return [(base + start, data[start:stop]) for start, stop in spans], ended
 
 
+def startup_section(
+    fd: int, at: int, until: int, markers: Sequence[bytes], end_marker: bytes
+) -> Iterator[Tuple[int, bytes]]:
+    """Runs of start-up lines of a file between two offsets, the first of which is a line start; little at a time."""
+    ended = False
+    while at < until and not ended:
+        block = os.pread(fd, min(1 << 20, until - at), at)
+        if not block:
+            return
+        whole = block.rfind(b"\n") + 1
+        if whole and at + len(block) < until:
+            block = block[:whole]
+        runs, ended = startup_runs(block, at, markers, end_marker)
+        yield from runs
+        at += len(block)
+
+
 def start_of_last(fd: int, size: int, marker: bytes, budget_s: float = 0.25) -> int:
     """Offset of the last line with `marker`: where the newest start in a reused log begins.
 
@@ -1135,10 +1161,27 @@ def line_start(fd: int, offset: int, size: int) -> int:
     return offset - 1 + skip
 
 
+class Followed:
+    """What a tail must know of the server whose log it follows."""
+
+    def __init__(self, probe: Probe, engine: Engine, leader: Proc, key: str) -> None:
+        self.probe = probe
+        self.engine = engine
+        self.leader = leader
+        self.key = key
+        self.resume: Optional[Json] = probe.resume.get(key)
+        """Where the laptop was before the link broke; taken by the first tail."""
+        self.started_at: Optional[float] = None
+        self.ended = threading.Event()
+
+    def log_changed(self, status: os.stat_result) -> None:
+        """The tail went over to another file."""
+
+
 class Tail:
     """What follows one server's log; a thread of its own."""
 
-    def __init__(self, server: Server, target: LogTarget, reason: str) -> None:
+    def __init__(self, server: Followed, target: LogTarget, reason: str) -> None:
         self.server = server
         self.probe = server.probe
         self.target = target
@@ -1202,7 +1245,7 @@ class NoTail(Tail):
 class FileTail(Tail):
     """Follows a file by (device, inode, offset), through rotation, truncation and deletion."""
 
-    def __init__(self, server: Server, target: LogTarget, reason: str) -> None:
+    def __init__(self, server: Followed, target: LogTarget, reason: str) -> None:
         super().__init__(server, target, reason)
         self._fd = -1
         self._lock = threading.Lock()
@@ -1293,22 +1336,11 @@ class FileTail(Tail):
         at = start_of_last(self._fd, os.fstat(self._fd).st_size, engine.markers[0])
         last = 0
         until = min(limit, at + self.probe.head_bytes)
-        ended = False
-        while at < until and not ended:
-            block = os.pread(self._fd, min(1 << 20, until - at), at)
-            if not block:
+        for offset, data in startup_section(self._fd, at, until, engine.markers, engine.end_marker):
+            if not self._room():
                 break
-            whole = block.rfind(b"\n") + 1
-            if whole and at + len(block) < until:
-                block = block[:whole]
-            runs, ended = startup_runs(block, at, engine.markers, engine.end_marker)
-            for offset, data in runs:
-                if not self._room():
-                    return last
-                end = offset + len(data)
-                self._emit({"t": "log", "offset": offset, "end": end, "head": True, **bulk(data)})
-                last = end
-            at += len(block)
+            last = offset + len(data)
+            self._emit({"t": "log", "offset": offset, "end": last, "head": True, **bulk(data)})
         return last
 
     def _resume(self, resume: Json) -> bool:
@@ -1534,15 +1566,13 @@ class JournalTail(Tail):
         reason = "resume" if cursor else self.reason
         self._emit({"t": "log_open", "reason": reason, "kind": "journal", "path": self.target.path, "offset": offset})
         if cursor is None:
-            since = self.server.started_at
-            first = [*base, "--since=@%d" % int(since - 1)] if since is not None else base
-            cursor, offset = self._backlog(first)
+            cursor, offset = self._backlog(base)
         while not self._over:
             follow = [*base, "--follow", "--lines=all"]
             if cursor:
                 follow.append("--after-cursor=" + cursor)
             elif self.server.started_at is not None:
-                follow.append("--since=@%d" % int(self.server.started_at - 1))
+                follow.append("--since=@%d" % int(self.server.started_at - 1))  # nothing was there yet
             if self.probe.once:
                 self.caught_up.set()
                 return
@@ -1582,42 +1612,51 @@ class JournalTail(Tail):
             self.probe.children.end(child)
             child.stdout.close()
 
-    def _backlog(self, argv: Sequence[str]) -> Tuple[Optional[str], int]:
-        """Send what the journal already holds: all of it, or the start-up section and the last lines."""
-        engine = self.server.engine
-        kept: Deque[Tuple[int, bytes, str]] = collections.deque()
-        held = 0
-        offset = 0
+    def _backlog(self, base: Sequence[str]) -> Tuple[Optional[str], int]:
+        """Send what the journal already holds: all of it, or the start-up section and the last lines.
+
+        Returns:
+            Cursor and offset to go on from.
+        """
+        since = self.server.started_at
+        first = [*base, "--since=@%d" % int(since - 1)] if since is not None else [*base, "--lines=2000"]
         cursor: Optional[str] = None
-        head: List[Tuple[int, bytes]] = []
-        heading = True
+        kept: List[bytes] = []
+        end = 0
+        whole = True
         try:
-            for cursor, data in self._entries(argv, lambda: None):
-                if heading and offset < self.probe.head_bytes:
-                    runs, ended = startup_runs(data, offset, engine.markers, engine.end_marker)
-                    head += runs
-                    heading = not ended
-                kept.append((offset, data, cursor))
-                offset += len(data)
-                held += len(data)
-                while held > self.probe.tail_bytes and len(kept) > 1:
-                    held -= len(kept.popleft()[1])
+            for cursor, data in self._entries(first, lambda: None):
+                kept.append(data)
+                end += len(data)
+                if end >= self.probe.head_bytes:
+                    whole = False
+                    break
+            text = b"".join(kept)
+            if whole and end <= self.probe.tail_bytes:
+                self._send(text, 0, cursor)
+                return cursor, end
+            runs, _ = startup_runs(text, 0, self.server.engine.markers, self.server.engine.end_marker)
+            if not whole:
+                # How much lies between is unknown: journalctl can only count lines from the end.
+                kept.clear()
+                for entry in self._entries([*base, "--lines=2000"], lambda: None):
+                    cursor = entry[0]
+                    kept.append(entry[1])
+                text = b"".join(kept)
+                end += len(text)
+            text = text[-self.probe.tail_bytes :]
+            text = text[text.find(b"\n") + 1 :]
+            start = end - len(text)
+            last = 0
+            for at, data in runs:
+                if at + len(data) <= start and self._room():
+                    last = at + len(data)
+                    self._emit({"t": "log", "offset": at, "end": last, "head": True, **bulk(data)})
+            self._emit({"t": "log_gap", "offset": last, "end": start, "reason": "opened near its end"})
+            self._send(text, start, cursor)
         except OSError as e:
             self.probe.problems.note("log-denied", self.server.key, "journalctl: %s" % e)
-            return None, 0
-        first = kept[0][0] if kept else 0
-        if first:
-            end = 0
-            for at, data in head:
-                if at < first and self._room():
-                    end = at + len(data)
-                    self._emit({"t": "log", "offset": at, "end": end, "head": True, **bulk(data)})
-            self._emit({"t": "log_gap", "offset": end, "end": first, "reason": "opened near its end"})
-        if kept:
-            whole = b"".join(data for _, data, _ in kept)
-            self._send(whole, first, kept[-1][2])
-        self.caught_up.set()
-        return cursor, offset
+        return cursor, end
 
     def _stream(self, argv: Sequence[str], cursor: Optional[str], offset: int) -> Tuple[Optional[str], int]:
         waiting: List[bytes] = []
@@ -1676,11 +1715,16 @@ def send_old_logs(server: Server, tail: FileTail) -> None:
         if server.ended.wait(0.05):
             return
         try:
-            data = slurp(old, probe.head_bytes)
+            fd = os.open(old, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             continue
-        runs, _ = startup_runs(data, 0, engine.markers, engine.end_marker)
-        lines = b"".join(run if run.endswith(b"\n") else run + b"\n" for _, run in runs)[:OLD_LOG_LIMIT]
+        lines = b""
+        try:
+            for _, run in startup_section(fd, 0, min(size, probe.head_bytes), engine.markers, engine.end_marker):
+                lines += run if run.endswith(b"\n") else run + b"\n"
+        finally:
+            os.close(fd)
+        lines = lines[:OLD_LOG_LIMIT]
         if lines and probe.out.wait_for_room(server.ended.is_set):
             event = {
                 "t": "old_log",
@@ -2091,6 +2135,7 @@ class Poller:
             self._read(status, body, event)
         except HttpProblem as e:
             event["error"] = str(e)
+            server.look_at_ports_soon()
             self._failed(e.code, str(e))
             self.probe.out.put(event)
             # What does not speak HTTP will not learn it soon.
@@ -3193,21 +3238,16 @@ def hidepid() -> Optional[str]:
 # ---------------------------------------------------------------------------------------------------------------
 
 
-class Server:
+class Server(Followed):
     """One inference server and all that is done about it."""
 
     UNTITLED_EVERY_S = 5.0
     """Helpers without a title (compilers, trackers) come and go; they are not worth a line each."""
 
     def __init__(self, probe: Probe, engine: Engine, leader: Proc, orphaned: bool) -> None:
-        self.probe = probe
-        self.engine = engine
-        self.leader = leader
+        super().__init__(probe, engine, leader, "%d:%d" % (leader.pid, leader.ticks))
         self.orphaned = orphaned
-        self.key = "%d:%d" % (leader.pid, leader.ticks)
-        self.ended = threading.Event()
         self.dying_at: Optional[float] = None
-        self.resume: Optional[Json] = probe.resume.get(self.key)
         self.pollers: Dict[str, Poller] = {}
         self.listening = False
         self.address = ("127.0.0.1", 0)
@@ -3322,6 +3362,10 @@ class Server:
             member["env"] = {name: value for name, value in wanted.items() if self.env.get(name) != value} or None
         return member
 
+    def look_at_ports_soon(self) -> None:
+        """An endpoint did not answer: it may be gone."""
+        self._ports_due = 0.0
+
     def _look_at_ports(self, now: float) -> None:
         """Which ports members listen on. On a host with many connections the tables are long: asked less often."""
         found = [item for item in listeners_of(self.leader.pid) if item.inode]
@@ -3427,19 +3471,11 @@ class Server:
 # ---------------------------------------------------------------------------------------------------------------
 
 
-class Lost:
+class Lost(Followed):
     """A server the laptop followed and that ended while nobody watched: its last words are still in its log."""
 
     def __init__(self, probe: Probe, key: str) -> None:
-        self.probe = probe
-        self.key = key
-        self.engine = Engine({"name": ""})
-        self.leader = Proc(0)
-        self.resume: Optional[Json] = probe.resume.get(key)
-        self.ended = threading.Event()
-
-    def log_changed(self, status: os.stat_result) -> None:
-        """Nobody is told."""
+        super().__init__(probe, Engine({"name": ""}), Proc(0), key)
 
     def read(self, timeout_s: float) -> None:
         """Send what the log still holds, from where the laptop was."""
@@ -3451,7 +3487,7 @@ class Lost:
             return
         target = LogTarget("docker-json" if place.endswith("-json.log") else "file", path)
         target.watch, target.opens, target.status = place, [place], status
-        tail = FileTail(self, target, "resume")  # type: ignore[arg-type]
+        tail = FileTail(self, target, "resume")
         tail.finish(timeout_s)
         tail.start()
         tail.caught_up.wait(timeout_s)
