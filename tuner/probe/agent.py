@@ -1625,9 +1625,10 @@ class JournalTail(Tail):
         end = 0
         whole = True
         try:
-            for cursor, data in self._entries(first, lambda: None):
-                kept.append(data)
-                end += len(data)
+            for entry in self._entries(first, lambda: None):
+                cursor = entry[0]
+                kept.append(entry[1])
+                end += len(entry[1])
                 if end >= self.probe.head_bytes:
                     whole = False
                     break
