@@ -10,11 +10,12 @@ import sys
 
 import click
 
-from tuner import __version__
 from tuner.errors import TunerError
 
 FINE, PROBLEM, USAGE, UNREACHED = 0, 1, 2, 3
 
+COMPLETION = "_GPUTUNER_COMPLETE"
+"""Variable by which a shell asks for completions, as click names it."""
 EXIT_CODES = "Exit codes: 0 fine, 1 found a problem, 2 used wrongly or input not readable, 3 host not reached."
 
 
@@ -36,12 +37,21 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command; its exit code. What the user did wrong is said in one line on stderr."""
+    cli = command_line()
+    if (asked := os.environ.get(COMPLETION)) is not None:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(cli, {}, "gputuner", COMPLETION, asked)
     try:
-        code = command_line().main(arguments, prog_name="gputuner", standalone_mode=False)
+        # Not through click's own main, which ends the process itself and calls a closed pipe a problem.
+        with cli.make_context("gputuner", sys.argv[1:] if arguments is None else list(arguments)) as context:
+            code = cli.invoke(context)
         sys.stdout.flush()
     except TunerError as error:
         click.echo(f"gputuner: {error}", err=True)
         return error.exit_code
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -54,4 +64,4 @@ def run(arguments: list[str] | None = None) -> int:
     return code if isinstance(code, int) else FINE
 
 
-__all__ = ["EXIT_CODES", "FINE", "PROBLEM", "UNREACHED", "USAGE", "__version__", "command_line", "main", "run"]
+__all__ = ["EXIT_CODES", "FINE", "PROBLEM", "UNREACHED", "USAGE", "command_line", "main", "run"]

@@ -6,26 +6,19 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import click
 
 from tuner import __version__
-from tuner.cli import EXIT_CODES
+from tuner.cli import COMPLETION, EXIT_CODES
 from tuner.cli.targets import complete_hosts, parse, seconds
 from tuner.errors import TunerError, UsageProblem
+from tuner.simhost.scenarios import SCENARIOS
 
-SCENARIOS = (
-    "healthy",
-    "low-fraction",
-    "oom-capture",
-    "oom-prefill",
-    "foreign-tenant",
-    "rank-killed",
-    "hang-capture",
-    "story",
-)
 ENGINE_VERSIONS = ("0.5.9", "0.5.23")
+
+P = ParamSpec("P")
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -40,7 +33,7 @@ def _example(*commands: str) -> Callable[[click.Command], click.Command]:
     return add
 
 
-class _Argument(click.ParamType):
+class _Argument(click.ParamType):  # type: ignore[type-arg]  # generic only in the newest click
     """An argument read by one of our own functions; what it refuses is wrong usage."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
@@ -70,11 +63,11 @@ _speed = click.option(
 )
 
 
-def _on_screen(command: Callable[..., Any]) -> Callable[..., Any]:
+def _on_screen(command: Callable[P, int]) -> Callable[P, int]:
     """Refuse to draw a dashboard where there is no terminal."""
 
     @functools.wraps(command)
-    def checked(*args: Any, **options: Any) -> Any:
+    def checked(*args: P.args, **options: P.kwargs) -> int:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise UsageProblem(
                 "The dashboard needs a terminal",
@@ -134,7 +127,7 @@ def connect(hosts: tuple[Any, ...]) -> int:
 @_example("gputuner demo", "gputuner demo --scenario low-fraction --version 0.5.9", "gputuner demo --list")
 @cli.command()
 @click.option(
-    "--scenario", type=click.Choice(SCENARIOS), default="healthy", show_default=True, help="What happens there."
+    "--scenario", type=click.Choice(tuple(SCENARIOS)), default="healthy", show_default=True, help="What happens there."
 )
 @click.option(
     "--version", "version", type=click.Choice(ENGINE_VERSIONS), default="0.5.23", show_default=True, help="SGLang's."
@@ -146,10 +139,8 @@ def demo(scenario: str, version: str, speed: float, list_scenarios: bool) -> int
 
     The host is an SSH server on this machine's loopback and is connected to as any other. Needs no GPU and no network.
     """
-    from tuner.cli import demo as demo_host
-
     if list_scenarios:
-        for name, what in demo_host.scenarios():
+        for name, what in SCENARIOS.items():
             click.echo(f"{name:16} {what}")
         return 0
     return _demo(scenario, version, speed)
@@ -216,4 +207,4 @@ def completion(shell: str) -> None:
 
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(kind(cli, {}, "gputuner", "_GPUTUNER_COMPLETE").source())
+    click.echo(kind(cli, {}, "gputuner", COMPLETION).source())

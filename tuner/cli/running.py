@@ -1,4 +1,4 @@
-"""Running a coroutine as a command: interrupts end it in order, and a lost host becomes an error.
+"""Running a coroutine as a command: interrupts end it in order.
 
 asyncio already turns the first interrupt into a cancellation; being terminated or hung up on is treated alike, so that
 the probe is told good-bye and the demo's host is ended whatever ends us.
@@ -8,16 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from tuner.errors import ConnectionFailed
-
-if TYPE_CHECKING:
-    from tuner.cli.ask import TerminalAsk
-    from tuner.domain.state import HostState
-    from tuner.session.session import Session
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -50,29 +42,3 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         if ended_by:
             raise SystemExit(128 + ended_by[0]) from None
         raise
-
-
-@asynccontextmanager
-async def running(session: Session) -> AsyncIterator[Session]:
-    """The session at work; closed when the context is left."""
-    from tuner.session.tasks import spawn
-
-    work = spawn(session.run(), name="session")
-    try:
-        yield session
-    finally:
-        await session.aclose()
-        await work
-
-
-def check_reached(state: HostState, ask: TerminalAsk) -> None:
-    """Raise what keeps a command from its host.
-
-    Raises:
-        ConnectionFailed: the link is down.
-    """
-    from tuner.domain.link import LinkPhase
-
-    if state.link.phase is LinkPhase.DOWN:
-        reason = state.link.reason or "the link is down"
-        raise ConnectionFailed(state.name, reason, ask.refusal or "")

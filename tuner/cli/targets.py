@@ -1,4 +1,4 @@
-"""What HOST means on the command line."""
+"""Arguments of the command line as values."""
 
 from __future__ import annotations
 
@@ -11,36 +11,17 @@ from tuner.errors import UsageProblem
 if TYPE_CHECKING:
     from tuner.domain.link import Target
 
-HOSTS = "HOST is user@host[:port], a host alias of your ~/.ssh/config, local, or demo."
-
-_FORM = re.compile(
-    r"(?:ssh://)?"
-    r"(?:(?P<user>[^@\s:/]+)@)?"
-    r"(?:\[(?P<bracketed>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<plain>[A-Za-z0-9_][\w.-]*)|(?P<bare>[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f.]*))"
-    r"(?::(?P<port>\d{1,5}))?"
-    r"/?"
-)
-
 
 def parse(text: str) -> Target:
-    """The target that `text` names.
+    """The target that `text` names; the scheme `demo` stands for a simulated host that is still to be found or started.
 
     Raises:
-        UsageProblem: it has none of the accepted forms. Text with spaces, control characters or a leading dash is
-            refused, for it would reach ssh's own configuration as something else than a host.
+        UsageProblem: it names none.
     """
     from tuner.domain.link import Target
+    from tuner.session import targets
 
-    if text == "local":
-        return Target(name="local", scheme="local", host="local")
-    form = _FORM.fullmatch(text)
-    if form is None:
-        raise UsageProblem("Not a host", repr(text), HOSTS)
-    port = int(form["port"]) if form["port"] else None
-    if port is not None and not 0 < port < 65_536:
-        raise UsageProblem("Not a port", form["port"], "A port is between 1 and 65535.")
-    host = form["bracketed"] or form["plain"] or form["bare"]
-    return Target(name=text, scheme="ssh", host=host, user=form["user"], port=port)
+    return Target(name=text, scheme="demo", host=text) if text == "demo" else targets.parse(text)
 
 
 def seconds(text: str) -> float:

@@ -12,6 +12,7 @@ import msgspec
 
 from tuner.core.throttle import limits
 from tuner.domain.gpu import GpuInfo, GpuSample
+from tuner.domain.server import Phase
 from tuner.domain.state import HostState, RankMemory, ServerState
 
 SCHEMA = 1
@@ -134,3 +135,23 @@ def memory_bytes(memory: RankMemory) -> dict[str, int | None]:
         "other": sum(rest) if rest else None,
         "total": memory.total_bytes,
     }
+
+
+def complete(state: HostState) -> bool:
+    """Whether a first reading has all that is to come: GPUs, the process table, and each server's log and answers.
+
+    A speed that is told as a counter needs two readings, so a serving engine without one is waited for.
+    """
+    if state.hello is None or state.gpu_table is None or not state.scanned:
+        return False
+    if state.gpu_table.gpus and state.samples_at is None:
+        return False
+    return all(server.gone or _told(server) for server in state.servers)
+
+
+def _told(server: ServerState) -> bool:
+    if server.phase is Phase.UNKNOWN:
+        return False
+    if server.phase is not Phase.READY:
+        return True
+    return server.http_problem is not None or (server.metrics.source is not None and server.metrics.tok_s is not None)

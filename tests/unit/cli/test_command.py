@@ -18,13 +18,13 @@ def gputuner(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str
 
 def test_help_is_there_at_once() -> None:
     times = []
-    for _ in range(3):
+    for _ in range(5):
         began = time.perf_counter()
         ran = gputuner("--help")
         times.append(time.perf_counter() - began)
         assert ran.returncode == 0
         assert "connect" in ran.stdout
-    # 0.3 s is the promise; the least of three leaves out what else this machine does.
+    # 0.3 s is the promise; the least of five leaves out what else this machine does.
     assert min(times) < 0.3
 
 

@@ -26,8 +26,10 @@ def test_a_host_is_read_in_all_its_forms(text: str, user: str | None, host: str,
     assert target.name == text
 
 
-def test_local_is_this_machine() -> None:
+def test_some_names_are_no_hosts() -> None:
     assert parse("local").scheme == "local"
+    assert parse("demo").scheme == "demo"
+    assert parse("root@demo").scheme == "ssh"
 
 
 @pytest.mark.parametrize(

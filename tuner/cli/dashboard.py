@@ -1,0 +1,84 @@
+"""The commands that draw: each makes sessions and hands them to the terminal application."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+
+from tuner import paths
+from tuner.cli import FINE
+from tuner.cli.demo import DemoHost, at_home
+from tuner.domain.link import Target
+from tuner.store import settings as stored
+from tuner.transports import Ask
+
+
+def connect(targets: Sequence[Target]) -> int:
+    """Show hosts, a tab each; a host named twice has one."""
+    with ExitStack() as stack:
+        hosts = [stack.enter_context(at_home(target)) for target in dict.fromkeys(targets)]
+        return _show(hosts)
+
+
+def demo(scenario: str, version: str, speed: float) -> int:
+    """Show a simulated host of our own."""
+    # It starts while this process imports the application.
+    with DemoHost(scenario=scenario, version=version, speed=speed) as host:
+        import tuner.app  # noqa: F401
+
+        return _show([host.target()])
+
+
+def replay(file: Path, speed: float) -> int:
+    """Show a journal."""
+    return _show([Target(name=file.name, scheme="replay", host=str(file))], speed)
+
+
+def _show(targets: Sequence[Target], speed: float = 1.0) -> int:
+    from tuner.app import TunerApp
+    from tuner.session.session import Session, open_session
+
+    settings = stored.load(paths.settings_file())
+    for problem in settings.problems:
+        click.echo(f"gputuner: {problem}", err=True)
+
+    def sessions(ask: Ask) -> list[Session]:
+        return [open_session(target, ask=ask, speed=speed) for target in targets]
+
+    app = TunerApp(
+        sessions,
+        ascii=settings.ascii or not _draws_unicode(os.environ),
+        theme=settings.theme,
+        keymap=settings.keymap,
+    )
+
+    async def shown() -> int:
+        loop = asyncio.get_running_loop()
+        ended_by: list[int] = []
+
+        def end(number: int) -> Callable[[], None]:
+            def leave() -> None:
+                # Through the application, so that the terminal is given back as it was.
+                ended_by.append(number)
+                app.exit()
+
+            return leave
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, end(number))
+        await app.run_async()
+        return 128 + ended_by[0] if ended_by else app.return_code or FINE
+
+    return asyncio.run(shown())
+
+
+def _draws_unicode(environment: dict[str, str] | os._Environ[str]) -> bool:
+    """Whether the terminal's character set has box characters."""
+    locale = next((environment[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if environment.get(name)), "")
+    return environment.get("TERM") != "linux" and ("utf" in locale.lower() or locale == "")

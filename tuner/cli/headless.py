@@ -1,0 +1,129 @@
+"""The commands that draw nothing: a reading, a journal, a report of what works, by the dashboard's own session."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tuner.cli import FINE, PROBLEM
+from tuner.cli.ask import TerminalAsk
+from tuner.cli.demo import at_home
+from tuner.cli.running import run
+from tuner.cli.tables import lines, table
+from tuner.core import doctor as judge
+from tuner.core.snapshot import complete
+from tuner.core.snapshot import snapshot as as_data
+from tuner.domain.link import LinkPhase, Target
+from tuner.domain.state import HostState
+from tuner.errors import ConnectionFailed, JournalError
+from tuner.session.session import Session, open_session
+from tuner.session.tasks import spawn
+from tuner.units import format_bytes
+
+SETTLE_S = 5.0
+"""How long a first reading may take after the probe's first word; then what there is must do."""
+
+
+def snapshot(target: Target, *, as_json: bool) -> int:
+    """Print one reading of a host."""
+
+    async def reading() -> dict[str, Any]:
+        async with connected(target) as (session, ask):
+            return as_data(await settled(session, ask))
+
+    got = run(reading())
+    if as_json:
+        click.echo(json.dumps(got, ensure_ascii=False))
+    else:
+        click.echo("\n".join(lines(got)))
+    return FINE
+
+
+def doctor(target: Target, *, as_json: bool) -> int:
+    """Print what works on a host and what each missing thing costs."""
+
+    async def examined() -> tuple[HostState, tuple[judge.Check, ...]]:
+        async with connected(target) as (session, ask):
+            await settled(session, ask)
+            asked = time.time()
+            facts = (await session.checks()).checks
+            answered = time.time()
+            told = facts.get("time", {}).get("value")
+            skew = judge.Skew.measured(asked, told, answered) if isinstance(told, int | float) else None
+            return session.state, judge.examine(facts, session.state, skew)
+
+    state, checks = run(examined())
+    missing = [check for check in checks if check.verdict is judge.Verdict.MISSING]
+    if as_json:
+        body = [{"verdict": c.verdict.value, "what": c.what, "value": c.value, "cost": c.cost or None} for c in checks]
+        click.echo(json.dumps({"schema": 1, "host": state.name, "at": state.now, "checks": body}, ensure_ascii=False))
+    else:
+        rows = [(c.verdict.value, c.what, c.value, f"- {c.cost}" if c.cost else " ") for c in checks]
+        click.echo("\n".join(list(table(("check", "what", "value", " "), rows))[1:]))
+    return PROBLEM if missing else FINE
+
+
+def record(target: Target, file: Path, duration: float | None) -> int:
+    """Write the journal of a session until it is interrupted or the time is over."""
+    if file.exists():
+        raise JournalError("The file is there already", str(file), "Choose another name: no journal is overwritten")
+
+    async def recorded() -> None:
+        async with connected(target, record=file) as (session, ask):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(duration):
+                    await until(session, ask, lambda _: False)
+
+    with contextlib.suppress(KeyboardInterrupt):  # the way to end a recording
+        run(recorded())
+    click.echo(f"{file}: {format_bytes(file.stat().st_size)}", err=True)
+    return FINE
+
+
+@asynccontextmanager
+async def connected(target: Target, *, record: Path | None = None) -> AsyncIterator[tuple[Session, TerminalAsk]]:
+    """A session at work, and whom it asks; both end with the context.
+
+    Raises:
+        ConnectionFailed: the host was not reached; nothing is tried twice.
+    """
+    async with AsyncExitStack() as stack:
+        host = stack.enter_context(at_home(target))
+        ask = TerminalAsk()
+        session = open_session(host, ask=ask, record=record, retry=False)
+        stack.push_async_callback(session.aclose)
+        work = spawn(session.run(), name=f"session {target.name}")
+        stack.push_async_callback(lambda: asyncio.wait([work]))
+        await until(session, ask, lambda state: state.hello is not None)
+        yield session, ask
+
+
+async def until(session: Session, ask: TerminalAsk, true: Callable[[HostState], bool]) -> HostState:
+    """Follow a session until `true` holds.
+
+    Raises:
+        ConnectionFailed: the link is down, or the session ended before.
+    """
+    async for state in session.snapshots():
+        if true(state):
+            return state
+        if state.link.phase is LinkPhase.DOWN:
+            break
+    link = session.state.link
+    raise ConnectionFailed(f"{session.state.name} was not reached", link.reason or "", ask.refusal or "")
+
+
+async def settled(session: Session, ask: TerminalAsk) -> HostState:
+    """The first complete reading, or what there is when it takes too long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SETTLE_S):
+            return await until(session, ask, complete)
+    return session.state
