@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from tests.unit.core.test_snapshot import busy
+from tuner.cli.tables import lines, plain, table
+from tuner.core.snapshot import snapshot
+from tuner.domain.state import HostState
+
+
+def text(state: HostState) -> str:
+    return "\n".join(lines(snapshot(state)))
+
+
+def test_a_reading_says_what_is_there() -> None:
+    shown = text(busy())
+    for words in ("root@box", "2x H200", "READY", "TP0", "tok/s 0.0", "alice", "log-denied", "boom"):
+        assert words in shown, shown
+
+
+def test_unknown_is_a_dash_and_never_zero() -> None:
+    rows = [line.split() for line in text(busy()).splitlines()]
+    gpu = next(row for row in rows if row[:2] == ["1", "H200"])
+    assert set(gpu[2:]) == {"-"}
+    assert "running -" in text(busy())
+
+
+def test_a_host_without_anything_says_so() -> None:
+    shown = text(HostState(name="box", now=0.0))
+    assert "no GPU" in shown
+    assert "no server runs here" in shown
+
+
+def test_text_of_the_host_cannot_move_the_cursor() -> None:
+    assert plain("a\x1b[2Jb\rc\nd\x07") == "ab·c d·"
+    assert "\x1b" not in plain("\x9b31m\x1b]0;title\x07x")
+    assert plain("x" * 100, 10) == "xxxxxxx..."
+    assert plain(None) == plain("") == "-"
+    assert plain(0) == "0"
+
+
+def test_columns_stand_under_their_heads() -> None:
+    rows = list(table(("gpu", "name", "W"), [(0, "a", 1), (11, "bbbbb", 1000)]))
+    assert rows == ["  gpu  name      W", "    0  a         1", "   11  bbbbb  1000"]
+    assert list(table(("gpu",), [])) == ["  gpu"]
