@@ -7,17 +7,23 @@ are the product's, and they are the very ones a real host gets.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
-import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_READY_S = 30.0
+if TYPE_CHECKING:
+    import subprocess
+    from types import TracebackType
+
+_locks: list[int] = []
+"""Open files whose locks say that this process lives."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,8 @@ def launch(
         flag = "--" + name.replace("_", "-")
         for item in value if isinstance(value, (list, tuple)) else (value,):
             words += [flag] if item is True else [] if item in (False, None) else [f"{flag}={item}"]
+    import subprocess
+
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     return subprocess.Popen(
         [sys.executable, "-m", "tuner.simhost", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env,
@@ -128,30 +136,36 @@ def start(
 
 
 def register(folder: Path, facts: Mapping[str, Any]) -> Path:
-    """Write down that a demo runs; the file to remove when it ends."""
-    import psutil
+    """Write down that a demo runs; the file to remove when it ends.
 
+    The file stays locked for as long as the calling process lives: that tells a living entry from a stale one,
+    whatever became of the process and its PID.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"demo-{facts['pid']}.json"
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({**facts, "started": psutil.Process(facts["pid"]).create_time()}))
+    file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    os.write(file, json.dumps({**facts, "started": time.time()}).encode())
     temporary.replace(path)
+    _locks.append(file)
     return path
 
 
 def running(folder: Path) -> Address | None:
     """The demo that was started last and still runs; entries of dead ones are removed."""
-    import psutil
-
     newest: tuple[float, Address] | None = None
     for path in folder.glob("demo-*.json"):
         try:
-            facts = json.loads(path.read_text())
-            alive = psutil.Process(facts["pid"]).create_time() == facts["started"]
-        except (OSError, ValueError, KeyError, psutil.Error):
-            alive = False
-        if not alive:
-            path.unlink(missing_ok=True)
-        elif newest is None or facts["started"] > newest[0]:
-            newest = (facts["started"], Address.of(facts))
+            with path.open("rb") as file:
+                facts = json.loads(file.read())
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink(missing_ok=True)
+                    continue
+            found = (float(facts["started"]), Address.of(facts))
+        except (OSError, ValueError, KeyError):
+            continue
+        if newest is None or found[0] > newest[0]:
+            newest = found
     return newest[1] if newest else None

@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from pathlib import Path
+
+from tuner.simhost import scenarios
+from tuner.simhost.engine.config import VERSIONS
+
+
+def options(argv: list[str]) -> argparse.Namespace:
+    """Read the command line of the host process."""
+    parser = argparse.ArgumentParser(prog="python -m tuner.simhost", description="The simulated host behind the demo.")
+    parser.add_argument("--scenario", choices=tuple(scenarios.SCENARIOS), default="healthy")
+    parser.add_argument("--version", choices=VERSIONS, default="0.5.9")
+    parser.add_argument("--speed", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dir", type=Path, default=None, help="work here, and leave it")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--runtime", type=Path, default=None, help="folder in which to register as the running demo")
+    parser.add_argument("--no-server", action="store_true")
+    parser.add_argument("--no-metrics", action="store_true")
+    parser.add_argument("--api-key", default=None)
+    parser.add_argument("--gpu-mode", choices=("missing", "error", "hang"), default=None)
+    parser.add_argument("--lost-gpu", type=int, action="append", default=[])
+    parser.add_argument("--flag", action="append", default=[], help="more words of the server's command line")
+    return parser.parse_args(argv)
 
 
 def main() -> int:
-    """Entry point."""
-    from tuner.simhost import host
+    """Run a simulated host until stdin ends."""
+    from tuner.simhost.world import World
 
-    return host.main(sys.argv[1:])
+    world = World(options(sys.argv[1:]))
+    try:
+        world.build()
+        world.begin()
+        # The imports that take long come when the server is already on its way: both have to be there for the
+        # first client.
+        from tuner.simhost.host import serve
+
+        serve(world)
+    finally:
+        world.end()
+    return 0
 
 
 if __name__ == "__main__":

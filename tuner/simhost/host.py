@@ -1,495 +1,140 @@
-"""The simulated host as a process: it owns the servers, plays kernel and GPU driver, and lets SSH clients in."""
+"""The simulated host as a process: lets SSH clients into the world, plays the scenario, ends with its stdin."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
 import os
-import random
-import shutil
 import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tuner.simhost import gpus, scenarios
-from tuner.simhost.engine.config import VERSIONS, Spec
-from tuner.simhost.scenarios import Launch, OldRun, Plan
-from tuner.simhost.tree import HOSTNAME, Process, Tree
+import asyncssh
 
-_GUEST = Path(__file__).parent / "guest"
-_TICK_S = 0.25
-_IDLE = {"utilization": 0.0, "watts": 0.055, "pcie_rx": 0.0, "pcie_tx": 0.0, "mem_utilization": 0.0}
-_CLEAN_ENV = ("PATH", "TERM", "TZ", "LC_ALL", "LANG", "LC_CTYPE", "SYSTEMROOT")
-
-
-def options(argv: list[str]) -> argparse.Namespace:
-    """Read the command line of the host process."""
-    parser = argparse.ArgumentParser(prog="python -m tuner.simhost", description="The simulated host behind the demo.")
-    parser.add_argument("--scenario", choices=tuple(scenarios.SCENARIOS), default="healthy")
-    parser.add_argument("--version", choices=VERSIONS, default="0.5.9")
-    parser.add_argument("--speed", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dir", type=Path, default=None, help="work here, and leave it")
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--runtime", type=Path, default=None, help="folder in which to register as the running demo")
-    parser.add_argument("--no-server", action="store_true")
-    parser.add_argument("--no-metrics", action="store_true")
-    parser.add_argument("--api-key", default=None)
-    parser.add_argument("--gpu-mode", choices=("missing", "error", "hang"), default=None)
-    parser.add_argument("--lost-gpu", type=int, action="append", default=[])
-    parser.add_argument("--flag", action="append", default=[], help="more words of the server's command line")
-    return parser.parse_args(argv)
+from tuner.simhost import register
+from tuner.simhost.sshd import Server, Session
+from tuner.simhost.world import TICK_S, World
 
 
 class Host:
-    """One simulated host.
+    """The door, the clock and the script of a world.
 
     Args:
-        args: Its command line.
+        world: What there is; its first server is starting already.
     """
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
-        self.own_dir = args.dir is None
-        self.dir = Path(args.dir or tempfile.mkdtemp(prefix="gputuner-"))
-        self.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.dir = self.dir.resolve()
-        self.plan: Plan = scenarios.plan(args.scenario)
-        self.now = time.time()
-        self.tree = Tree(self.dir / "root", now=self.now)
-        self.run_dir = self.dir / "run"
-        self.logs = self.dir / "data" / "logs"
-        self.site = self.dir / "venv" / "lib" / "python3.12" / "site-packages"
-        self.driver = gpus.Driver(
-            (self.site / "gpu-state.json", self.dir / "bin" / "gpu-state.json"),
-            random.Random(args.seed), mode=args.gpu_mode, lost=set(args.lost_gpu),  # noqa: S311 - a seeded play, no secret
-        )  # fmt: skip
-        self.launches = 0
-        self.servers: dict[int, subprocess.Popen[bytes]] = {}
-        self.facts: dict[int, tuple[int, dict[str, Any]]] = {}
-        self.logged: dict[int, str] = {}
-        self.freeing: list[tuple[float, gpus.Holder]] = []
-        """Memory of processes that just died; the driver takes a moment."""
-        self.tenant_pid: int | None = None
-        self.tenant_bytes = 0
-        self.life_read, self.life_write = os.pipe()
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.args = world.args
         self.closing = asyncio.Event()
-
-    # Set-up
-
-    def build(self) -> None:
-        """Make the folders and files of the host."""
-        for folder in (
-            self.run_dir,
-            self.logs,
-            self.site,
-            self.dir / "bin",
-            self.dir / "venv" / "bin",
-            self.dir / "home",
-        ):
-            folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(_GUEST / "pynvml.py", self.site / "pynvml.py")
-        shutil.copyfile(_GUEST / "sitecustomize.py", self.site / "sitecustomize.py")
-        info = self.site / f"sglang-{self.args.version}.dist-info"
-        info.mkdir(exist_ok=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: sglang\nVersion: {self.args.version}\n")
-        (self.dir / "venv" / "pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.12.3\n")
-        with contextlib.suppress(FileExistsError):
-            (self.dir / "venv" / "bin" / "python").symlink_to(sys.executable)
-        self._script("python3", f'PYTHONPATH="{self.site}" exec "{sys.executable}" "$@"\n')
-        self._script("nvidia-smi", f'exec "{sys.executable}" -I -S "{self.dir}/bin/nvidia_smi.py" "$@"\n')
-        self._script("hostname", f"echo {HOSTNAME}\n")
-        shutil.copyfile(_GUEST / "nvidia_smi.py", self.dir / "bin" / "nvidia_smi.py")
-        self.tree.build()
-
-    def _script(self, name: str, body: str) -> None:
-        path = self.dir / "bin" / name
-        path.write_text("#!/bin/sh\n" + body)
-        path.chmod(0o755)
-
-    def begin(self) -> None:
-        """Start what the scenario starts with: before the slow imports, so that both happen at once."""
-        if self.plan.tenant is not None:
-            self.tenant_bytes = self.plan.tenant.used_bytes
-            self.tenant_pid = self._fork_tenant()
-        if not self.args.no_server and self.plan.steps:
-            self.start(self.plan.steps[0].launch, older=self.plan.older)
-
-    def _fork_tenant(self) -> int:
-        pid = os.fork()
-        if pid == 0:
-            with contextlib.suppress(BaseException):
-                os.close(self.life_write)
-                os.read(self.life_read, 1)
-            os._exit(0)
-        return pid
-
-    @property
-    def python(self) -> str:
-        """The interpreter of the simulated servers."""
-        return str(self.dir / "venv" / "bin" / "python")
-
-    def start(self, launch: Launch, older: tuple[OldRun, ...] = ()) -> int:
-        """Start a server; its PID."""
-        self.launches += 1
-        path = self.logs / f"{launch.name}.log"
-        if path.exists():
-            path = self.logs / f"{launch.name}-{self.launches}.log"
-        spec = self._spec(launch)
-        told = asdict_spec(spec)
-        told["older"] = [
-            {
-                "log": str(self.logs / f"{old.launch.name}.log"),
-                "spec": asdict_spec(self._spec(old.launch, seed=self.args.seed + 100 + number)),
-                "started_at": self.now - old.ago_s,
-                "served_s": old.served_s,
-            }
-            for number, old in enumerate(older)
-        ]
-        spec_path = self.run_dir / f"launch-{self.launches}.spec"
-        spec_path.write_text(json.dumps(told))
-        env = {name: os.environ[name] for name in _CLEAN_ENV if name in os.environ}
-        env["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
-        with path.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tuner.simhost.engine", str(spec_path), str(self.life_read)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd=self.dir,
-                start_new_session=True, pass_fds=(self.life_read,),
-            )  # fmt: skip
-        self.servers[process.pid] = process
-        self.logged[process.pid] = str(path)
-        return process.pid
-
-    def _spec(self, launch: Launch, seed: int | None = None) -> Spec:
-        args = self.args
-        env = {
-            "PATH": f"{self.dir}/venv/bin:/usr/local/bin:/usr/bin:/bin",
-            "HOME": "/root",
-            "USER": "root",
-            "LANG": "C.UTF-8",
-            "VIRTUAL_ENV": f"{self.dir}/venv",
-            "CUDA_DEVICE_MAX_CONNECTIONS": "8",
-            "NCCL_CUMEM_ENABLE": "0",
-            "HF_TOKEN": "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",
-            **launch.env,
-        }
-        words = scenarios.argv(
-            self.python, launch, args.version, 30_000, metrics=not args.no_metrics, api_key=args.api_key,
-            extra=tuple(args.flag),
-        )  # fmt: skip
-        foreign = {self.plan.tenant.gpu: self.plan.tenant.used_bytes} if self.plan.tenant else {}
-        return Spec(
-            version=args.version, argv=words, env=env, cwd=str(self.dir / "home"), run_dir=str(self.run_dir),
-            seed=args.seed + self.launches if seed is None else seed,
-            pace=scenarios.START_PACE * args.speed if self.plan.fast else 1.0,
-            speed=args.speed, up_s=launch.up_s, traffic=launch.traffic, foreign=foreign,
-            capacity_bytes=gpus.CAPACITY_BYTES, faults=launch.faults, dir=str(self.dir) if self.own_dir else None,
-        )  # fmt: skip
-
-    # Kernel and driver
-
-    def tick(self) -> None:
-        """Look at the processes; tell /proc and the driver."""
-        now = time.time()
-        loads = [dict(_IDLE) for _ in range(gpus.COUNT)]
-        holders: list[gpus.Holder] = []
-        seen = {1}
-        for pid in list(self.servers):
-            gone = self.servers[pid].poll() is not None
-            fact = self._fact(pid)
-            if fact is None:
-                if gone:
-                    self._forget(pid)
-                else:
-                    seen.add(pid)
-                    self._show_young(pid)
-                continue
-            members = [m for m in fact["members"] if not gone or _alive(m["pid"])]
-            if gone:
-                self._let_go(fact, now)
-                if not members:
-                    self._forget(pid)
-                    continue
-                members = [{**m, "memory_bytes": 0, "orphan": True} for m in members]
-            else:
-                seen.add(pid)
-                self._show_leader(pid, fact)
-                for number, load in enumerate(fact["loads"]):
-                    if number < len(fact["members"]) or fact["members"]:
-                        loads[number] = load
-            for member in members:
-                seen.add(member["pid"])
-                self._show_member(pid, fact, member)
-                if member["memory_bytes"] and member["gpu"] is not None:
-                    title = member["title"].replace("\0", " ").strip()
-                    holders.append(gpus.Holder(member["pid"], member["gpu"], member["memory_bytes"], title))
-        self.freeing = [(until, holder) for until, holder in self.freeing if until > now]
-        holders += [holder for _, holder in self.freeing]
-        self._tick_tenant(holders, loads, seen)
-        for pid in self.tree.pids():
-            if pid not in seen:
-                self.tree.remove(pid)
-        self.tree.tick(now)
-        self.driver.update(time.monotonic(), loads, holders)
-
-    def _fact(self, pid: int) -> dict[str, Any] | None:
-        path = self.run_dir / f"{pid}.json"
-        try:
-            stamp = path.stat().st_mtime_ns
-            known = self.facts.get(pid)
-            if known is None or known[0] != stamp:
-                self.facts[pid] = (stamp, json.loads(path.read_text()))
-        except (OSError, ValueError):
-            pass
-        found = self.facts.get(pid)
-        return found[1] if found else None
-
-    def _let_go(self, fact: dict[str, Any], now: float) -> None:
-        """The memory of a dead server comes back a moment later."""
-        if fact.get("let_go"):
-            return
-        fact["let_go"] = True
-        for member in fact["members"]:
-            if member["memory_bytes"] and member["gpu"] is not None:
-                holder = gpus.Holder(member["pid"], member["gpu"], member["memory_bytes"], "python")
-                self.freeing.append((now + 1.2 / max(1.0, self.args.speed), holder))
-
-    def _forget(self, pid: int) -> None:
-        self.servers.pop(pid, None)
-        self.facts.pop(pid, None)
-        self.logged.pop(pid, None)
-
-    def _show_young(self, pid: int) -> None:
-        """A server that has not said anything of itself yet: there is a process, and that is all."""
-
-    def _show_leader(self, pid: int, fact: dict[str, Any]) -> None:
-        self.tree.put(
-            Process(
-                pid, 1, "\0".join(fact["argv"]).encode() + b"\0", fact["started_at"], session=pid, env=fact["env"],
-                cwd=fact["cwd"], exe=self.python, log=self.logged[pid], port=fact["port"], rss_kb=1_066_964,
-                cpu_share=0.4 if fact["ready"] else 1.0,
-            )
-        )  # fmt: skip
-
-    def _show_member(self, leader: int, fact: dict[str, Any], member: dict[str, Any]) -> None:
-        kind, title = member["kind"], member["title"]
-        titled = title.startswith("sglang::")
-        scheduler = kind == "scheduler"
-        dead = member["state"] == "Z"
-        # The leader reaps its dead for real; the real engine leaves them as zombies, so that is what is shown.
-        self.tree.put(
-            Process(
-                member["pid"], 1 if member.get("orphan") else leader, title.encode(),
-                fact["started_at"] + (0.6 if kind == "resource_tracker" else 1.1), comm=title[:15] if titled else "python",
-                state=member["state"], session=leader, env=fact["env"], cwd=fact["cwd"], exe=self.python,
-                log=self.logged.get(leader), rss_kb=0 if dead else 2_876_628 if scheduler else 1_029_640,
-                cpu_share=0.0 if dead else 1.0 if scheduler else 0.02,
-            )
-        )  # fmt: skip
-
-    def _tick_tenant(self, holders: list[gpus.Holder], loads: list[dict[str, float]], seen: set[int]) -> None:
-        tenant, pid = self.plan.tenant, self.tenant_pid
-        if tenant is None or pid is None:
-            return
-        if os.waitpid(pid, os.WNOHANG)[0]:
-            self.tenant_pid = None
-            return
-        seen.add(pid)
-        grown = self.tenant_bytes + int(tenant.growth_bytes_s * _TICK_S * self.args.speed)
-        self.tenant_bytes = min(tenant.most_bytes, grown) // (2 << 20) * (2 << 20)
-        self.tree.put(
-            Process(
-                pid, 1, b"python\0train.py\0--config\0lora-7b.yaml\0", self.now - 5 * 3600, uid=1001,
-                env={"USER": "alice", "HOME": "/home/alice", "CUDA_VISIBLE_DEVICES": str(tenant.gpu)},
-                cwd="/home/alice/lora", exe="/usr/bin/python3.12", cgroup="/user.slice/user-1001.slice/session-31.scope",
-                rss_kb=4_212_000, cpu_share=0.9,
-            )
-        )  # fmt: skip
-        holders.append(gpus.Holder(pid, tenant.gpu, self.tenant_bytes, "python"))
-        mine = loads[tenant.gpu]
-        mine["watts"] = min(1.0, mine["watts"] + 0.05)
-        mine["utilization"] = max(mine["utilization"], 0.3)
-
-    # Life
+        self._sessions: list[Session] = []
 
     async def run(self) -> None:
-        """Serve until stdin ends."""
-        import asyncssh
-
-        from tuner.simhost.sshd import Server, Session
-
-        loop = asyncio.get_running_loop()
+        """Serve until stdin ends or a signal says so."""
+        world = self.world
         host_key, user_key = (asyncssh.generate_private_key("ssh-ed25519") for _ in range(2))
-        sessions: list[Session] = []
-
-        def session() -> Session:
-            sessions.append(Session(self._exec_env(), str(self.dir / "home")))
-            return sessions[-1]
-
         listener = await asyncssh.create_server(
-            lambda: Server("root", user_key, session), "127.0.0.1", self.args.port, server_host_keys=[host_key],
+            lambda: Server("root", user_key, self._session), "127.0.0.1", self.args.port, server_host_keys=[host_key],
             encoding=None, allow_pty=False, agent_forwarding=False, x11_forwarding=False, gss_host=None,
         )  # fmt: skip
         port = listener.get_port()
         identity, known_hosts = self._write_keys(host_key, user_key, port)
-        await self._first_look()
+        while not world.shown:
+            await asyncio.sleep(0.004)
+        world.first_look()
         facts = {
-            "port": port, "host": "127.0.0.1", "user": "root", "identity": str(identity), "known_hosts": str(known_hosts),
-            "dir": str(self.dir), "pid": os.getpid(), "scenario": self.args.scenario, "version": self.args.version,
+            "port": port, "host": "127.0.0.1", "user": "root", "identity": str(identity),
+            "known_hosts": str(known_hosts), "dir": str(world.dir), "pid": os.getpid(),
+            "scenario": self.args.scenario, "version": self.args.version,
         }  # fmt: skip
-        registered = self._register(facts)
+        registered = register(self.args.runtime, facts) if self.args.runtime is not None else None
         sys.stdout.write(json.dumps(facts) + "\n")
         sys.stdout.flush()
+        loop = asyncio.get_running_loop()
         loop.add_reader(sys.stdin.fileno(), self._stdin)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self.closing.set)
         try:
             async with asyncio.TaskGroup() as tasks:
-                running = [
-                    tasks.create_task(self._kernel(), name="kernel"),
-                    tasks.create_task(self._script_steps(), name="script"),
-                ]
+                running = [tasks.create_task(self._kernel(), name="kernel"),
+                           tasks.create_task(self._script(), name="script")]  # fmt: skip
                 await self.closing.wait()
                 for task in running:
                     task.cancel()
         finally:
             if registered is not None:
                 registered.unlink(missing_ok=True)
-            for open_session in sessions:
-                open_session.kill()
+            for session in self._sessions:
+                session.kill()
             listener.close()
+
+    def _session(self) -> Session:
+        world = self.world
+        env = {
+            "HOST_ROOT": str(world.dir / "root"),
+            "PATH": f"{world.dir}/bin:/usr/local/bin:/usr/bin:/bin",
+            "HOME": str(world.home),
+            "USER": "root",
+            "LOGNAME": "root",
+            "SHELL": "/bin/sh",
+            "LANG": "C.UTF-8",
+        }
+        self._sessions = [session for session in self._sessions if not session.over]
+        self._sessions.append(Session(env, str(world.home)))
+        return self._sessions[-1]
 
     def _stdin(self) -> None:
         if not os.read(sys.stdin.fileno(), 4096):
             self.closing.set()
 
     def _write_keys(self, host_key: Any, user_key: Any, port: int) -> tuple[Path, Path]:
-        identity, known_hosts = self.dir / "id_ed25519", self.dir / "known_hosts"
+        identity, known_hosts = self.world.dir / "id_ed25519", self.world.dir / "known_hosts"
         identity.touch(mode=0o600)
         identity.write_bytes(user_key.export_private_key())
         public = host_key.export_public_key().decode().strip()
         known_hosts.write_text(f"[127.0.0.1]:{port} {public}\n")
         return identity, known_hosts
 
-    def _exec_env(self) -> dict[str, str]:
-        return {
-            "HOST_ROOT": str(self.dir / "root"),
-            "PATH": f"{self.dir}/bin:/usr/local/bin:/usr/bin:/bin",
-            "HOME": str(self.dir / "home"),
-            "USER": "root",
-            "LOGNAME": "root",
-            "SHELL": "/bin/sh",
-            "LANG": "C.UTF-8",
-        }
-
-    async def _first_look(self) -> None:
-        """Wait until the first server has shown itself, so that the first client finds it."""
-        while any(self._fact(pid) is None and process.poll() is None for pid, process in self.servers.items()):
-            await asyncio.sleep(0.005)
-        loads = [dict(_IDLE) for _ in range(gpus.COUNT)]
-        for pid in self.servers:
-            fact = self._fact(pid)
-            loads = [dict(load) for load in fact["loads"]] if fact else loads
-        self.driver.settle(loads)
-        self.tick()
-
     async def _kernel(self) -> None:
         while True:
-            await asyncio.sleep(_TICK_S)
-            self.tick()
+            await asyncio.sleep(TICK_S)
+            self.world.tick()
 
-    async def _script_steps(self) -> None:
+    async def _script(self) -> None:
         """Play the scenario's launches one after the other."""
-        steps = () if self.args.no_server else self.plan.steps
-        pid = next(iter(self.servers), None)
+        world = self.world
+        steps = () if self.args.no_server else world.plan.steps
+        pid = next(iter(world.servers), None)
         while steps:
             for step in steps:
-                pid = self.start(step.launch) if pid is None else pid
+                pid = world.start(step.launch) if pid is None else pid
                 await self._until_over(pid, step.serve_s)
                 pid = None
                 await asyncio.sleep(step.pause_s / self.args.speed)
-            if not self.plan.repeat:
+            if not world.plan.repeat:
                 return
 
     async def _until_over(self, pid: int, serve_s: float | None) -> None:
-        ready_at: float | None = None
-        while pid in self.servers and self.servers[pid].poll() is None:
-            fact = self._fact(pid)
-            if serve_s is not None and fact is not None and fact["ready"] and ready_at is None:
-                ready_at = time.monotonic()
-            if ready_at is not None and serve_s is not None:
+        """Wait until a server ended, and stop it after it served long enough."""
+        world, ready_at = self.world, None
+        while pid in world.servers and world.servers[pid].poll() is None:
+            fact = world.fact(pid)
+            if serve_s is not None and fact is not None and fact["ready"]:
+                ready_at = ready_at or time.monotonic()
                 if time.monotonic() - ready_at >= serve_s / self.args.speed:
-                    os.kill(pid, signal.SIGTERM)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGTERM)
                     serve_s = None
             await asyncio.sleep(0.1)
 
-    def _register(self, facts: dict[str, Any]) -> Path | None:
-        """Let `snapshot demo` and others find the demo that runs."""
-        folder: Path | None = self.args.runtime
-        if folder is None:
-            return None
-        from tuner.simhost import register
 
-        return register(folder, facts)
+def serve(world: World) -> None:
+    """Open the door and stay until the end."""
 
-    def end(self) -> None:
-        """Leave nothing: no process, no folder."""
-        os.close(self.life_write)
-        for pid, process in self.servers.items():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                if process.poll() is None:
-                    os.killpg(pid, signal.SIGKILL)
-            process.wait()
-        if self.tenant_pid is not None:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(self.tenant_pid, signal.SIGKILL)
-                os.waitpid(self.tenant_pid, 0)
-        if self.own_dir:
-            shutil.rmtree(self.dir, ignore_errors=True)
+    async def stay() -> None:
+        await Host(world).run()
 
-
-def asdict_spec(spec: Spec) -> dict[str, Any]:
-    """A spec as JSON data."""
-    return asdict(spec)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return False
-    return True
-
-
-def free_port(wanted: int) -> int:
-    """That port where it is free on loopback, else any."""
-    for port in (wanted, 0):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    return 0
-
-
-def main(argv: list[str]) -> int:
-    """Run a simulated host until stdin ends."""
-    host = Host(options(argv))
-    try:
-        host.build()
-        host.begin()
-        asyncio.run(host.run())
-    finally:
-        host.end()
-    return 0
+    asyncio.run(stay())

@@ -79,9 +79,9 @@ class Plan:
 _BASE = Launch("base-88")
 _DAY = 86_400.0
 _OLDER = (
-    OldRun(replace(_BASE, name="base-88-3"), 3.2 * _DAY, 2_400.0),
-    OldRun(replace(_BASE, name="base-88-2"), 1.9 * _DAY, 5_100.0),
-    OldRun(replace(_BASE, name="base-88-1"), 0.8 * _DAY, 3_300.0),
+    OldRun(replace(_BASE, name="base-88-3"), 3.2 * _DAY, 1_150.0),
+    OldRun(replace(_BASE, name="base-88-2"), 1.9 * _DAY, 900.0),
+    OldRun(replace(_BASE, name="base-88-1"), 0.8 * _DAY, 1_020.0),
 )
 _FEW_CHANNELS = {"NCCL_MAX_NCHANNELS": "2", "NCCL_MIN_NCHANNELS": "2", "NCCL_BUFFSIZE": "131072"}
 _CUSTOM_AR = {"SGLANG_FORCE_CUSTOM_AR_PCIE": "1", "SGLANG_CUSTOM_ALLREDUCE_ALGO": "1stage"}

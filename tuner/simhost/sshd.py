@@ -105,7 +105,7 @@ class Session(asyncssh.SSHServerSession[bytes]):
             channel.write_stderr(f"{error}\n".encode())
             channel.exit(126)
             return
-        self._process = cast(asyncio.SubprocessTransport, process)
+        self._process = process
         for data in self._early:
             self._input(data)
         self._early.clear()
@@ -171,6 +171,11 @@ class Session(asyncssh.SSHServerSession[bytes]):
             self._input(None)
             self._kill(signal.SIGHUP)
             asyncio.get_running_loop().call_later(1.0, self._kill, signal.SIGKILL)
+
+    @property
+    def over(self) -> bool:
+        """The channel is closed and the command has ended."""
+        return self._closed and (self._process is None or self._process.get_returncode() is not None)
 
     def kill(self) -> None:
         """End the command at once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from tuner.simhost.engine.memory import gib
@@ -141,7 +141,7 @@ def _render_new(out: Text, server: Server, model: Labels, rank0: Labels) -> None
     out.family("startup_cuda_graph_time_seconds", "gauge")
     for phase in _PHASES:
         out.value("startup_cuda_graph_time_seconds", {**engine, "phase": phase}, machine.timings.get(phase, 0.0))
-    per_rank = {
+    per_rank: dict[str, Callable[[int], float]] = {
         "max_total_num_tokens": lambda r: machine.tokens,
         "weight_memory_usage_gb": lambda r: gib(machine.box.ranks[r].weights),
         "kv_cache_memory_usage_gb": lambda r: gib(machine.box.ranks[r].kv),

@@ -347,8 +347,7 @@ class Server:
             now = time.time()
             if big_prefill is not None and now - self.ready_at >= big_prefill / self.spec.speed:
                 big_prefill = None
-                serving.submit(Request(rid="big", prompt=serving.machine.tokens - 4096, cached=0, output=64, arrived=now,
-                                       path="/v1/chat/completions", port=51_234))  # fmt: skip
+                serving.submit(self._long_prompt(now))
             serving.advance(now)
             if now - published >= 0.25:
                 published = now
@@ -359,6 +358,11 @@ class Server:
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), wait)
+
+    def _long_prompt(self, now: float) -> Request:
+        """Somebody pastes a book."""
+        length = self.machine.tokens - 4096
+        return Request("long", length, 0, 64, now, path="/v1/chat/completions", port=51_234)
 
     def submit(self, request: Request) -> None:
         """A request of a real client."""
@@ -460,9 +464,10 @@ class Server:
             if alive:
                 self.log.line(text.NO_COREDUMP)
                 for child in alive:
+                    pipe = f"{self.spec.cwd}/corepipe.cuda.vm.{child.pid}"
                     self.log.line(
-                        f"CUDA coredump pipe not found for PID {child.pid}: {self.spec.cwd}/corepipe.cuda.vm.{child.pid}. "
-                        "Ensure CUDA_ENABLE_USER_TRIGGERED_COREDUMP=1 was set before this process initialized CUDA."
+                        f"CUDA coredump pipe not found for PID {child.pid}: {pipe}. Ensure "
+                        "CUDA_ENABLE_USER_TRIGGERED_COREDUMP=1 was set before this process initialized CUDA."
                     )
                 self.log.line(text.WAIT_COREDUMPS)
                 await self._pause(60.0)

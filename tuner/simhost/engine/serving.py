@@ -91,6 +91,8 @@ class Serving:
         self.write = write
         self.rng = random.Random(machine.spec.seed + 1)  # noqa: S311 - a seeded play, no secret
         self.now = now
+        self.used = 0
+        """KV tokens that are held by requests: the sum of their contexts, kept as they change."""
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.prefilling: list[Request] = []
@@ -113,11 +115,6 @@ class Serving:
         for number, rank in enumerate(machine.box.ranks):
             # What the warm-up left reserved; the first rank also handles images.
             rank.activations = (212 if number else 396) * MIB
-
-    @property
-    def used(self) -> int:
-        """KV tokens that are held by requests."""
-        return sum(request.context for request in self.running) + sum(r.context for r in self.prefilling)
 
     @property
     def usage(self) -> float:
@@ -194,6 +191,7 @@ class Serving:
             self.counters.itl.add(step / accept, more)
             if request.emit is not None:
                 request.emit(more, request.generated >= request.output)
+        self.used += given
         self._tokens_since += given
         self.counters.realtime_decode += given
         if len(self.running) <= self.config.graph_max_bs:
@@ -239,7 +237,10 @@ class Serving:
             return False
         victim = self.running.pop()
         gained = victim.context
-        victim.cached = victim.prefilled = 0
+        self.used -= gained
+        victim.output -= victim.generated
+        victim.prompt += victim.generated
+        victim.cached = victim.prefilled = victim.generated = 0
         self.waiting.appendleft(victim)
         self.counters.retracted += 1
         for rank in self.machine.everyone():
@@ -283,6 +284,7 @@ class Serving:
             return False
         self._evict(new + cached)
         self.prefilling = batch
+        self.used += new + cached
         prefix = sum(request.cached + request.prefilled for request in batch) - new
         took = 0.045 + new / PREFILL_TOKENS_S + new * prefix / 9.0e9
         self.prefill_end = self.now + took
@@ -334,6 +336,7 @@ class Serving:
                 continue
             request.first_token = self.now
             request.generated = 1
+            self.used += 1
             self._tokens_since += 1
             self.counters.realtime_decode += 1
             if not request.health:
@@ -349,6 +352,7 @@ class Serving:
     def _finish(self, request: Request) -> None:
         self.running.remove(request)
         request.finished = self.now
+        self.used -= request.context
         counters = self.counters
         counters.prompt += request.prompt
         counters.generated += request.generated

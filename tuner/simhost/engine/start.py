@@ -187,8 +187,8 @@ def _weights(m: Machine, lines: Lines) -> Steps:
     for done, weight in enumerate(weights, 1):
         m.load(utilization=0.03, watts=0.15, pcie_rx=0.152 * m.rng.uniform(0.8, 1.2), pcie_tx=0.01)
         yield weight * scale
-        for rank in m.box.ranks:
-            rank.weights = memory.WEIGHTS_BYTES * done // total
+        for held in m.box.ranks:
+            held.weights = memory.WEIGHTS_BYTES * done // total
         m.log.raw(lines.shards(done, total, m.log.now() - begin))
     m.load(utilization=0.1, watts=0.2)
     yield _about(m, 1.5)
@@ -259,10 +259,9 @@ def _capture(m: Machine, lines: Lines, what: str) -> Steps:
     decode = what == "decode"
     if decode:
         sizes, backend, seconds = memory.graph_sizes(m.config.graph_max_bs), "full", 71.0
-        cost = memory.graph_bytes
     else:
         sizes = memory.prefill_graph_sizes(int(m.config.args["chunked_prefill_size"]))
-        backend, seconds, cost = "breakable", 60.0, memory.prefill_graph_bytes
+        backend, seconds = "breakable", 60.0
     begin, start_free = m.log.now(), {rank: m.box.free(rank) for rank in range(m.config.tp)}
     for rank in m.everyone():
         m.log.line(lines.capture_begin(what, m.box.free(rank), sizes, backend=backend), rank)
@@ -277,6 +276,7 @@ def _capture(m: Machine, lines: Lines, what: str) -> Steps:
         if done == hang_after:
             yield from _hang(m)
         yield step * m.rng.uniform(0.8, 1.2)
+        cost = memory.graph_bytes if decode else memory.prefill_graph_bytes
         _grow(m, cost(size, first=done == 0), decode=decode)
         m.log.raw(lines.capture_bar(what, size, m.box.free(0), done + 1, len(sizes), m.log.now() - begin))
     m.log.raw("\n")
@@ -324,12 +324,13 @@ def out_of_memory(m: Machine, rank: int, tried: int) -> str:
     others = f"Process {9120} has {_size(m.box.foreign[rank])} memory in use. " if m.box.foreign[rank] else ""
     pools = f", with {_size(private)} allocated in private pools (e.g., CUDA Graphs)," if private else ","
     return (
-        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {_size(tried)}. GPU {rank} has a total capacity "
-        f"of {_size(m.box.capacity)} of which {_size(free)} is free. {others}Including non-PyTorch memory, this process "
-        f"has {_size(mine.total)} memory in use. Of the allocated memory {_size(mine.torch - reserved)} is allocated by "
-        f"PyTorch{pools} and {_size(reserved)} is reserved by PyTorch but unallocated. If reserved but unallocated memory "
-        "is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation "
-        "for Memory Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {_size(tried)}. "
+        f"GPU {rank} has a total capacity of {_size(m.box.capacity)} of which {_size(free)} is free. {others}"
+        f"Including non-PyTorch memory, this process has {_size(mine.total)} memory in use. "
+        f"Of the allocated memory {_size(mine.torch - reserved)} is allocated by PyTorch{pools} "
+        f"and {_size(reserved)} is reserved by PyTorch but unallocated. If reserved but unallocated memory is large "
+        "try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for "
+        "Memory Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
     )
 
 

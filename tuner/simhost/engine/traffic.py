@@ -86,9 +86,9 @@ class Traffic:
         self.began = self.now
         for number in range(self.profile.users[1]):
             user = _User(f"user-{number}")
-            start = self.now + 2 + self.rng.random() * 12
-            # Late users are the ones who come and go: see `_away`.
-            heapq.heappush(self.waiting, (start + self.ramp_s * number / max(1, self.profile.users[1]), number, user))
+            # One user tries the new server, the others come when word has spread.
+            first = self.ramp_s * (0.55 if number == 0 else self.rng.uniform(0.9, 1.0))
+            heapq.heappush(self.waiting, (self.now + first + 2 + self.rng.random() * 12, number, user))
 
     @property
     def next_at(self) -> float:

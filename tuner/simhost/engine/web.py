@@ -236,7 +236,7 @@ def _prompt(path: str, asked: dict[str, Any]) -> tuple[str, int]:
         prompt = asked.get("text", asked.get("input_ids"))
         wanted = params.get("max_new_tokens", 128)
     elif path == "/v1/completions":
-        prompt, wanted = asked["prompt"] if "prompt" in asked else None, asked.get("max_tokens") or 16
+        prompt, wanted = asked.get("prompt"), asked.get("max_tokens") or 16
     else:
         prompt = "\n".join(str(message.get("content", "")) for message in asked["messages"])
         wanted = asked.get("max_completion_tokens") or asked.get("max_tokens") or 256

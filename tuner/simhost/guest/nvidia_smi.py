@@ -1,4 +1,5 @@
 # mypy: ignore-errors
+# ruff: noqa: UP031
 """nvidia-smi of the simulated host: the CSV queries and `topo -m`, from what the simulated driver writes."""
 
 import json
