@@ -159,6 +159,8 @@ class LogBytes(Event, frozen=True, kw_only=True, tag="log"):
     data: str
     head: bool = False
     """Part of the start-up section, read once from the file's beginning and before the tail."""
+    cursor: str | None = None
+    """Where a log that is no file (the systemd journal) goes on after `end`."""
 
 
 class LogGap(Event, frozen=True, kw_only=True, tag="log_gap"):

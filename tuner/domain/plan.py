@@ -60,6 +60,8 @@ class TailFrom(Struct, frozen=True, kw_only=True):
     inode: int | None = None
     path: str | None = None
     offset: int = 0
+    cursor: str | None = None
+    """For a log that is no file (the systemd journal)."""
 
 
 class ProbePlan(Struct, frozen=True, kw_only=True):

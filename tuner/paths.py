@@ -1,0 +1,55 @@
+"""Where files of ours live. Everything else asks here.
+
+GPUTUNER_HOME puts all of the user's files below one folder: for tests, and for a machine whose home is read-only.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+_APP = "gputuner"
+_PACKAGE = Path(__file__).parent
+
+
+def data_dir() -> Path:
+    """What is worth a backup: the history of starts."""
+    return _below_home("data") or platformdirs.user_data_path(_APP)
+
+
+def state_dir() -> Path:
+    """What a session leaves behind: journals, our own log."""
+    return _below_home("state") or platformdirs.user_state_path(_APP)
+
+
+def config_dir() -> Path:
+    """What the user writes."""
+    return _below_home("config") or platformdirs.user_config_path(_APP)
+
+
+def history_file() -> Path:
+    """The history of starts."""
+    return data_dir() / "history.sqlite3"
+
+
+def settings_file() -> Path:
+    """The user's settings."""
+    return config_dir() / "settings.toml"
+
+
+def journal_dir() -> Path:
+    """Journals that were not given a name."""
+    return state_dir() / "journals"
+
+
+def presets_dir() -> Path:
+    """Bundled presets: in an installed package, or beside it in a clone."""
+    installed = _PACKAGE / "_presets"
+    return installed if installed.is_dir() else _PACKAGE.parent / "presets"
+
+
+def _below_home(name: str) -> Path | None:
+    home = os.environ.get("GPUTUNER_HOME")
+    return Path(home).expanduser() / name if home else None

@@ -1,0 +1,251 @@
+"""The probe's lines as typed events: NDJSON in, events of `tuner.domain.events` out, secrets masked.
+
+Nothing that comes from a host raises here. A line that is no event is counted and told as a problem; before the
+probe's first line, whatever a login prints is kept aside. The bytes of a server's log are the one thing that is not
+masked yet: a secret may be cut in two there, so `tuner.session.stream` does it by whole lines.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, cast, get_args
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tuner.core.redact import mask, mask_argv, mask_env, mask_json
+from tuner.domain import events as e
+from tuner.domain.gpu import ProcessInfo
+from tuner.domain.logs import LogHit
+from tuner.domain.server import Member, ServerIdentity
+
+PROTOCOL = e.PROTOCOL
+MAX_LINE_BYTES = 16 << 20
+"""A longer line is skipped to its end and told as a problem."""
+MAX_TEXT_BYTES = 64 << 20
+"""Compressed text that would grow beyond it is refused."""
+EXCERPT = 120
+PREAMBLE_LINES = 8
+
+
+class NeedNvml(Struct, frozen=True, kw_only=True, tag_field="t", tag="need"):
+    """The probe found no NVML binding on the host and asks for one. Answered by the session, not an event."""
+
+    mono: float = 0.0
+    seq: int = 0
+    what: str = "nvml"
+
+
+class _Log(e.LogBytes, frozen=True, kw_only=True, tag="log"):
+    data: str = ""
+    z: str | None = None
+
+
+class _OldLog(e.OldLog, frozen=True, kw_only=True, tag="old_log"):
+    data: str = ""
+    z: str | None = None
+
+
+class _Read(e.ReadResult, frozen=True, kw_only=True, tag="read"):
+    z: str | None = None
+
+
+Incoming = e.AnyEvent | NeedNvml
+
+_LAPTOP = (e.LinkChanged, e.LinkMeasured, e.HistoryFound)
+_PACKED: dict[type, type] = {e.LogBytes: _Log, e.OldLog: _OldLog, e.ReadResult: _Read}
+
+
+def _decoder(*, recorded: bool) -> msgspec.json.Decoder[Any]:
+    kinds = [_PACKED.get(kind, kind) for kind in get_args(e.AnyEvent) if recorded or kind not in _LAPTOP]
+    union: Any = NeedNvml
+    for kind in kinds:
+        union = union | kind
+    return msgspec.json.Decoder(union)
+
+
+class Decoder:
+    """Turns blocks of bytes into events.
+
+    Args:
+        recorded: The bytes come from a journal, which also holds the laptop's own events.
+    """
+
+    def __init__(self, *, recorded: bool = False) -> None:
+        self._decode = _decoder(recorded=recorded).decode
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._skipping = False
+        self.started = False
+        """The probe's first line has come."""
+        self.garbage_lines = 0
+        """Lines since then that were no events."""
+        self.preamble: deque[str] = deque(maxlen=PREAMBLE_LINES)
+        """What a login printed before the probe's first line."""
+
+    def feed(self, block: bytes) -> Iterator[Incoming]:
+        """Events in the lines that this block completes."""
+        *ends, rest = block.split(b"\n")
+        for end in ends:
+            line = b"".join((*self._parts, end)) if self._parts else end
+            too_long = self._skipping or len(line) > MAX_LINE_BYTES
+            self._parts.clear()
+            self._size = 0
+            self._skipping = False
+            if too_long:
+                yield from self._garbage(f"a line of more than {MAX_LINE_BYTES >> 20} MiB")
+            elif line:
+                yield from self._line(line)
+        if rest and not self._skipping:
+            self._parts.append(rest)
+            self._size += len(rest)
+            if self._size > MAX_LINE_BYTES:
+                self._parts.clear()
+                self._size = 0
+                self._skipping = True
+
+    def _line(self, line: bytes) -> Iterator[Incoming]:
+        try:
+            event = self._decode(line)
+            clean = _CLEAN.get(type(event))
+            event = cast(Incoming, clean(event) if clean else event)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            yield from self._garbage(_excerpt(line), error)
+            return
+        self.started = True
+        yield event
+
+    def _garbage(self, what: str, error: Exception | None = None) -> Iterator[Incoming]:
+        """A line that is no event: after the first one, every tenth time as many are worth a word."""
+        what = mask(what, torn=True)
+        if not self.started:
+            self.preamble.append(what)
+            return
+        self.garbage_lines += 1
+        if str(self.garbage_lines).strip("0") != "1":
+            return
+        times = f"{self.garbage_lines} lines, the last: " if self.garbage_lines > 1 else ""
+        why = f" ({mask(str(error))})" if isinstance(error, msgspec.ValidationError) else ""
+        yield e.ProblemSeen(code="probe-error", subject="wire", detail=f"{times}{what!r}{why}")
+
+
+def encode(event: e.AnyEvent) -> bytes:
+    """An event as one line without its end, as the journal keeps it."""
+    return msgspec.json.encode(event)
+
+
+def _excerpt(line: bytes) -> str:
+    text = line[: EXCERPT + 1].decode("utf-8", "replace")
+    return text if len(line) <= EXCERPT else text[:EXCERPT] + "…"
+
+
+def _inflate(packed: str) -> str:
+    """Text from base64 of zlib.
+
+    Raises:
+        ValueError: it is none, or it grows beyond all measure.
+    """
+    try:
+        inflater = zlib.decompressobj()
+        data = inflater.decompress(base64.b64decode(packed, validate=True), MAX_TEXT_BYTES)
+    except (binascii.Error, zlib.error) as error:
+        raise ValueError("not zlib") from error
+    if inflater.unconsumed_tail or not inflater.eof:
+        raise ValueError("compressed text is torn or too large")
+    return data.decode("utf-8", "replace")
+
+
+def _log(event: _Log) -> e.LogBytes:
+    return e.LogBytes(
+        mono=event.mono,
+        seq=event.seq,
+        key=event.key,
+        offset=event.offset,
+        end=event.end,
+        data=event.data if event.z is None else _inflate(event.z),
+        head=event.head,
+        cursor=event.cursor,
+    )
+
+
+def _old_log(event: _OldLog) -> e.OldLog:
+    return e.OldLog(
+        mono=event.mono,
+        seq=event.seq,
+        key=event.key,
+        path=event.path,
+        modified_at=event.modified_at,
+        size=event.size,
+        data=mask(event.data if event.z is None else _inflate(event.z)),
+    )
+
+
+def _read(event: _Read) -> e.ReadResult:
+    return e.ReadResult(
+        mono=event.mono,
+        seq=event.seq,
+        id=event.id,
+        offset=event.offset,
+        end=event.end,
+        size=event.size,
+        # The end of what was asked for may fall into the middle of a line.
+        data=mask(event.data if event.z is None else _inflate(event.z), torn=True),
+        error=_text(event.error),
+    )
+
+
+def _text(text: str | None) -> str | None:
+    return mask(text) if text else text
+
+
+def _info(info: ProcessInfo) -> ProcessInfo:
+    command = _text(info.command)
+    return info if command == info.command else replace(info, command=command)
+
+
+def _member(member: Member) -> Member:
+    return replace(member, title=mask(member.title), env=mask_env(member.env) if member.env else member.env)
+
+
+def _identity(server: ServerIdentity) -> ServerIdentity:
+    return replace(
+        server,
+        argv=mask_argv(server.argv),
+        env=mask_env(server.env) if server.env else server.env,
+        members=tuple(_member(member) for member in server.members),
+        log=replace(server.log, note=_text(server.log.note)) if server.log else None,
+    )
+
+
+def _series(event: e.HttpAnswer) -> dict[str, float] | None:
+    if not event.series:
+        return event.series
+    names = "\n".join(event.series)
+    return event.series if mask(names) == names else {mask(name): value for name, value in event.series.items()}
+
+
+_CLEAN: dict[type, Callable[[Any], Incoming]] = {
+    _Log: _log,
+    _OldLog: _old_log,
+    _Read: _read,
+    e.GpuProcesses: lambda v: replace(v, infos=tuple(_info(info) for info in v.infos)) if v.infos else v,
+    e.GpuTable: lambda v: replace(v, reason=_text(v.reason)),
+    e.GpuXid: lambda v: replace(v, text=mask(v.text)),
+    e.ServerSeen: lambda v: replace(v, server=_identity(v.server)),
+    e.LogOpened: lambda v: replace(v, note=_text(v.note)) if v.note else v,
+    e.HttpAnswer: lambda v: replace(v, error=_text(v.error), series=_series(v), body=mask_json(v.body)),
+    e.ProblemSeen: lambda v: replace(v, subject=mask(v.subject), detail=mask(v.detail)),
+    e.SearchResult: lambda v: replace(
+        v, hits=tuple(LogHit(hit.offset, mask(hit.text)) for hit in v.hits), error=_text(v.error)
+    ),
+    e.CheckResult: lambda v: replace(v, checks=mask_json(v.checks)),
+    e.LinkChanged: lambda v: replace(v, reason=_text(v.reason)),
+}
+"""What is done to an event before anybody sees it. Types that are not here carry no free text."""
+
+__all__ = ["MAX_LINE_BYTES", "PROTOCOL", "Decoder", "Incoming", "NeedNvml", "encode"]

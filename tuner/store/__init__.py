@@ -1,0 +1,1 @@
+"""What outlives a session: journals, the history of starts, settings."""

@@ -1,0 +1,161 @@
+"""The starts that were seen, on all hosts, in one SQLite file: what a start usually takes.
+
+Every call opens the file and closes it again: several gputuners may run at once, and calls may come from any thread.
+Writing waits for other writers. A file that is damaged is set aside and begun anew; the history is a comfort, and
+never a reason to fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from tuner.domain.history import StartRecord, UsualTimes
+from tuner.domain.server import Phase
+
+SCHEMA = 1
+RECENT = 20
+"""So many of the newest successful starts count as usual."""
+BUSY_S = 5.0
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS starts (
+    host TEXT NOT NULL,
+    source TEXT NOT NULL,
+    started_at REAL NOT NULL,
+    engine TEXT NOT NULL,
+    version TEXT,
+    model TEXT,
+    outcome TEXT NOT NULL,
+    total_s REAL,
+    phases_s TEXT NOT NULL,
+    PRIMARY KEY (host, source, started_at)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS starts_alike ON starts (host, engine, model, started_at);
+"""
+
+
+class History:
+    """The file.
+
+    Args:
+        path: Created, with its folders, when the first start is kept.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.problem: str | None = None
+        """What went wrong last, in words for the screen; the history works on as far as it can."""
+
+    def keep(self, record: StartRecord) -> None:
+        """Remember a start; one that is known (host, source, time) is replaced."""
+        row = (
+            record.host,
+            record.source,
+            record.started_at,
+            record.engine,
+            record.version,
+            record.model,
+            record.outcome,
+            record.total_s,
+            msgspec.json.encode(record.phases_s).decode(),
+        )
+        self._try(lambda db: db.execute("INSERT OR REPLACE INTO starts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row))
+
+    def usual(self, host: str, engine: str, model: str | None) -> UsualTimes:
+        """What the last starts of this engine and LLM on this host took; those that failed do not count."""
+        records = [record for record in self.starts(host, engine, model) if record.outcome == "ready"][:RECENT]
+        totals = [record.total_s for record in records if record.total_s is not None]
+        phases: dict[Phase, list[float]] = {}
+        for record in records:
+            for phase, seconds in record.phases_s.items():
+                phases.setdefault(phase, []).append(seconds)
+        return UsualTimes(
+            starts=len(records),
+            total_s=(min(totals), max(totals)) if totals else None,
+            phases_s={phase: (min(times), max(times)) for phase, times in phases.items()},
+        )
+
+    def starts(self, host: str, engine: str, model: str | None) -> list[StartRecord]:
+        """Starts of an engine and LLM on a host, newest first."""
+        rows: list[tuple[object, ...]] = []
+
+        def select(db: sqlite3.Connection) -> None:
+            rows.extend(
+                db.execute(
+                    "SELECT host, engine, version, model, started_at, source, outcome, total_s, phases_s FROM starts"
+                    " WHERE host = ? AND engine = ? AND model IS ? ORDER BY started_at DESC LIMIT 200",
+                    (host, engine, model),
+                )
+            )
+
+        if self._path.exists():
+            self._try(select)
+        return [record for row in rows if (record := _record(row)) is not None]
+
+    def _try(self, work: Callable[[sqlite3.Connection], object]) -> None:
+        """Do something with the file; when it is damaged, begin a new one and do it again."""
+        for attempt in (1, 2):
+            try:
+                with self._open() as db:
+                    work(db)
+                return
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError) or attempt == 2:
+                    self.problem = f"The history of starts cannot be used: {self._path}: {error}"
+                    return
+                self._set_aside(error)
+            except OSError as error:
+                self.problem = f"The history of starts cannot be used: {self._path}: {error.strerror}"
+                return
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        db = sqlite3.connect(self._path, timeout=BUSY_S)
+        try:
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version > SCHEMA:
+                raise sqlite3.OperationalError(f"written by a newer gputuner (schema {version})")
+            if version < SCHEMA:
+                db.execute("PRAGMA journal_mode = WAL")
+                db.executescript(_TABLES)
+                db.execute(f"PRAGMA user_version = {SCHEMA}")
+            with db:
+                yield db
+        finally:
+            db.close()
+
+    def _set_aside(self, error: Exception) -> None:
+        aside = self._path.with_name(self._path.name + ".damaged")
+        with contextlib.suppress(OSError):
+            self._path.replace(aside)
+        for suffix in ("-wal", "-shm"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+        self.problem = f"The history of starts was damaged ({error}) and begun anew; the old one is {aside}"
+
+
+def _record(row: tuple[object, ...]) -> StartRecord | None:
+    """A row as a record; None where it was written by something else."""
+    host, engine, version, model, started_at, source, outcome, total_s, phases_s = row
+    try:
+        return msgspec.convert(
+            {
+                "host": host,
+                "engine": engine,
+                "version": version,
+                "model": model,
+                "started_at": started_at,
+                "source": source,
+                "outcome": outcome,
+                "total_s": total_s,
+                "phases_s": msgspec.json.decode(str(phases_s)),
+            },
+            StartRecord,
+        )
+    except (msgspec.ValidationError, msgspec.DecodeError):
+        return None
