@@ -1,0 +1,309 @@
+"""One connection to one host, from the first attempt to its end: starts the probe, reads what it says, keeps time.
+
+Nothing is queued between reading and folding: while the fold is busy nobody reads, the SSH window closes, and the
+probe waits or, for samples, sends only the newest. So no log line is dropped here and memory does not grow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tuner.core.redact import mask
+from tuner.domain import events as e
+from tuner.domain.link import LinkPhase
+from tuner.domain.plan import ProbePlan, TailFrom
+from tuner.errors import ConnectionFailed, ProbeFailed, ProtocolMismatch, TunerError
+from tuner.probe import bootstrap
+from tuner.probe.wire import Incoming, NeedNvml
+from tuner.session.nvml import binding
+from tuner.session.stream import Stream
+from tuner.session.tasks import spawn
+from tuner.transports import Ask, RemoteProcess, Transport
+
+EXIT_S = 2.0
+"""For the exit status, after the stream has ended."""
+BYE_S = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """How patient a session is. All in seconds."""
+
+    tick: float = 0.25
+    """Longest time without a look at the clocks."""
+    ping: float = 2.0
+    stale: float = 5.0
+    """Without a byte for so long, what is shown is called old."""
+    lost: float = 10.0
+    """Without a byte for so long, a new connection is made. Waiting longer would leave it to TCP, whose next attempt
+    may be as far away as the silence was long."""
+    hello: float = 20.0
+    """For the probe's first line."""
+    backoff: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0)
+    """From the beginning of one attempt to the next."""
+    steady: float = 10.0
+    """A connection that lived so long was good: the next one begins with the shortest wait."""
+    frame: float = 0.2
+    """Between two snapshots."""
+    slice: float = 0.008
+    """Longest work before others get their turn."""
+    asleep: float = 15.0
+    """The wall clock ran so far ahead of ours: this machine was asleep, and the probe has ended since."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """Why a connection ended."""
+
+    reason: str
+    final: bool = False
+    """Trying again without a change is useless."""
+    lived: float = 0.0
+    """Seconds since the probe's first line; 0: it never came."""
+    done: bool = False
+    """All was said: one reading was asked for, or a recording is over."""
+
+
+class Link:
+    """A connection.
+
+    Args:
+        transport: A new one.
+        ask: Puts questions to the operator.
+        stream: The host's, over all connections.
+        plan: What the probe is told.
+        timing: How patient.
+        live: There is a host; otherwise a recording.
+        happened: Takes every event.
+        flush: Called when a block was folded.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        ask: Ask,
+        stream: Stream,
+        plan: ProbePlan,
+        timing: Timing,
+        *,
+        live: bool,
+        happened: Callable[[e.AnyEvent], None],
+        flush: Callable[[], None],
+    ) -> None:
+        self._transport = transport
+        self._ask = ask
+        self._stream = stream
+        self._plan = plan
+        self._timing = timing
+        self._live = live
+        self._happened = happened
+        self._flush = flush
+        self._process: RemoteProcess | None = None
+        self._up_since: float | None = None
+        self._stale = False
+        self._pings: dict[int, float] = {}
+        self._pinger: asyncio.Task[None] | None = None
+        self._traffic = (0.0, 0, 0)
+        self._gave_way = 0.0
+
+    async def run(self) -> End:
+        """Connect, start the probe and listen until there is no more. Cleans up, also when cancelled."""
+        try:
+            await self._transport.connect(self._ask)
+            self._process = await self._transport.spawn(bootstrap.argv())
+            resume = self._stream.connect()
+            if self._live:
+                await self._begin(self._process, resume)
+            return await self._listen(self._process)
+        except TunerError as error:
+            return End(reason=str(error), final=getattr(error, "final", False), lived=self._lived())
+        finally:
+            if self._pinger:
+                self._pinger.cancel()
+            await self._close()
+
+    async def send(self, order: Mapping[str, Any]) -> None:
+        """Give the probe an order.
+
+        Raises:
+            ConnectionFailed: it is not there.
+        """
+        if not self._live:
+            raise ConnectionFailed("A recording cannot be asked")
+        if self._process is None or self._up_since is None:
+            raise ConnectionFailed("Not connected")
+        await self._process.write(_line(order))
+
+    async def _begin(self, process: RemoteProcess, resume: dict[str, TailFrom]) -> None:
+        plan = msgspec.structs.replace(self._plan, resume=resume)
+        await process.write(bootstrap.payload())
+        await process.write(_line({"op": "plan", **msgspec.to_builtins(plan)}))
+
+    async def _listen(self, process: RemoteProcess) -> End:
+        """Read and fold until the stream ends, is silent for too long, or this machine slept."""
+        heard = looked = time.monotonic()
+        wall = time.time()
+        while True:
+            block: bytes | None = None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._timing.tick):
+                    block = await process.read()
+            now = time.monotonic()
+            slept = time.time() - wall - (now - looked)
+            # It was us who did nothing for a while: what is waiting gets a chance to be read.
+            stood = now - looked > self._timing.stale
+            if block == b"":
+                return await self._ended(process)
+            if block or stood:
+                heard = now
+            if block:
+                if self._stale:
+                    self._stale = False
+                    self._say(LinkPhase.UP)
+                await self._take(self._stream.feed(block, now))
+            await self._take(self._stream.idle(now))
+            self._flush()
+            looked, wall = time.monotonic(), time.time()
+            if self._live:
+                if slept > self._timing.asleep:
+                    return End(reason=f"This machine was asleep for {slept:.0f} s", lived=self._lived())
+                if (end := self._silence(process, now - heard)) is not None:
+                    return end
+
+    def _silence(self, process: RemoteProcess, seconds: float) -> End | None:
+        """What a silence of so many seconds means."""
+        timing = self._timing
+        if self._up_since is None:
+            if seconds > timing.hello:
+                raise self._no_hello("The host took the probe and says nothing", process, None)
+        elif seconds > timing.lost:
+            return End(reason=f"No data for {seconds:.0f} s", lived=self._lived())
+        elif seconds > timing.stale and not self._stale:
+            self._stale = True
+            self._say(LinkPhase.STALE, reason=f"No data for {seconds:.0f} s")
+        return None
+
+    async def _take(self, events: Iterable[Incoming]) -> None:
+        """Fold events, giving way to others now and then."""
+        for event in events:
+            match event:
+                case NeedNvml():
+                    await self._send_binding()
+                    continue
+                case e.ProbeHello():
+                    self._hello(event)
+                case e.ProblemSeen(code="python-old") if self._up_since is None:
+                    raise ProbeFailed(
+                        "The host has no usable Python",
+                        f"found {event.detail or 'none'}",
+                        "Install Python 3.8 or later there",
+                        final=True,
+                    )
+                case e.Pong(n=number):
+                    self._measure(number)
+            self._happened(event)
+            if time.monotonic() - self._gave_way > self._timing.slice:
+                await asyncio.sleep(0)
+                self._gave_way = time.monotonic()
+
+    def _hello(self, hello: e.ProbeHello) -> None:
+        if hello.protocol != e.PROTOCOL:
+            raise ProtocolMismatch(
+                "The probe speaks another protocol", f"{hello.protocol} instead of {e.PROTOCOL}", final=True
+            )
+        if self._up_since is None:
+            self._up_since = time.monotonic()
+            self._say(LinkPhase.UP)
+        if self._live and self._pinger is None:
+            self._traffic = (self._up_since, self._transport.received_bytes, self._transport.sent_bytes)
+            self._pinger = spawn(self._ping(), name="pings")
+
+    def _say(self, phase: LinkPhase, reason: str | None = None) -> None:
+        self._happened(e.LinkChanged(phase=phase, reason=reason, notes=self._transport.notes))
+
+    async def _ended(self, process: RemoteProcess) -> End:
+        """The stream ended: find out why."""
+        if not self._live:
+            return End(reason="The recording ends here", done=True)
+        code: int | None = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EXIT_S):
+                code = await process.wait()
+        if self._up_since is None and code is not None:
+            raise self._no_hello("The probe did not start", process, code)
+        if code == 0 and self._plan.once:
+            return End(reason="One reading was asked for", lived=self._lived(), done=True)
+        if code is None:
+            return End(reason="The connection was lost", lived=self._lived())
+        words = _last_line(process.errors())
+        reason = f"The probe ended with status {code}" + (f": {words}" if words else "")
+        return End(reason=reason, lived=self._lived())
+
+    def _no_hello(self, title: str, process: RemoteProcess, code: int | None) -> ProbeFailed:
+        said = _last_line(process.errors()) or " ".join(self._stream.decoder.preamble)
+        detail = ": ".join(part for part in (f"exit status {code}" if code is not None else "", said) if part)
+        hint = "It needs sh and Python 3.8 or later; does `ssh HOST python3 --version` work?"
+        return ProbeFailed(title, mask(detail), hint, final=code is not None)
+
+    def _lived(self) -> float:
+        return time.monotonic() - self._up_since if self._up_since is not None else 0.0
+
+    async def _send_binding(self) -> None:
+        packed = await asyncio.to_thread(binding)
+        if packed and self._process is not None:
+            await self._process.write(_line({"op": "nvml", "z": packed}))
+
+    async def _ping(self) -> None:
+        """Keep the probe alive and learn how far away it is."""
+        number = 0
+        with contextlib.suppress(ConnectionFailed):
+            while self._process is not None:
+                number += 1
+                self._pings[number] = time.monotonic()
+                await self._process.write(_line({"op": "ping", "n": number}))
+                await asyncio.sleep(self._timing.ping)
+
+    def _measure(self, number: int) -> None:
+        """The answer to a ping came."""
+        now = time.monotonic()
+        sent = self._pings.get(number)
+        if sent is None:
+            return
+        # Answers come in order: those before this one never will.
+        self._pings = {later: at for later, at in self._pings.items() if later > number}
+        since, received, written = self._traffic
+        self._traffic = (now, self._transport.received_bytes, self._transport.sent_bytes)
+        seconds = max(now - since, 0.001)
+        self._happened(
+            e.LinkMeasured(
+                rtt_s=now - sent,
+                received_bytes_s=(self._traffic[1] - received) / seconds,
+                sent_bytes_s=(self._traffic[2] - written) / seconds,
+            )
+        )
+
+    async def _close(self) -> None:
+        """Good-bye to the probe, then the channel, then the connection; none of it may take long."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(TunerError, TimeoutError):
+                async with asyncio.timeout(BYE_S):
+                    await process.write(_line({"op": "bye"}))
+            await process.aclose()
+        await self._transport.aclose()
+
+
+def _line(order: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode(order) + b"\n"
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -1,0 +1,93 @@
+"""Questions to the probe that have answers: searching and reading logs, the facts for `doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from typing import Any
+
+from tuner.domain import events as e
+from tuner.errors import ConnectionFailed
+
+_LOST = "The connection was lost"
+
+_Answer = e.SearchResult | e.ReadResult | e.CheckResult
+
+
+class Requests:
+    """Pairs answers with questions by number.
+
+    Args:
+        send: Gives the probe an order; raises ConnectionFailed when it is not there.
+    """
+
+    def __init__(self, send: Callable[[Mapping[str, Any]], Awaitable[None]]) -> None:
+        self._send = send
+        self._waiting: dict[int, asyncio.Queue[_Answer | None]] = {}
+        self._last = 0
+
+    def deliver(self, answer: _Answer) -> None:
+        """An answer came; nobody may wait for it any more."""
+        if answers := self._waiting.get(answer.id):
+            answers.put_nowait(answer)
+
+    def lost(self) -> None:
+        """No answer will come to what was asked so far."""
+        for answers in self._waiting.values():
+            answers.put_nowait(None)
+
+    async def search(
+        self, key: str, pattern: str, *, regex: bool, ignore_case: bool, limit: int, before: int | None
+    ) -> AsyncIterator[e.SearchResult]:
+        """See `Session.search`."""
+        with self._question() as (number, answers):
+            order = {"op": "search", "id": number, "key": key, "pattern": pattern, "regex": regex}
+            try:
+                await self._send({**order, "ignore_case": ignore_case, "limit": limit, "before": before})
+            except ConnectionFailed as error:
+                yield e.SearchResult(id=number, done=True, error=str(error))
+                return
+            done = False
+            try:
+                while not done:
+                    answer = await answers.get()
+                    if not isinstance(answer, e.SearchResult):
+                        answer = e.SearchResult(id=number, done=True, error=_LOST)
+                    done = answer.done
+                    yield answer
+            finally:
+                if not done:
+                    # Nobody may be there to hear it.
+                    with contextlib.suppress(ConnectionFailed):
+                        await self._send({"op": "cancel", "id": number})
+
+    async def read(self, key: str, offset: int, length: int) -> e.ReadResult:
+        """See `Session.read_log`."""
+        with self._question() as (number, answers):
+            try:
+                await self._send({"op": "read", "id": number, "key": key, "offset": offset, "length": length})
+            except ConnectionFailed as error:
+                return e.ReadResult(id=number, error=str(error))
+            answer = await answers.get()
+            return answer if isinstance(answer, e.ReadResult) else e.ReadResult(id=number, error=_LOST)
+
+    async def checks(self) -> e.CheckResult:
+        """See `Session.checks`."""
+        with self._question() as (number, answers):
+            await self._send({"op": "checks", "id": number})
+            answer = await answers.get()
+            if not isinstance(answer, e.CheckResult):
+                raise ConnectionFailed(_LOST)
+            return answer
+
+    @contextlib.contextmanager
+    def _question(self) -> Iterator[tuple[int, asyncio.Queue[_Answer | None]]]:
+        self._last += 1
+        answers: asyncio.Queue[_Answer | None] = asyncio.Queue()
+        number = self._last
+        self._waiting[number] = answers
+        try:
+            yield number, answers
+        finally:
+            del self._waiting[number]
