@@ -41,6 +41,7 @@ _SHAPE_HEAD = re.compile(r"hf_|sk-|AKIA|ASIA|gh[pousr]_|github_pat_|glpat-|nvapi
 _SHAPE_TORN = re.compile(
     r"(?<![A-Za-z0-9-])(?:hf_|sk-|AKIA|ASIA|gh[pousr]_|github_pat_|glpat-|nvapi-|xox[a-z]-|AIza|eyJ)[A-Za-z0-9_.-]+\Z"
 )
+_URL_TORN = re.compile(r"://[^\s/:@\"'\\]*:(?P<secret>(?!\d{1,5}\Z)[^\s/@\"'\\]+)\Z")
 _BEARER = re.compile(
     r"(?i)bearer\s+\\?[\"']?"
     r"(?!(?:tokens?|auth|authentication|authorization|scheme|is|was|required|header|prefix|for|in|of|and|or)\b)"
@@ -94,9 +95,12 @@ def mask(text: str, before: str = "", *, torn: bool = False) -> str:
     if len(lower) != len(whole):
         # A letter whose lower case is two letters: positions must agree.
         lower = "".join(c.lower() if len(c.lower()) == 1 else c for c in whole)
-    spans = list(_spans(whole, lower))
-    if torn and (match := _SHAPE_TORN.search(whole)):
-        spans.append((_after_head(whole, match.start()), len(whole)))
+    spans = list(_spans(whole, lower, torn))
+    if torn:
+        if match := _SHAPE_TORN.search(whole):
+            spans.append((_after_head(whole, match.start()), len(whole)))
+        if match := _URL_TORN.search(whole):
+            spans.append(match.span("secret"))
     if not spans:
         return text
     return _replace(whole, len(before), sorted(spans))
@@ -174,11 +178,11 @@ def _harmless(name: str, value: str) -> bool:
     return bool(_NUMBER.fullmatch(value)) and not _STRONG.search(name)
 
 
-def _spans(text: str, lower: str) -> Iterator[tuple[int, int]]:
+def _spans(text: str, lower: str, torn: bool) -> Iterator[tuple[int, int]]:
     """Where the secrets are. They may overlap."""
     for place in _DASHED.finditer(lower):
         if place.end() - place.start() > 1:
-            yield from _named(text, place.start())
+            yield from _named(text, place.start(), torn)
         else:
             yield from _shaped(text, _head_before(lower, place.end()))
     for place in _CLOUD.finditer(text):
@@ -186,10 +190,10 @@ def _spans(text: str, lower: str) -> Iterator[tuple[int, int]]:
     for start in _places(text, "eyJ"):
         yield from _shaped(text, start)
     for place in _TOKEN.finditer(lower):
-        yield from _named(text, place.start())
+        yield from _named(text, place.start(), torn)
     for word in _WORDS_BEFORE:
         for start in _places(lower, word):
-            yield from _named(text, start)
+            yield from _named(text, start, torn)
     for start in _places(lower, "bearer"):
         if (found := _BEARER.match(text, start)) and not _is_name_part(text, start):
             yield found.span("secret")
@@ -222,7 +226,7 @@ def _shaped(text: str, start: int) -> Iterator[tuple[int, int]]:
         yield _after_head(text, start), found.end()
 
 
-def _named(text: str, start: int) -> Iterator[tuple[int, int]]:
+def _named(text: str, start: int, torn: bool) -> Iterator[tuple[int, int]]:
     """The value after a name that says so."""
     found = _NAME.match(text, start)
     if found is None or (found["rest"] and _HARMLESS_REST.fullmatch(found["rest"])):
@@ -241,7 +245,11 @@ def _named(text: str, start: int) -> Iterator[tuple[int, int]]:
         return
     group = value.lastgroup or "e"
     secret = value[group]
-    if not secret or _harmless(name, secret) or (name.startswith("--") and secret.startswith("--")):
+    if not secret or (name.startswith("--") and secret.startswith("--")):
+        return
+    # A number at a torn end may be the beginning of something else.
+    unfinished = torn and value.end() == len(text) and not _PLAIN.fullmatch(secret)
+    if _harmless(name, secret) and not unfinished:
         return
     yield value.span(group)
 

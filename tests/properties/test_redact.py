@@ -1,0 +1,46 @@
+"""Whatever stands around a secret, and wherever the text is cut, it is not shown."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.core.redact import MASK, mask, mask_argv
+
+ALNUM = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+bodies = st.text(ALNUM, min_size=20, max_size=40).map(lambda s: s[:-2] + "Z9")
+around = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\n\r"), max_size=40)
+carriers = st.sampled_from(
+    ["hf_{}", "sk-{}", "ghp_{}", "--api-key {}", "api_key='{}'", "HF_TOKEN={}", '"password": "{}"', "Bearer {}",
+     "Authorization: Basic {}", "http://user:{}@host/", "{{'admin_api_key': '{}'}}"]
+)  # fmt: skip
+
+
+@given(around, carriers, bodies, around)
+def test_a_secret_is_hidden_in_any_surroundings(left: str, carrier: str, body: str, right: str) -> None:
+    masked = mask(f"{left} {carrier.format(body)} {right}")
+    assert body not in masked
+    assert mask(masked) == masked
+
+
+@given(st.text())
+def test_any_text_is_taken_and_masking_is_stable(text: str) -> None:
+    once = mask(text)
+    assert mask(once) == once
+    assert once.count("\n") == text.count("\n")
+
+
+@given(carriers, bodies, st.data())
+def test_a_cut_does_not_let_a_secret_through(carrier: str, body: str, data: st.DataObject) -> None:
+    line = f"start {carrier.format(body)} end"
+    cut = data.draw(st.integers(1, len(line) - 1))
+    shown = mask(line[:cut], torn=True) + mask(line[cut:], before=line[:cut])
+    for size in (8,):
+        for at in range(len(body) - size + 1):
+            assert body[at : at + size] not in shown
+
+
+@given(st.lists(st.text(ALNUM + "-= ", max_size=12), max_size=6), bodies)
+def test_an_argument_after_its_flag_is_hidden(others: list[str], body: str) -> None:
+    assert body not in "\0".join(mask_argv([*others, "x", "--api-key", body, *others]))
+    assert MASK in mask_argv(["--api-key", body])

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import pytest
+
+from tuner.core.redact import MASK, mask, mask_argv, mask_env, mask_json, secret_name
+
+HIDDEN = [
+    ("token hf_abcDEF0123456789xyz is used", "hf_abcDEF0123456789xyz"),
+    ("using sk-proj-abcdefgh12345678", "proj-abcdefgh12345678"),
+    ("id AKIAIOSFODNN7EXAMPLE", "IOSFODNN7EXAMPLE"),
+    ("ghp_0123456789abcdefghij", "0123456789abcdefghij"),
+    ("xoxb-1234567890-abcdef", "1234567890-abcdef"),
+    ("nvapi-AbCdEf-123456", "AbCdEf-123456"),
+    ("jwt eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl", "hbGciOiJIUzI1NiJ9"),
+    ("Authorization: Bearer s3cr3t.value", "s3cr3t.value"),
+    ("authorization: Basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
+    ("(b'authorization', b'Bearer abcdef')", "abcdef"),
+    ("http://user:hunter2@host:80/x", "hunter2"),
+    ("https://user:p@ss@host/", "p@ss"),
+    ("clone https://0123456789abcdef0123@github.com/a", "0123456789abcdef0123"),
+    ("--api-key topsecret --port 3", "topsecret"),
+    ("--admin-api-key=topsecret", "topsecret"),
+    ("['--api-key', 'topsecret', '--tp', '2']", "topsecret"),
+    ("ServerArgs(api_key='topsecret', tp_size=2)", "topsecret"),
+    ('ServerArgs(admin_api_key="topsecret")', "topsecret"),
+    ("'hf_token': 'plainword'", "plainword"),
+    ('{"api_key": "topsecret", "x": 1}', "topsecret"),
+    (r"{\"password\": \"top secret\"}", "top secret"),
+    ("HF_TOKEN=plainword python x", "plainword"),
+    ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG", "wJalrXUtnFEMI/K7MDENG"),
+    ("password: hunter2", "hunter2"),
+    ("DB_PASSWORD=12345678", "12345678"),
+    ("credentials='aa:bb'", "aa:bb"),
+    ("x-api-key: topsecret", "topsecret"),
+    ("apikey=topsecret", "topsecret"),
+    ("passphrase=correct-horse", "correct-horse"),
+]
+
+SHOWN = [
+    "[16:20:58 TP1] Decode batch, #running-req: 3, #token: 1423, token usage: 0.05, gen throughput (token/s): 95.3",
+    "Prefill batch, #new-seq: 1, #new-token: 4096, #cached-token: 0, token usage: 0.00, #queue-req: 0",
+    "max_total_num_tokens=123456, chunked_prefill_size=8192, max_prefill_tokens=16384",
+    "tokenizer_path='/m', tokenizer_mode='auto', skip_tokenizer_init=False",
+    "api_key=None, admin_api_key=None, ssl_keyfile=None, ssl_keyfile_password=None",
+    "bos_token='<s>', eos_token='</s>', pad_token=None",
+    "KeyError: 'api_key'",
+    "--ssl-keyfile /etc/ssl/key.pem --port 30000",
+    "Uvicorn running on http://0.0.0.0:30000 (Press CTRL+C to quit)",
+    "git@github.com:a/b and ssh://git@github.com/a/b",
+    "hf_config hf_quant_config.json hf_transfer disk-12345678 task-abcdefgh",
+    "Bearer token is required",
+    "GET /v1/models HTTP/1.1 401 Unauthorized",
+    "num_token_non_padded=None per_token: 0.02s next_token=17",
+    "SGLANG_USE_CPU_ENGINE=1 TOKENIZERS_PARALLELISM=false",
+    "cuda graph: True, key-value cache, keys: 4, monkey",
+]
+
+
+@pytest.mark.parametrize(("text", "secret"), HIDDEN)
+def test_a_secret_is_hidden(text: str, secret: str) -> None:
+    masked = mask(text)
+    assert secret not in masked
+    assert MASK in masked
+    assert mask(masked) == masked
+
+
+@pytest.mark.parametrize("text", SHOWN)
+def test_what_is_no_secret_is_left_alone(text: str) -> None:
+    assert mask(text) == text
+
+
+def test_the_kind_of_a_token_and_the_rest_of_the_line_stay() -> None:
+    assert mask("a hf_abcDEF0123456789xyz b") == f"a hf_{MASK} b"
+    assert mask("http://user:hunter2@host/x?y") == f"http://user:{MASK}@host/x?y"
+    assert mask("Authorization: Basic dXNlcg== , next") == f"Authorization: Basic {MASK} , next"
+
+
+def test_what_stood_before_on_the_line_counts() -> None:
+    assert mask("secret rest", before="--api-key top") == f"{MASK} rest"
+    assert mask("f_abcDEF0123456789 x", before="token h") == f"f_{MASK} x"
+    assert mask("DEF0123456789 x", before="token hf_abc") == f"{MASK} x"
+    assert mask("clean\n", before="password=x ") == "clean\n"
+
+
+def test_the_beginning_of_a_token_at_a_torn_end_is_hidden() -> None:
+    assert mask("loading hf_abc", torn=True) == f"loading hf_{MASK}"
+    assert mask("loading hf_abc") == "loading hf_abc"
+    assert mask("fetch http://user:pas", torn=True) == f"fetch http://user:{MASK}"
+    assert mask("at http://0.0.0.0:300", torn=True) == "at http://0.0.0.0:300"
+
+
+def test_letters_that_grow_in_lower_case_do_not_shift_the_mask() -> None:
+    assert mask("İİİ api_key='topsecret' İ") == f"İİİ api_key='{MASK}' İ"
+
+
+def test_arguments() -> None:
+    argv = (
+        "python",
+        "-m",
+        "sglang",
+        "--api-key",
+        "a b",
+        "--hf-token=x",
+        "-e",
+        "HF_TOKEN=y",
+        "--port",
+        "3",
+        "--api-key",
+    )
+    assert mask_argv(argv) == (
+        *("python", "-m", "sglang", "--api-key", MASK, f"--hf-token={MASK}", "-e", f"HF_TOKEN={MASK}"),
+        *("--port", "3", "--api-key"),
+    )
+    assert mask_argv(("--api-key", "--port", "3")) == ("--api-key", "--port", "3")
+
+
+def test_arguments_after_a_secret_one_are_whole_words() -> None:
+    assert mask_argv(("--admin-api-key", "hf is 'odd' --x", "tail")) == ("--admin-api-key", MASK, "tail")
+
+
+def test_environment() -> None:
+    env = {
+        "OPENAI_API_KEY": "abc",
+        "HF_TOKEN_2": "abc",
+        "MYSECRETS": "abc",
+        "PGPASSWORD": "123",
+        "GOOGLE_CREDENTIALS": "{}",
+        "URL": "http://u:p4ss@h/",
+        "TOKENIZERS_PARALLELISM": "false",
+        "SGLANG_MAX_NEW_TOKENS_ESTIMATION": "4096",
+        "PATH": "/bin",
+        "EMPTY_TOKEN": "",
+    }
+    assert mask_env(env) == {
+        "OPENAI_API_KEY": MASK,
+        "HF_TOKEN_2": MASK,
+        "MYSECRETS": MASK,
+        "PGPASSWORD": MASK,
+        "GOOGLE_CREDENTIALS": MASK,
+        "URL": f"http://u:{MASK}@h/",
+        "TOKENIZERS_PARALLELISM": "false",
+        "SGLANG_MAX_NEW_TOKENS_ESTIMATION": "4096",
+        "PATH": "/bin",
+        "EMPTY_TOKEN": "",
+    }
+
+
+def test_json() -> None:
+    body = {"api_key": "abc", "n": [1, {"auth_token": "x", "eos_token": "</s>"}], "argv": ["--api-key", "x"], "t": None}
+    assert mask_json(body) == {
+        "api_key": MASK,
+        "n": [1, {"auth_token": MASK, "eos_token": "</s>"}],
+        "argv": ["--api-key", MASK],
+        "t": None,
+    }
+    assert mask_json({"max_tokens": 5, "api_key": None, "model": "m"}) == {
+        "max_tokens": 5,
+        "api_key": None,
+        "model": "m",
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["--api-key", "apiKey", "API_KEY", "aws_access_key_id", "hf-token", "token", "clientSecret"]
+)
+def test_names_of_secrets(name: str) -> None:
+    assert secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["--ssl-keyfile", "eos_token", "max_new_token", "tokenizer", "keyboard", "monkey", "port"]
+)
+def test_names_of_other_things(name: str) -> None:
+    assert not secret_name(name)
