@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import multiprocessing
+import sqlite3
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from tuner.domain.history import StartRecord, UsualTimes
+from tuner.domain.server import Phase
+from tuner.store.history import RECENT, History
+
+START = StartRecord(
+    host="box",
+    engine="sglang",
+    version="0.5.23",
+    model="/models/a",
+    started_at=1000.0,
+    source="/log",
+    total_s=90.0,
+    phases_s={Phase.WEIGHT_LOAD: 40.0, Phase.GRAPH_CAPTURE: 12.0},
+)
+
+
+def test_nothing_is_usual_before_the_first_start(tmp_path: Path) -> None:
+    history = History(tmp_path / "h.sqlite3")
+    assert history.usual("box", "sglang", "/models/a") == UsualTimes()
+    assert not (tmp_path / "h.sqlite3").exists()
+
+
+def test_what_starts_took(tmp_path: Path) -> None:
+    history = History(tmp_path / "deep" / "h.sqlite3")
+    history.keep(START)
+    history.keep(replace(START, started_at=2000.0, total_s=110.0, phases_s={Phase.WEIGHT_LOAD: 60.0}))
+    history.keep(replace(START, started_at=3000.0, total_s=1.0, outcome="failed", phases_s={Phase.WEIGHT_LOAD: 1.0}))
+    history.keep(replace(START, started_at=4000.0, model="/models/b", total_s=5.0))
+    history.keep(replace(START, started_at=5000.0, host="other", total_s=6.0))
+    assert history.usual("box", "sglang", "/models/a") == UsualTimes(
+        starts=2,
+        total_s=(90.0, 110.0),
+        phases_s={Phase.WEIGHT_LOAD: (40.0, 60.0), Phase.GRAPH_CAPTURE: (12.0, 12.0)},
+    )
+    assert history.problem is None
+
+
+def test_an_llm_that_is_not_known_is_one_of_its_own(tmp_path: Path) -> None:
+    history = History(tmp_path / "h")
+    history.keep(replace(START, model=None))
+    assert history.usual("box", "sglang", None).starts == 1
+    assert history.usual("box", "sglang", "/models/a").starts == 0
+
+
+def test_a_start_seen_twice_counts_once(tmp_path: Path) -> None:
+    history = History(tmp_path / "h")
+    history.keep(START)
+    history.keep(replace(START, total_s=95.0))
+    assert history.starts("box", "sglang", "/models/a") == [replace(START, total_s=95.0)]
+
+
+def test_only_recent_starts_are_usual(tmp_path: Path) -> None:
+    history = History(tmp_path / "h")
+    for number in range(RECENT + 5):
+        history.keep(replace(START, started_at=float(number), total_s=float(number)))
+    assert history.usual("box", "sglang", "/models/a").total_s == (5.0, RECENT + 4.0)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"this is no database, but it is long enough to look like a file" * 20, b"SQLite format 3\0" + b"\xff" * 500],
+)
+def test_a_damaged_file_is_set_aside_and_said_so(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "h.sqlite3"
+    path.write_bytes(content)
+    history = History(path)
+    history.keep(START)
+    assert history.problem is not None
+    assert "begun anew" in history.problem
+    assert path.with_name("h.sqlite3.damaged").read_bytes() == content
+    assert History(path).usual("box", "sglang", "/models/a").starts == 1
+
+
+def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "h"
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    before = path.read_bytes()
+    history = History(path)
+    history.keep(START)
+    assert history.problem is not None
+    assert "newer" in history.problem
+    assert path.read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_made_is_a_problem_and_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    history = History(tmp_path / "file" / "h")
+    history.keep(START)
+    assert history.problem is not None
+
+
+def test_rows_of_something_else_are_passed_over(tmp_path: Path) -> None:
+    history = History(tmp_path / "h")
+    history.keep(START)
+    with sqlite3.connect(tmp_path / "h") as db:
+        db.execute("UPDATE starts SET phases_s = '{\"no-such-phase\": 1}'")
+    db.close()
+    assert history.starts("box", "sglang", "/models/a") == []
+
+
+def _keep_some(path: Path, first: int) -> None:
+    history = History(path)
+    for number in range(first, first + 20):
+        history.keep(replace(START, started_at=float(number)))
+    assert history.problem is None, history.problem
+
+
+def test_several_processes_may_write_at_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_keep_some, args=(tmp_path / "h", first)) for first in (0, 100, 200)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert len(History(tmp_path / "h").starts("box", "sglang", "/models/a")) == 60
