@@ -56,7 +56,7 @@ def test_start_markers_let_every_line_of_a_start_through(path: Path) -> None:
     """The probe sends only lines with a marker of the start-up section: none that states a fact may be missing."""
     engine = _engine(path)
     plan = engine.plan()
-    live = {f.DECODE, f.PREFILL, f.STATS, f.RETRACT, f.NOTICE}
+    live = {f.DECODE, f.PREFILL, f.STATS, f.RETRACT, f.NOTICE, f.PROGRESS}
     for line in lines(path):
         if plan.log_end_marker in line:
             assert any(marker in line for marker in plan.start_markers)

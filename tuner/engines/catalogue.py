@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from tuner.core import facts
-from tuner.core.formats import CASTS, LogFormat, cast_of
+from tuner.core.formats import CASTS, HEAD, LogFormat
 from tuner.errors import CatalogError
 
 
@@ -36,8 +36,9 @@ class FormatEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     id: str
     kind: str
-    contains: tuple[str, ...]
     pattern: str
+    starts: tuple[str, ...] = ()
+    contains: tuple[str, ...] = ()
     versions: str = ""
     parts: tuple[str, ...] = ()
     set: dict[str, Any] = {}
@@ -92,28 +93,25 @@ def _entry(path: Path, line: int, table: Any) -> FormatEntry:
 def _compile(path: Path, line: int, entry: FormatEntry) -> LogFormat:
     if entry.kind not in facts.KINDS:
         raise CatalogError(path, line, f"format {entry.id} has the unknown kind {entry.kind}")
-    if not entry.contains or not all(entry.contains):
-        raise CatalogError(path, line, f"format {entry.id} names no substring", "Fill `contains`.")
+    if not entry.starts + entry.contains or not all(entry.contains):
+        raise CatalogError(path, line, f"format {entry.id} names no substring", "Fill `starts` or `contains`.")
+    if short := [start for start in entry.starts if len(start) < HEAD]:
+        raise CatalogError(path, line, f"format {entry.id} starts with less than {HEAD} characters: {short[0]!r}")
     if not entry.example:
         raise CatalogError(path, line, f"format {entry.id} has no example", "Add a [[format.example]].")
     if unknown := set(entry.types.values()) - set(CASTS):
         raise CatalogError(path, line, f"format {entry.id} has the unknown type {sorted(unknown)[0]}")
     try:
-        pattern = re.compile(entry.pattern)
-        parts = tuple(re.compile(part) for part in entry.parts)
+        return LogFormat(
+            id=entry.id,
+            kind=entry.kind,
+            pattern=entry.pattern,
+            starts=entry.starts,
+            contains=entry.contains,
+            parts=entry.parts,
+            constants=entry.set,
+            types=entry.types,
+            raw=entry.raw,
+        )
     except re.error as error:
         raise CatalogError(path, line, f"format {entry.id} has a bad pattern ({error})") from error
-    names = {group.partition("__")[0] for expression in (pattern, *parts) for group in expression.groupindex}
-    casts = tuple(
-        (name, entry.types[name]) for name in sorted(names) if entry.types.get(name, cast_of(name)) != cast_of(name)
-    )
-    return LogFormat(
-        id=entry.id,
-        kind=entry.kind,
-        contains=entry.contains,
-        pattern=pattern,
-        parts=parts,
-        constants=tuple(entry.set.items()),
-        casts=casts,
-        raw=entry.raw,
-    )

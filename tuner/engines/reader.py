@@ -42,9 +42,9 @@ class LogReader:
         """
         return FormatSet(read_formats(self._path))
 
-    def interesting(self, text: str) -> bool:
-        """Whether `facts` could say anything."""
-        return self.formats.interesting(text)
+    def interesting(self, text: str, start: int) -> bool:
+        """Whether `facts` could say anything of a line whose message begins at `start`, or a little before."""
+        return self.formats.interesting(text, start)
 
     def facts(self, text: str, prefix: LinePrefix, offset: int) -> list[LogFact]:
         """Facts of one line; two when two processes wrote into it."""

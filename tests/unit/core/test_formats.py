@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -12,11 +11,7 @@ from tuner.core.literals import mask_secrets, parse_settings
 
 
 def _format(**changes: Any) -> LogFormat:
-    values: dict[str, Any] = {"id": "f", "kind": "graphs", "contains": ("graph",), "pattern": re.compile("graph end")}
-    for key in ("pattern",):
-        if isinstance(changes.get(key), str):
-            changes[key] = re.compile(changes[key])
-    changes["parts"] = tuple(re.compile(part) for part in changes.get("parts", ()))
+    values: dict[str, Any] = {"id": "f", "kind": "graphs", "contains": ("graph",), "pattern": "graph end"}
     return LogFormat(**{**values, **changes})
 
 
@@ -58,7 +53,7 @@ def test_fields_are_cast_by_name(name: str, text: str, value: object) -> None:
 
 
 def test_a_field_may_have_another_type() -> None:
-    one = _format(pattern=r"graph (?P<elapsed_s>\S+)", casts=(("elapsed_s", "clock"),))
+    one = _format(pattern=r"graph (?P<elapsed_s>\S+)", types={"elapsed_s": "clock"})
     assert one.match("graph 1:02:03", True) == {"elapsed_s": 3723.0}
 
 
@@ -68,7 +63,7 @@ def test_a_value_that_does_not_read_is_left_out() -> None:
 
 
 def test_constants_are_in_every_match() -> None:
-    assert _format(constants=(("phase", "graph-capture"),)).match("graph end", True) == {"phase": "graph-capture"}
+    assert _format(constants={"phase": "graph-capture"}).match("graph end", True) == {"phase": "graph-capture"}
 
 
 @pytest.mark.parametrize(
@@ -95,6 +90,24 @@ def test_a_set_tries_only_formats_whose_substring_is_there() -> None:
     assert formats.interesting("a tree")
     assert not formats.interesting("a bush")
     assert [f.id for f, _ in formats.all("graph end in a tree")] == ["f", "g"]
+
+
+def test_a_message_may_be_chosen_by_its_beginning() -> None:
+    formats = FormatSet(
+        [_format(contains=(), starts=("graph e", "tree")), _format(id="g", contains=(), starts=("graph b",))]
+    )
+    assert formats.interesting("[x] graph b", 4)
+    assert not formats.interesting("[x] graph b")
+    hit = formats.first("graph end")
+    assert hit is not None
+    assert hit[0].id == "f"
+    assert formats.first("a graph end") is None
+    assert [f.id for f, _ in formats.all("graph end")] == ["f"]
+
+
+@pytest.mark.parametrize(("name", "text"), [("tokens", "9" * 30), ("used_gib", "9" * 400), ("used_gib", "nan")])
+def test_numbers_beyond_reason_are_left_out(name: str, text: str) -> None:
+    assert _format(pattern=f"graph (?P<{name}>\\S+)").match(f"graph {text}", True) == {}
 
 
 def test_names_without_a_rule_are_text() -> None:

@@ -38,6 +38,7 @@ def test_a_format_with_example_is_accepted(tmp_path: Path) -> None:
         (GOOD + GOOD, 9, "two formats are called a"),
         (GOOD.replace('"ready"', '"readyy"'), 1, "unknown kind readyy"),
         (GOOD.replace('["up"]', "[]"), 1, "names no substring"),
+        (GOOD.replace("contains", "starts"), 1, "less than 4 characters"),
         (GOOD.replace("(?P<summary>", "(?P<summary"), 1, "bad pattern"),
         (GOOD.replace('kind = "ready"', 'kind = "ready"\ntypes = { summary = "hex" }'), 1, "unknown type hex"),
         (GOOD.replace('kind = "ready"', 'kind = "ready"\ncolour = 1'), 1, "colour"),

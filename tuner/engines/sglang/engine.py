@@ -51,11 +51,12 @@ _PLAN = EnginePlan(
     rank_env=("CUDA_VISIBLE_DEVICES", "SGLANG_DP_RANK"),
     endpoints=http.ENDPOINTS,
     start_markers=(
-        "server_args=", "Init torch distributed", "Init parallel", "is using nccl==", "Load weight", "% Completed | ",
+        "server_args=", "Init torch distributed", "Init parallel", "is using nccl==", "Load weight",
         "KV Cache ", "Mamba Cache", "Post-capture KV", "Memory pool end", " graph begin", " graph end", " autotune",
         "DeepGEMM JIT", "max_total_num_tokens=", "Uvicorn running on ", "larger than the profiled", "graph because",
         "graph is disabled because", "The server is fired up", "hit an exception", "Not enough memory",
         "OutOfMemoryError", "error while attempting to bind", "eceived sigquit", ": error: ", "Error: ",
+        "Exception: ", "Initialization failed",
     ),
     log_end_marker="The server is fired up and ready to roll",
 )  # fmt: skip
@@ -84,7 +85,8 @@ class SGLang:
 
     def interesting(self, text: str) -> bool:
         """Whether `facts` could say anything."""
-        return self._reader.interesting(text)
+        start = lines.quick_start(text)
+        return start < 0 or self._reader.interesting(text, start)
 
     def facts(self, text: str, prefix: LinePrefix, offset: int) -> Sequence[LogFact]:
         """What a line states."""

@@ -47,9 +47,8 @@ _MEMORY = {
 _REALTIME = "sglang:realtime_tokens_total"
 
 _RANKS = ("pp_rank", "tp_rank", "moe_ep_rank")
-_STATE_KEYS = (
-    "memory_usage", "last_gen_throughput", "avg_spec_accept_length", "effective_max_running_requests_per_dp",
-)  # fmt: skip
+_STATE_KEYS = ("memory_usage",)
+"""Each state repeats all server args. What changes with the load is left out, so that an answer is sent once."""
 _NOT_SETTINGS = frozenset(
     {"internal_states", "version", "status", "max_total_num_tokens", "max_req_input_len", "startup_time",
      "launch_command", "memory_usage", "last_gen_throughput", "avg_spec_accept_length", "env", "environment",
@@ -223,9 +222,7 @@ def _info(body: dict[str, Any]) -> Reading:
     rows = [row for row in states if isinstance(row, dict)] if isinstance(states, list) else [body]
     settings = {key: value for key, value in body.items() if key not in _NOT_SETTINGS}
     tokens = _number(body.get("max_total_num_tokens"))
-    speed = _total(rows, "last_gen_throughput")
     return Reading(
-        ready=True if (speed or 0.0) > 0 else None,
         version=_text(body.get("version")),
         model=_text(body.get("model_path")),
         settings=mask_secrets(settings) or None,

@@ -15,7 +15,8 @@ from tuner.core.engine import LinePrefix
 from tuner.domain.logs import Level
 
 _PREFIX = re.compile(
-    r"(?:\([^()\s]+ pid=\d+(?:, ip=[\d.]+)?\) )?\[(?:(\d{4}-\d\d-\d\d) )?(\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)((?: [A-Z][A-Z_]*\d+)*)\] "
+    r"(?:\([^()\s]+ pid=\d+(?:, ip=[\d.]+)?\) )?"
+    r"\[(?:(\d{4}-\d\d-\d\d) )?(\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)((?: [A-Z][A-Z_]*\d+)*)\] "
     r"(?:(INFO|WARNING|ERROR|CRITICAL|DEBUG):? +(?:[\w.-]+\.py:\d+: )?)?"
 )
 _UVICORN = re.compile(r"(INFO|WARNING|ERROR|CRITICAL|DEBUG): {2,}(?=\S)")
@@ -71,6 +72,19 @@ def torn(text: str, start: int) -> int:
         return -1
     found = _RECORD.search(text, start + 1)
     return -1 if found is None else found.start()
+
+
+def quick_start(text: str) -> int:
+    """Where the message begins, found cheaply; -1 for the few lines that need `split` to tell."""
+    start = 0
+    if text[:1] == "[" and text[1:2].isdigit():
+        start = text.find("] ") + 2
+    if text[start : start + 4] in _LEVEL_HEADS:
+        return start if " HTTP/1." in text else -1
+    return -1 if text[:1] == "(" or text.find("[2", start) >= 0 else start
+
+
+_LEVEL_HEADS = frozenset(name[:4] for name in LEVELS)
 
 
 def level(message: str) -> Level:

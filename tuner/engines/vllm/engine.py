@@ -53,11 +53,12 @@ _PLAN = EnginePlan(
     start_markers=(
         "  version ", "  model   ", "server version ", "args: {", "args: Namespace(", "LLM engine (v",
         "distributed_init_method=", "is using nccl==", "is assigned as DP rank", "Starting to load model",
-        "Loading model from scratch", "% Completed | ", "Loading weights took", "loading took", "weights took",
+        "Loading model from scratch", "Loading weights took", "loading took", "weights took",
         "torch.compile", "Compiling a graph for", "KV cache memory", "for KV cache on node", "KV cache size",
         "Capturing CUDA graph", "Graph capturing finished", "CUDA graph pool memory", "Actual usage is",
         "model weights take", "init engine (profile", "Starting vLLM", "Application startup complete.",
         "failed to start.", "hit an exception.", "Error: ", ": error: ", "died unexpectedly", "Value error, ",
+        "Exception: ", "Failed: Cuda error",
     ),
     log_end_marker="Application startup complete.",
 )  # fmt: skip
@@ -86,7 +87,8 @@ class VLLM:
 
     def interesting(self, text: str) -> bool:
         """Whether `facts` could say anything."""
-        return self._reader.interesting(text)
+        start = lines.quick_start(text)
+        return start < 0 or self._reader.interesting(text, start)
 
     def facts(self, text: str, prefix: LinePrefix, offset: int) -> Sequence[LogFact]:
         """What a line states."""

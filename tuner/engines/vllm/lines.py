@@ -18,7 +18,7 @@ from tuner.domain.logs import Level
 
 _TAG = re.compile(r"\((?P<name>[^()\s]+)(?: rank=(?P<rank>\d+))? pid=\d+(?:, ip=[\d.:a-f]+)?\) ")
 _RECORD = re.compile(
-    r"(?:\S+ )?(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<at>\d\d-\d\d \d\d:\d\d:\d\d) "
+    r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<at>\d\d-\d\d \d\d:\d\d:\d\d) "
     r"(?:\[[^\]\n]{1,200}?:\d+\]|[\w./-]{1,200}:\d+\]) ?"
 )
 _UVICORN = re.compile(r"(?P<level>INFO|WARNING|ERROR|CRITICAL): {2,}(?=\S)")
@@ -76,10 +76,27 @@ def message_of(text: str, prefix: LinePrefix) -> str:
 
 def torn(text: str, start: int) -> int:
     """Where another process's record begins in a line, or -1."""
-    if text.find("] ", start + 1) < 0 or text.startswith('{"'):
+    if text.find(".py:", start + 1) < 0 or text.startswith('{"'):
         return -1
     found = _TORN.search(text, start + 1)
     return -1 if found is None else found.start()
+
+
+def quick_start(text: str) -> int:
+    """Where the message begins, found cheaply; -1 for the few lines that need `split` to tell."""
+    if text[:2] == '{"':
+        return -1
+    start = text.find(") ") + 2 if text[:1] == "(" else 0
+    if text[start : start + 4] in _LEVEL_HEADS:
+        if " HTTP/1." in text:
+            return start
+        start = text.find("] ", start) + 2
+        if start < 2:
+            return -1
+    return -1 if text.find(".py:", start) >= 0 else start
+
+
+_LEVEL_HEADS = frozenset(name[:4] for name in LEVELS)
 
 
 def level(message: str) -> Level:
