@@ -1086,20 +1086,30 @@ def startup_runs(
     Returns:
         Runs as (offset, bytes), and whether the end marker was met.
     """
-    spans: List[List[int]] = []
-    at = 0
+    limit = len(data)
     ended = False
-    while at < len(data) and not ended:
-        newline = data.find(b"\n", at)
-        end = len(data) if newline < 0 else newline + 1
-        ended = bool(end_marker) and data.find(end_marker, at, end) >= 0
-        if ended or any(data.find(marker, at, end) >= 0 for marker in markers):
-            stop = min(end, at + LINE_LIMIT)
-            if spans and at - spans[-1][1] <= 256:
-                spans[-1][1] = stop
-            else:
-                spans.append([at, stop])
-        at = end
+    if end_marker:
+        found = data.find(end_marker)
+        if found >= 0:
+            newline = data.find(b"\n", found)
+            limit, ended = (len(data) if newline < 0 else newline + 1), True
+    # Each marker's occurrences by themselves: that is a few fast passes, where line by line would be many slow steps.
+    lines: Dict[int, int] = {}
+    for marker in (*markers, end_marker) if end_marker else markers:
+        found = data.find(marker, 0, limit)
+        while found >= 0:
+            start = data.rfind(b"\n", 0, found) + 1
+            newline = data.find(b"\n", found, limit)
+            end = limit if newline < 0 else newline + 1
+            lines[start] = end
+            found = data.find(marker, end, limit)
+    spans: List[List[int]] = []
+    for start in sorted(lines):
+        stop = min(lines[start], start + LINE_LIMIT)
+        if spans and start - spans[-1][1] <= 256:
+            spans[-1][1] = stop
+        else:
+            spans.append([start, stop])
     return [(base + start, data[start:stop]) for start, stop in spans], ended
 
 
@@ -1138,8 +1148,8 @@ def start_of_last(fd: int, size: int, marker: bytes, budget_s: float = 0.25) -> 
             newline = block.rfind(b"\n", 0, found)
             if newline >= 0:
                 return start + newline + 1
-            before = os.pread(fd, LINE_LIMIT, max(0, start - LINE_LIMIT))
-            return max(0, start - LINE_LIMIT) + before.rfind(b"\n") + 1
+            low = max(0, start - LINE_LIMIT)
+            return low + os.pread(fd, start - low, low).rfind(b"\n") + 1
         end = start
         if time.monotonic() > until and end > step:
             end = step
@@ -1721,7 +1731,9 @@ def send_old_logs(server: Server, tail: FileTail) -> None:
             continue
         lines = b""
         try:
-            for _, run in startup_section(fd, 0, min(size, probe.head_bytes), engine.markers, engine.end_marker):
+            at = start_of_last(fd, size, engine.markers[0], 0.1)
+            until = min(size, at + probe.head_bytes)
+            for _, run in startup_section(fd, at, until, engine.markers, engine.end_marker):
                 lines += run if run.endswith(b"\n") else run + b"\n"
         finally:
             os.close(fd)
@@ -1773,7 +1785,11 @@ class Searches:
 
         signal.signal(signal.SIGALRM, alarm)
         while True:
-            job = self._jobs.get()
+            try:
+                # A signal that comes just before a wait without end would go unnoticed.
+                job = self._jobs.get(timeout=1.0)
+            except queue.Empty:
+                continue
             ident = int(job.get("id", 0))
             if ident in self._cancelled:
                 self._cancelled.discard(ident)
@@ -2952,11 +2968,12 @@ class GpuReader:
 
     def _loop(self) -> None:
         gpus = self.gpus
-        next_at = time.monotonic()
         known_bad: Set[int] = set()
         while True:
+            began = time.monotonic()
             with self:
                 samples, errors = gpus.samples()
+            took = min(time.monotonic() - began, 0.5)
             self.probe.out.put_sample({"t": "gpus", "samples": samples})
             for gpu in known_bad - set(errors):
                 self.probe.problems.clear("gpu-lost", "GPU %d" % gpu)
@@ -2966,23 +2983,28 @@ class GpuReader:
             known_bad = set(errors)
             if errors and len(errors) == len(samples) and not any(e.lost for e in errors.values()):
                 raise NoGpus("nvml-error", str(next(iter(errors.values()))))  # the driver went away: start anew
-            now = time.monotonic()
-            if now - self._procs_at >= 5.0 or self.processes_due.is_set():
-                self.processes_due.clear()
-                self._procs_at = now
-                self._processes(now)
+            sampled = time.monotonic()
+            if sampled - self._procs_at >= 5.0:
+                self._processes(sampled)
             self.first.set()
-            step = max(self.probe.interval_s, SmiGpus.EVERY_S if isinstance(gpus, SmiGpus) else 0.1)
-            next_at = max(next_at + step, time.monotonic())
-            while self.processes_due.wait(max(0.0, next_at - time.monotonic())) and not self.probe.ending:
-                self.processes_due.clear()
-                if time.monotonic() - self._procs_at >= 0.5:
-                    self._procs_at = time.monotonic()
-                    self._processes(self._procs_at)
+            slowest = SmiGpus.EVERY_S if isinstance(gpus, SmiGpus) else 0.1
+            while not self.probe.ending:
+                now = time.monotonic()
+                left = sampled + max(self.probe.interval_s, slowest) - took - now
+                if self.processes_due.is_set() and now - self._procs_at >= 0.5:
+                    self.processes_due.clear()
+                    self._processes(now)
+                elif left <= 0.001:
+                    break
+                elif self.processes_due.is_set():
+                    self.probe.pause(min(left, 0.1))
+                else:
+                    self.processes_due.wait(left)
             if self.probe.ending:
                 return
 
     def _processes(self, now: float) -> None:
+        self._procs_at = now
         graphics = now - self._graphics_at > 60.0
         if graphics:
             self._graphics_at = now
@@ -3625,6 +3647,7 @@ class Probe:
             )
         elif op == "interval":
             self.interval_s = min(60.0, max(0.1, float(order["s"])))
+            self.gpu.processes_due.set()  # wakes it from the old interval
         elif op == "nvml":
             self.gpu.source_given = zlib.decompress(base64.b64decode(order["z"]))
             self.gpu.given.set()

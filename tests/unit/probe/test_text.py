@@ -1,0 +1,222 @@
+"""Text and bytes as the probe takes them apart."""
+
+from __future__ import annotations
+
+import base64
+import os
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.probe import agent
+
+
+@given(st.text(max_size=30), st.integers(0, 40))
+def test_a_character_is_never_cut(text: str, cut: int) -> None:
+    data = text.encode("utf-8", "replace")
+    part = data[:cut]
+    whole = part[: agent.whole_utf8(part)]
+    assert whole.decode("utf-8")[:1000] is not None
+    assert len(part) - len(whole) < 4
+    assert not part or len(part) - len(whole) < len(part) or part[0] >= 0xC0
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_have_a_cut(data: bytes) -> None:
+    assert len(data) - 3 <= agent.whole_utf8(data) <= len(data)
+
+
+@pytest.mark.parametrize("data", [b"\x80\x80\x80\x80\x80", b"\xff", b"a\xf8", b"\x00"])
+def test_what_is_no_character_is_not_waited_for(data: bytes) -> None:
+    assert agent.whole_utf8(data) == len(data)
+
+
+def test_bulk_is_packed_when_long() -> None:
+    assert agent.bulk(b"short \xff") == {"data": "short \ufffd"}
+    long = b"line \xe2\x82\xac\n" * 1000
+    packed = agent.bulk(long)
+    assert zlib.decompress(base64.b64decode(packed["z"])) == long
+
+
+def test_secrets_of_an_environment() -> None:
+    env = {
+        "HF_TOKEN": "hf_x",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "TOY_KEY": "k",
+        "MAX_TOKENS": "80",
+        "TOKENIZERS_PARALLELISM": "1",
+    }
+    assert agent.masked_env(env) == {**env, "HF_TOKEN": "***", "AWS_SECRET_ACCESS_KEY": "***", "TOY_KEY": "***"}
+    assert agent.masked_env({"ODD": "x"}, ["ODD"]) == {"ODD": "***"}
+
+
+def test_secrets_of_a_command_line() -> None:
+    argv = [
+        "x",
+        "--api-key",
+        "k1",
+        "k2",
+        "--max-total-tokens",
+        "5",
+        "--hf-token=t",
+        "--tokenizer",
+        "/t",
+        "--admin-api-key=a",
+    ]
+    masked = ["x", "--api-key", "***", "***", "--max-total-tokens", "5", "--hf-token=***", "--tokenizer", "/t"]
+    assert agent.masked_argv(argv) == [*masked, "--admin-api-key=***"]
+    assert agent.masked_argv(["--odd", "x"], ["--odd"]) == ["--odd", "***"]
+
+
+def test_the_last_flag_wins() -> None:
+    assert agent.flag_value(["--port", "1", "--port=2"], ["--port"]) == "2"
+    assert agent.flag_value(["--ports", "1"], ["--port"]) is None
+    assert agent.flag_value(["--port"], ["--port"]) is None
+
+
+MARKERS = [b"begin", b"load"]
+
+
+def test_start_up_lines_keep_their_offsets() -> None:
+    data = b"noise\nbegin 1\nload 2\n" + b"x" * 400 + b"\nload 3\nready\nload after\n"
+    runs, ended = agent.startup_runs(data, 1000, MARKERS, b"ready")
+    assert ended
+    assert [text for _, text in runs] == [b"begin 1\nload 2\n", b"load 3\nready\n"]
+    assert all(data[offset - 1000 :].startswith(text) for offset, text in runs)
+
+
+def test_lines_with_little_between_are_one_run() -> None:
+    data = b"begin\nshort\nload\n"
+    assert agent.startup_runs(data, 0, MARKERS, b"") == ([(0, data)], False)
+
+
+@given(st.lists(st.sampled_from([b"begin", b"load x", b"", b"noise" * 80, b"ready", b"\xff\x00"]), max_size=30))
+def test_runs_are_parts_of_the_block_in_order(lines: list[bytes]) -> None:
+    data = b"\n".join(lines)
+    runs, ended = agent.startup_runs(data, 0, MARKERS, b"ready")
+    assert ended == (b"ready" in data)
+    at = -1
+    for offset, text in runs:
+        assert offset > at
+        assert data[offset : offset + len(text)] == text
+        at = offset + len(text) - 1
+    kept = b"".join(text for _, text in runs)
+    before = data.partition(b"ready")[0]
+    assert kept.count(b"begin") == before.count(b"begin")
+
+
+def test_the_last_start_of_a_reused_log(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    first = b"begin old\n" + b"noise\n" * 200_000
+    path.write_bytes(first + b"[ts] begin new\n" + b"noise\n" * 900_000)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        size = path.stat().st_size
+        assert agent.start_of_last(fd, size, b"begin", 5.0) == len(first)
+        assert agent.start_of_last(fd, size, b"absent", 5.0) == 0
+        assert agent.start_of_last(fd, size, b"begin old", 0.0) == 0
+    finally:
+        os.close(fd)
+
+
+def test_a_tail_begins_with_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"one\ntwo\nthree\n" + "€".encode() * 10)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        size = path.stat().st_size
+        assert [agent.line_start(fd, at, size) for at in (0, 1, 4, 5, 8)] == [0, 4, 4, 8, 8]
+        assert agent.line_start(fd, 16, size) == 17
+    finally:
+        os.close(fd)
+
+
+METRICS = b"""# HELP toy:running Requests.
+# TYPE toy:running gauge
+toy:running{rank="0"} 3.0
+toy:running{rank="1"} NaN
+toy:running_total{rank="0"} 7
+toy:up 1
+toy:stamped{a="b c"} 5 1700000000
+toy:bucket{le="+Inf"} 12
+"""
+
+
+def test_only_wanted_series_that_changed() -> None:
+    wanted = {b"toy:running", b"toy:up", b"toy:stamped"}
+    last: dict[bytes, bytes] = {}
+    first, plausible = agent.changed_series(METRICS, wanted, last)
+    assert plausible
+    assert first == {'toy:running{rank="0"}': 3.0, "toy:up": 1.0, 'toy:stamped{a="b c"}': 5.0}
+    assert agent.changed_series(METRICS, wanted, last) == ({}, True)
+    assert agent.changed_series(METRICS.replace(b"up 1", b"up 0"), wanted, last) == ({"toy:up": 0.0}, True)
+    assert agent.changed_series(b"<html>busy</html>", wanted, last) == ({}, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_log"),
+    [
+        ("server.log", True),
+        ("server-2.out", True),
+        ("server.log.1", True),
+        ("server.log-20260101", True),
+        ("notes.txt", True),
+        ("run.serve", True),
+        ("model.safetensors", False),
+        ("README", False),
+        ("server.log.gz", False),
+    ],
+)
+def test_names_of_older_logs(name: str, is_log: bool) -> None:
+    assert agent.looks_like_log(name, "current.serve") is is_log
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("0100007F", "127.0.0.1"),
+        ("00000000", "0.0.0.0"),
+        ("00000000000000000000000001000000", "::1"),
+        ("0000000000000000FFFF00000100007F", "127.0.0.1"),
+        ("0" * 32, "::"),
+    ],
+)
+def test_addresses_of_the_socket_table(text: str, address: str) -> None:
+    assert agent.address_of(text) == address
+
+
+ID = "ab12" * 16
+
+
+@pytest.mark.parametrize(
+    ("path", "container", "unit"),
+    [
+        (f"/docker/{ID}", ("docker", ID), None),
+        (f"/system.slice/docker-{ID}.scope", ("docker", ID), None),
+        (f"/machine.slice/libpod-{ID}.scope/container", ("podman", ID), None),
+        (f"/kubepods.slice/kubepods-besteffort.slice/cri-containerd-{ID}.scope", ("kubernetes", ID), None),
+        ("/system.slice/llm.service", None, ("llm.service", False)),
+        ("/system.slice/llm.service/payload", None, ("llm.service", False)),
+        ("/user.slice/user-1000.slice/user@1000.service/app.slice/llm.service", None, ("llm.service", True)),
+        ("/user.slice/user-1000.slice/session-3.scope", None, None),
+        ("/user.slice/user-1000.slice/user@1000.service/app.slice/vte-spawn-1.scope", None, None),
+        ("/system.slice/ssh.service", None, None),
+        ("/", None, None),
+    ],
+)
+def test_control_groups(path: str, container: object, unit: object) -> None:
+    assert agent.container_of([path]) == container
+    if container is None:
+        assert agent.unit_of([path]) == unit
+
+
+def test_a_version_from_metadata(tmp_path: Path) -> None:
+    (tmp_path / "toy_llm-1.0.dist-info").mkdir()
+    (tmp_path / "toy_llm_extras-2.0.dist-info").mkdir()
+    assert agent.package_version([str(tmp_path)], "toy-llm") == "1.0"
+    (tmp_path / "toy_llm-1.0.dist-info/METADATA").write_text("Name: toy-llm\nVersion: 1.0+cu130\n")
+    assert agent.package_version([str(tmp_path)], "toy-llm") == "1.0+cu130"
+    assert agent.package_version([str(tmp_path)], "toy") is None
