@@ -312,7 +312,8 @@ class SshProcess(asyncssh.SSHClientSession[bytes]):
     async def wait(self) -> int | None:
         """Exit status; None after a signal or a lost link."""
         await self._closed.wait()
-        return self._channel.get_exit_status() if self._channel else None
+        status = self._channel.get_exit_status() if self._channel else None
+        return status if status is not None and status >= 0 else None
 
     async def aclose(self) -> None:
         """Close the channel; the program sees end of file on stdin and a closed stdout."""
