@@ -1020,17 +1020,15 @@ def find_log(pid: int, procs: Dict[int, Proc], markers: Sequence[bytes]) -> LogT
         status = stat_of("%s/%d/fd/%s" % (PROC, pid, fd))
         if stat.S_ISREG(status.st_mode) if status else text.startswith("/") and not text.startswith("/dev/"):
             files.append(file_target(pid, fd, text))
-        else:
-            texts.append(text)
+            continue
+        texts.append(text)
+        behind = pipe_reader(pid, text, procs) if text.startswith("pipe:[") else None
+        if behind is not None:
+            files.append(behind)
     if files:
         # stdout and stderr in two files: engines log to stderr, access lines go to stdout.
-        distinct = len(files) == 2 and files[0].path != files[1].path
-        return files[1] if distinct and holds_marker(files[1], markers) else files[0]
-    for text in texts:
-        if text.startswith("pipe:["):
-            found = pipe_reader(pid, text, procs)
-            if found is not None:
-                return found
+        two = len(files) == 2 and files[0].path != files[1].path
+        return files[1] if two and (files[0].code or holds_marker(files[1], markers)) else files[0]
     paths = cgroup_paths(pid)
     container = container_of(paths)
     journal = which("journalctl")
@@ -3347,7 +3345,7 @@ class Server(Followed):
         now = time.monotonic()
         table = self.probe.table
         tree = table.children()
-        live = [self.leader, *table.descendants(self.leader.pid, tree)]
+        live = [self.leader, *sorted(table.descendants(self.leader.pid, tree), key=lambda proc: proc.pid)]
         # Whoever was a member stays one, also when its parent died and init adopted it.
         known = {proc.pid for proc in live}
         live += [table.procs[pid] for pid in self.members if pid not in known and pid in table.procs]
@@ -3365,7 +3363,7 @@ class Server(Followed):
         if now >= self._ports_due:
             self._look_at_ports(now)
         if now >= self._target_due:
-            self._target_due = now + 5.0
+            self._target_due = now + (5.0 if now - self._seen_at < 60.0 else 30.0)
             self._look_at_log()
         self._tell(now)
 

@@ -38,7 +38,8 @@ _SCRIPT = (
     '/usr/libexec/platform-python /opt/conda/bin/python3 "$HOME"/*conda3/bin/python3 /opt/*/bin/python3 '
     '"$HOME"/.local/share/uv/python/*/bin/python3 "$HOME"/.pyenv/versions/*/bin/python3;do try "$p";done;'
     # Last, the interpreters of running programs: an engine's may be on no path at all.
-    'for p in $(for e in "$HOST_ROOT"/proc/[0-9]*/exe;do readlink $e;done 2>/dev/null|grep python3|sort -u);do try "$p";done;'
+    'for p in $(for e in "$HOST_ROOT"/proc/[0-9]*/exe;do readlink $e;done 2>/dev/null|grep python3|sort -u);'
+    'do try "$p";done;'
     f'printf {_PROBLEM} "$o";exit 3'
 )
 
