@@ -17,7 +17,7 @@ from tuner.cli import FINE, PROBLEM
 from tuner.cli.ask import TerminalAsk
 from tuner.cli.demo import at_home
 from tuner.cli.running import run
-from tuner.cli.tables import lines, table
+from tuner.cli.tables import check_lines, lines
 from tuner.core import doctor as judge
 from tuner.core.snapshot import complete
 from tuner.core.snapshot import snapshot as as_data
@@ -66,8 +66,7 @@ def doctor(target: Target, *, as_json: bool) -> int:
         body = [{"verdict": c.verdict.value, "what": c.what, "value": c.value, "cost": c.cost or None} for c in checks]
         click.echo(json.dumps({"schema": 1, "host": state.name, "at": state.now, "checks": body}, ensure_ascii=False))
     else:
-        rows = [(c.verdict.value, c.what, c.value, f"- {c.cost}" if c.cost else " ") for c in checks]
-        click.echo("\n".join(list(table(("check", "what", "value", " "), rows))[1:]))
+        click.echo("\n".join(check_lines(checks)))
     return PROBLEM if missing else FINE
 
 
@@ -99,9 +98,9 @@ async def connected(target: Target, *, record: Path | None = None) -> AsyncItera
         host = stack.enter_context(at_home(target))
         ask = TerminalAsk()
         session = open_session(host, ask=ask, record=record, retry=False)
-        stack.push_async_callback(session.aclose)
         work = spawn(session.run(), name=f"session {target.name}")
-        stack.push_async_callback(lambda: asyncio.wait([work]))
+        stack.push_async_callback(asyncio.wait, [work])
+        stack.push_async_callback(session.aclose)
         await until(session, ask, lambda state: state.hello is not None)
         yield session, ask
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tuner.core.doctor import Check
 from tuner.core.logtext import clean
 from tuner.units import format_duration, format_gib
 
@@ -46,7 +47,7 @@ def lines(reading: dict[str, Any]) -> Iterator[str]:
 def table(
     head: Sequence[str],
     rows: Sequence[Sequence[Any]],
-    left: Sequence[str] = ("name", "user", "command", "rank", "check", "what", "value"),
+    left: Sequence[str] = ("name", "user", "command", "rank"),
 ) -> Iterator[str]:
     """Rows under a head; numbers flush right, the columns named in `left` flush left."""
     cells = [[plain(cell) for cell in row] for row in rows]
@@ -61,6 +62,14 @@ def table(
             for title, cell, width in zip(head, row, widths, strict=True)
         ]
         yield ("  " + "  ".join(parts)).rstrip()
+
+
+def check_lines(checks: Sequence[Check]) -> Iterator[str]:
+    """The lines of `doctor`: verdict, what, value, and what it costs."""
+    width = max((len(check.what) for check in checks), default=0)
+    for check in checks:
+        cost = f"  - {plain(check.cost)}" if check.cost else ""
+        yield f"{check.verdict:<7}  {plain(check.what):<{width}}  {plain(check.value)}{cost}"
 
 
 def plain(value: Any, width: int = 0) -> str:

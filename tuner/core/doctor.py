@@ -81,7 +81,7 @@ def examine(facts: Mapping[str, Any], state: HostState, skew: Skew | None) -> tu
     lines += (
         Check(verdict=Verdict.WARN, what=problem.code, value=problem.subject or "here", cost=problem.detail)
         for problem in state.problems
-        if not problem.cleared
+        if not problem.cleared and problem.code not in _TOLD
     )
     return tuple(lines)
 
@@ -312,3 +312,5 @@ _JUDGES: dict[str, _Judge] = {
 
 _SILENT = frozenset({"time", "pythons", "kernel", "journal"})
 """Facts that are no check by themselves."""
+_TOLD = frozenset({"no-gpu"})
+"""Problems that a check has told already."""
