@@ -55,7 +55,7 @@ class TunerApp(App[None]):
             Binding(entry.key, f"show('{entry.name}')", entry.title, id=f"screen.{entry.name}", tooltip=entry.help)
             for entry in SCREENS
         ),
-        Binding("left_square_bracket", "host(-1)", "Host before", show=False, id="host.previous", tooltip="The host before"),
+        Binding("left_square_bracket", "host(-1)", "Last host", show=False, id="host.previous", tooltip="Host before"),
         Binding("right_square_bracket", "host(1)", "Next host", show=False, id="host.next", tooltip="The next host"),
         Binding("R", "reconnect", "Reconnect", id="link.reconnect", tooltip="Try the link to this host now"),
         Binding("space", "replay_pause", "Pause", show=False, id="replay.pause", tooltip="Pause a replay, or go on"),
@@ -238,7 +238,7 @@ class TunerApp(App[None]):
         if action == "host":
             return len(self.sessions) > 1
         if action == "reconnect":
-            return self.snapshot is not None and self.snapshot.link.phase is not LinkPhase.UP
+            return self.snapshot is not None and self.snapshot.link.phase not in (LinkPhase.UP, LinkPhase.CONNECTING)
         return True
 
     async def action_show(self, name: str) -> None:

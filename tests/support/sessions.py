@@ -61,7 +61,14 @@ class FakeSession:
         self.reconnects += 1
 
     async def search(
-        self, key: str, pattern: str, *, regex: bool = False, ignore_case: bool = True, limit: int = 500, before: int | None = None
+        self,
+        key: str,
+        pattern: str,
+        *,
+        regex: bool = False,
+        ignore_case: bool = True,
+        limit: int = 500,
+        before: int | None = None,
     ) -> AsyncIterator[SearchResult]:
         self.searched.append((key, pattern, regex))
         for result in self.found:

@@ -25,7 +25,8 @@ FONT = "DejaVu Sans Mono"
 def svg_for_converters(svg: str) -> str:
     """The picture with an installed font, and cells as wide as that font's."""
     svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
-    return re.sub(r"font-family: [^;]+;", f"font-family: {FONT};", svg)
+    svg = re.sub(r"font-family: [^;]+;", f"font-family: {FONT};", svg)
+    return svg.replace("<svg ", '<svg xml:space="preserve" ', 1)
 
 
 async def shoot(

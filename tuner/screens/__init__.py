@@ -23,6 +23,6 @@ class Entry(Struct, frozen=True):
 SCREENS: tuple[Entry, ...] = (
     Entry("overview", OverviewScreen, "o", "Overview", "Ranks, memory, speed and the end of the log"),
     Entry("logs", LogsScreen, "l", "Logs", "The whole log: filter, search, errors"),
-    Entry("details", DetailsScreen, "i", "Details", "Arguments, environment, settings, topology, problems"),
+    Entry("details", DetailsScreen, "i", "Details", "Arguments, environment, settings, topology"),
 )
 """In display order."""

@@ -10,11 +10,11 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.screen import Screen
-from textual.widgets import Footer
 
 from tuner.domain.state import HostState, ServerState
 from tuner.messages import HostRequested
 from tuner.widgets.glyphs import Glyphs
+from tuner.widgets.keybar import KeyBar
 from tuner.widgets.rows import Rows
 from tuner.widgets.spans import Line, Span, clean
 from tuner.widgets.tabs import HostTab, HostTabs
@@ -75,6 +75,8 @@ class TunerScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "copy", "Copy", show=False, id="copy", tooltip="Copy the selected text, or what matters here"),
     ]
+    ENTRY = ""
+    """Name in the registry."""
     HELP_TITLE = "Every screen"
     """Heading of this screen's keys in the help."""
 
@@ -109,7 +111,7 @@ class TunerScreen(Screen[None]):
             yield from self.compose_content()
         yield Rows(id="too-small")
         yield Rows(id="replay")
-        yield Footer(show_command_palette=False)
+        yield KeyBar(id="keys")
 
     def compose_content(self) -> ComposeResult:
         """The widgets of this screen."""

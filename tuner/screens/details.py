@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
+from rich.cells import chop_cells
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
@@ -18,8 +19,9 @@ from tuner.screens.base import TunerScreen
 from tuner.units import format_bytes, format_gib
 from tuner.widgets import status
 from tuner.widgets.glyphs import Glyphs
+from tuner.widgets.rank_table import rows_of
 from tuner.widgets.rows import Rows
-from tuner.widgets.spans import Line, clean, text_of
+from tuner.widgets.spans import Line, clean, text_of, width_of
 
 _KEY_WIDTH = 26
 
@@ -41,6 +43,17 @@ class Section:
         self.lines.append(((f"   {text}", style),))
 
 
+def broken(line: Line, width: int) -> list[Line]:
+    """A line that is too long as several, its last piece going on under its own beginning."""
+    if width_of(line) < width:
+        return [line]
+    *before, (text, style) = line
+    indent = width_of(before)
+    room = max(20, width - indent - 2)
+    chunks = chop_cells(text, room)
+    return [(*before, (chunks[0], style)), *(((" " * indent, "text"), (chunk, style)) for chunk in chunks[1:])]
+
+
 def argv_lines(argv: Sequence[str]) -> list[str]:
     """One flag with its value per line, so that a long command can be read."""
     lines: list[str] = []
@@ -56,10 +69,10 @@ def sections(
     state: HostState, server: ServerState | None, checks: dict[str, Any] | None, glyphs: Glyphs, width: int
 ) -> Iterator[Section]:
     """All sections, what concerns a failure first."""
-    notes = status.note_lines(state, server, width, glyphs)
+    notes = status.note_items(state, server, width, glyphs, rows=rows_of(state, server))
     if notes:
         section = Section("problems")
-        section.lines = [((" ", "text"), *line) for line in notes]
+        section.lines = [((" ", "text"), *line) for item in notes for line in item]
         yield section
     if server is not None:
         yield from _server(state, server)
@@ -80,7 +93,7 @@ def _server(state: HostState, server: ServerState) -> Iterator[Section]:
     section.pair("phase", f"{server.phase}" + (f"  ({server.phase_evidence})" if server.phase_evidence else ""))
     section.pair("pid", f"{identity.pid} of {identity.user or identity.uid}" + (" (gone)" if server.gone else ""))
     if age := status.age(state, server):
-        section.pair("running since", age)
+        section.pair("running for", age)
     manager = identity.manager
     if manager is not None:
         section.pair("started by", f"{manager.kind} {manager.name or ''}".strip())
@@ -100,7 +113,8 @@ def _server(state: HostState, server: ServerState) -> Iterator[Section]:
     yield section
     section = Section(f"settings ({len(server.settings)})")
     for key in sorted(server.settings):
-        section.pair(key, server.settings[key])
+        value = server.settings[key]
+        section.pair(key, "None" if value is None else value)
     yield section
     section = Section("environment" if identity.env is not None else "environment: permission denied")
     for key in sorted(identity.env or {}):
@@ -187,6 +201,7 @@ class DetailsScreen(TunerScreen):
     """Arguments, environment, settings, processes, GPUs, topology, link, and what the host's checks say."""
 
     CSS_PATH = "details.tcss"
+    ENTRY = "details"
     HELP_TITLE = "Details"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(
@@ -244,7 +259,11 @@ class DetailsScreen(TunerScreen):
         for section in sections(state, server, checks, glyphs, width - 2):
             found = [line for line in section.lines if self._text.lower() in text_of(line).lower()]
             if found or not self._text:
-                lines += [((f" {section.title}", "strong"),), *found, ()]
+                lines += [
+                    ((f" {section.title}", "strong"),),
+                    *(part for line in found for part in broken(line, width)),
+                    (),
+                ]
         if not lines:
             lines = [((f' nothing contains "{clean(self._text)}"', "warn"),)]
         self.query_one("#details", Rows).show(lines, dimmed=stale)

@@ -32,7 +32,7 @@ from tuner.units import format_bytes
 from tuner.widgets.log_index import LogFilter, LogIndex
 from tuner.widgets.log_view import LogView
 from tuner.widgets.rows import Rows
-from tuner.widgets.spans import Line, Span, clean, clip, spread
+from tuner.widgets.spans import Line, Span, clean, clip, spread, width_of
 
 PART_BYTES = 262_144
 """How much of an older part of the log is fetched at once."""
@@ -47,6 +47,7 @@ class LogsScreen(TunerScreen):
     """A log of any size, from its end backwards."""
 
     CSS_PATH = "logs.tcss"
+    ENTRY = "logs"
     HELP_TITLE = "Logs"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(
@@ -94,7 +95,12 @@ class LogsScreen(TunerScreen):
             "Y", "copy_visible", "Copy screen", show=False, id="logs.copy-visible", tooltip="Copy all lines on screen"
         ),
         Binding(
-            "escape", "back", "Back", show=False, id="logs.back", tooltip="Close the search, then clear the filters"
+            "escape",
+            "back",
+            "Back",
+            key_display="esc",
+            id="logs.back",
+            tooltip="Close the search, then clear the filters",
         ),
         Binding(
             "ctrl+r",
@@ -172,6 +178,8 @@ class LogsScreen(TunerScreen):
 
     def _draw_filters(self) -> None:
         server, view = self.server, self.view
+        if self.changed("keys", view.following, self._filter, self.query_one("#hits-box").display):
+            self.refresh_bindings()
         if server is None:
             return
         width, glyphs = self.size.width, self.glyphs
@@ -193,15 +201,14 @@ class LogsScreen(TunerScreen):
         elif view.following:
             spans += [(f"  {glyphs.up} following ", "ok")]
         elif view.waiting_lines:
-            spans += [(f"  {glyphs.stale} {view.waiting_lines:,} newer lines ", "warn")]
+            spans += [(f"  {glyphs.stale} {view.waiting_lines:,} newer ", "warn")]
         else:
             behind = view.index.last - 1 - view.current
-            spans += [(f"  {glyphs.stale} {behind:,} rows before the end ", "warn")]
-        left: Line = (
-            (" ", "text"),
-            (clip(where, max(12, width - 62), glyphs.ellipsis), "strong"),
-            (f"  {size}", "dim"),
-        )
+            spans += [(f"  {glyphs.stale} {behind:,} behind ", "warn")]
+        room = width - width_of(spans) - 3
+        with_size = room >= len(where) + len(size) + 3
+        shown = where if len(where) <= room else glyphs.ellipsis + where[len(where) - room + 1 :]
+        left: Line = ((" ", "text"), (shown, "strong"), (f"  {size}" if with_size else "", "dim"))
         self.query_one("#filters", Rows).show([spread(left, spans, width, glyphs.ellipsis)])
 
     def on_log_moved(self, message: LogMoved) -> None:
@@ -220,6 +227,13 @@ class LogsScreen(TunerScreen):
         if view.live.building:
             self.call_later(self._work)
         self._draw_filters()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Escape is shown where it would do something."""
+        if action == "back" and self.is_mounted:
+            opened = self.query_one("#entry").display or self.query_one("#hits-box").display
+            return opened or self._filter.active or not self.view.following
+        return super().check_action(action, parameters)
 
     def action_rank(self, step: int) -> None:
         """Show only the next rank."""
@@ -360,15 +374,17 @@ class LogsScreen(TunerScreen):
 
     def _search_head(self, text: str, scanned: int, *, done: bool, error: str | None) -> None:
         found = len(self._hits)
-        count = f"{found}{'+' if found >= HITS_MAX else ''} hit{'' if found == 1 else 's'} on the host"
+        count = f"{found}{'+' if found >= HITS_MAX else ''} hit{'' if found == 1 else 's'}"
         left: list[Span] = [(f' "{clip(clean(text), 30, self.glyphs.ellipsis)}"  ', "strong"), (count, "text")]
         if error:
             left.append((f"  {self.glyphs.warn} {clean(error)}", "warn"))
         elif done:
-            left.append((f"  {self.glyphs.ok} {format_bytes(scanned)} searched", "ok"))
+            left.append((f"  {self.glyphs.ok} {format_bytes(scanned)} searched on the host", "ok"))
         else:
             left.append((f"  {self.glyphs.busy} searching {self.glyphs.ellipsis} {format_bytes(scanned)}", "busy"))
-        keys: Line = (("newest first  enter: go there  n N: next  esc: close ", "dim"),)
+        keys: Line = ()
+        if self.size.width >= 110:
+            keys = (("newest first  enter: go there  n N: next  esc: close ", "dim"),)
         self.query_one("#hits-head", Rows).show([spread(left, keys, self.size.width, self.glyphs.ellipsis)])
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:

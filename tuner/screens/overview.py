@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, VerticalScroll
+from textual.containers import Horizontal, Vertical, VerticalScroll
 
 from tuner.domain.link import LinkPhase
 from tuner.domain.logs import Level
@@ -19,13 +19,14 @@ from tuner.widgets import status
 from tuner.widgets.chart import Chart, sparkline
 from tuner.widgets.log_index import LogFilter, LogIndex
 from tuner.widgets.log_view import LogTail
-from tuner.widgets.rank_table import rows_of, table_lines
+from tuner.widgets.rank_table import layout_for, rows_of, table_lines
 from tuner.widgets.rows import Rows
 from tuner.widgets.spans import Line, Span, clean, spread, text_of, wrap_parts
 
 _CHART_FROM = 136
 """Columns from which a chart stands beside the table; below, the speed over time is a sparkline."""
 _CHART_SHARE = 0.31
+_CHART_HEIGHT = 15
 _LOG_MIN = 4
 
 
@@ -33,6 +34,7 @@ class OverviewScreen(TunerScreen):
     """Ranks, memory, speed, what is wrong, and the end of the log."""
 
     CSS_PATH = "overview.tcss"
+    ENTRY = "overview"
     HELP_TITLE = "Overview"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(
@@ -52,11 +54,12 @@ class OverviewScreen(TunerScreen):
         yield Rows(id="phases")
         yield Rows(id="servers")
         with Horizontal(id="body"):
-            with VerticalScroll(id="table-box", can_focus=False):
-                yield Rows(id="table")
+            with Vertical(id="left"):
+                with VerticalScroll(id="table-box", can_focus=False):
+                    yield Rows(id="table")
+                yield Rows(id="legend")
+                yield Rows(id="notes")
             yield Chart(self.glyphs, id="chart")
-        yield Rows(id="legend")
-        yield Rows(id="notes")
         yield Rows(id="log-head")
         index = LogIndex(keep_rows=200)
         index.refilter(LogFilter(level=Level.INFO), folding=True)
@@ -80,9 +83,13 @@ class OverviewScreen(TunerScreen):
         age = self.shell.age_s()
         stale = state.link.phase is not LinkPhase.UP and state.hello is not None
         self._draw_head(state, server, width, age, stale=stale)
-        table = self._draw_table(state, server, age, stale=stale)
-        self._draw_chart(state, server, table, stale=stale)
-        self._draw_notes(state, server, width, table)
+        with_chart = self.wide and server is not None and bool(server.series.get("tok_s"))
+        left = width - (self._chart_width if with_chart else 0)
+        table = self._draw_table(state, server, left, age, stale=stale)
+        notes = self._draw_notes(state, server, left, table)
+        self._lay_out(table, notes, with_chart=with_chart)
+        if with_chart and server is not None:
+            self._draw_chart(state, server, stale=stale)
         self._draw_log(state, server, width, stale=stale)
 
     def _draw_head(
@@ -93,7 +100,7 @@ class OverviewScreen(TunerScreen):
         if server is None:
             phases = status.no_server_line(state, glyphs)
         elif not self.wide and server.phase in (Phase.READY, Phase.STOPPING):
-            line = sparkline(server.series.get("tok_s", ()), state.mono, 12, glyphs)
+            line = sparkline(server.series.get("tok_s", ()), state.mono, 9, glyphs)
             phases = status.serving_line(state, server, width, glyphs, line)
         else:
             phases = status.phase_line(state, server, width, glyphs)
@@ -114,75 +121,72 @@ class OverviewScreen(TunerScreen):
             parts.append(((words, "strong" if chosen else "dim"), (" ", "text"), status.phase_word(each, self.glyphs)))
         return wrap_parts([((" servers", "head"),), *parts], width, ("  ", "text"), indent=10)
 
-    def _draw_table(self, state: HostState, server: ServerState | None, age: float | None, *, stale: bool) -> int:
-        """Draw the table; returns its height."""
-        table = self.query_one("#table", Rows)
-        width = self.size.width - (self._chart_width if self.wide else 0)
+    def _draw_table(
+        self, state: HostState, server: ServerState | None, width: int, age: float | None, *, stale: bool
+    ) -> int:
+        """Draw the table and its legend; returns the table's height."""
+        table, legend = self.query_one("#table", Rows), self.query_one("#legend", Rows)
         title: Span = ("ranks" if server and server.ranks else "GPUs", "head")
         if stale:
             ago = f" as of {age:.0f} s ago" if age is not None else ": old numbers"
             title = (f"{title[0]}{ago}", "warn")
-        ranks = server.ranks if server else ()
-        if self.changed(
-            "table",
-            state.samples,
-            state.gpu_table,
-            state.foreign,
-            ranks,
-            server.phase if server else "",
-            width,
-            *title,
-            stale,
-        ):
+        about = (server.ranks, server.phase) if server else ()
+        if self.changed("table", state.samples, state.gpu_table, state.foreign, *about, width, *title, stale):
             table.show(table_lines(state, server, width, self.glyphs, title), dimmed=stale)
-            self.query_one("#legend", Rows).show(
-                [line]
-                if (line := status.legend_line(rows_of(state, server), server, self.size.width, self.glyphs))
-                else [],
-                dimmed=stale,
-            )
+            line = status.legend_line(rows_of(state, server), server, width, self.glyphs)
+            legend.show([line] if line else [], dimmed=stale)
         return len(table.lines)
 
-    @property
-    def _chart_width(self) -> int:
-        return round(self.size.width * _CHART_SHARE)
-
-    def _draw_chart(self, state: HostState, server: ServerState | None, table: int, *, stale: bool) -> None:
-        chart = self.query_one(Chart)
-        shown = self.wide and server is not None and table > 0
-        body = self.query_one("#body")
-        height = max(table, 10) if shown else table
-        if self.changed("body", height, shown, self._chart_width, self.size.height):
-            chart.display = shown
-            chart.styles.width = self._chart_width
-            # Room for the status above, the notes and a few lines of log below; more ranks scroll.
-            body.styles.height = max(3, min(height, self.size.height - 7 - _LOG_MIN))
-            self.call_after_refresh(self.catch_up)
-        if shown and server is not None:
-            series = server.series.get("tok_s", ())
-            if self.changed("chart", series, server.metrics, chart.size, stale):
-                foot = wrap_parts(
-                    status.metric_parts(server.metrics, prompt=True), self._chart_width - 2, ("  ", "text")
-                )
-                foot = [((" ", "text"), *line) for line in foot]
-                chart.show_series("tok/s  output, last 10 min", series, state.mono, dimmed=stale, foot=foot)
-
-    def _draw_notes(self, state: HostState, server: ServerState | None, width: int, table: int) -> None:
-        parts = (state.link, state.problems, state.foreign, state.xids, state.lost_lines, state.gpu_table)
+    def _draw_notes(self, state: HostState, server: ServerState | None, width: int, table: int) -> int:
+        """Draw what wants a look, as much as there is room for; returns its height."""
+        notes = self.query_one("#notes", Rows)
+        masks = str([sample.throttle_mask for sample in state.samples])
+        parts = (state.link, state.problems, state.foreign, state.xids, state.lost_lines, state.gpu_table, masks)
         about = (
             (server.errors, server.phase, server.left_pids, server.http_problem, server.phase_evidence)
             if server
             else ()
         )
-        if not self.changed("notes", *parts, *about, width, self.size.height, table):
-            return
-        lines = status.note_lines(state, server, width, self.glyphs)
-        fixed = 6 + len(self.query_one("#servers", Rows).lines) + self.query_one("#tabs", Rows).size.height
-        room = max(2, self.size.height - fixed - max(3, table) - _LOG_MIN)
-        if len(lines) > room:
-            more = len(lines) - room + 1
-            lines = [*lines[: room - 1], ((f" {self.glyphs.ellipsis} {more} more lines: i shows all", "dim"),)]
-        self.query_one("#notes", Rows).show(lines)
+        if self.changed("notes", *parts, *about, width, self.size.height, table):
+            rows = rows_of(state, server)
+            silent = rows if layout_for(rows, width, self.glyphs).note <= 1 else ()
+            room = max(2, self.size.height - self._fixed - max(3, table) - _LOG_MIN)
+            whole, compact = (
+                status.note_items(state, server, width, self.glyphs, rows=silent, most=most) for most in (3, 1)
+            )
+            notes.show(status.note_lines(whole, compact, room, self.glyphs))
+        return len(notes.lines)
+
+    @property
+    def _fixed(self) -> int:
+        """Lines of everything but table, notes and log."""
+        rows = sum(len(self.query_one(name, Rows).lines) for name in ("#tabs", "#servers", "#replay"))
+        return rows + len(("status", "phases", "legend", "log head", "footer"))
+
+    @property
+    def _chart_width(self) -> int:
+        return round(self.size.width * _CHART_SHARE)
+
+    def _lay_out(self, table: int, notes: int, *, with_chart: bool) -> None:
+        """Share the height: all rows of the table if it leaves some lines of log, else it scrolls."""
+        legend = len(self.query_one("#legend", Rows).lines)
+        box = max(3, min(table, self.size.height - self._fixed - notes - _LOG_MIN)) if table else 0
+        left = box + legend + notes
+        height = max(left, min(_CHART_HEIGHT, self.size.height // 3)) if with_chart else left
+        if self.changed("layout", box, height, with_chart, self._chart_width):
+            chart = self.query_one(Chart)
+            chart.display = with_chart
+            chart.styles.width = self._chart_width
+            self.query_one("#table-box").styles.height = box
+            self.query_one("#body").styles.height = height
+            # The chart draws to its size, which is known after the layout.
+            self.call_after_refresh(self.catch_up)
+
+    def _draw_chart(self, state: HostState, server: ServerState, *, stale: bool) -> None:
+        chart, series = self.query_one(Chart), server.series.get("tok_s", ())
+        if self.changed("chart", series, server.metrics, chart.size.width, chart.size.height, stale):
+            foot = status.metric_grid(server.metrics, self._chart_width - 1)
+            chart.show_series("tok/s  output, last 10 min", series, state.mono, dimmed=stale, foot=foot)
 
     def _draw_log(self, state: HostState, server: ServerState | None, width: int, *, stale: bool) -> None:
         tail, head = self.query_one(LogTail), self.query_one("#log-head", Rows)

@@ -74,8 +74,10 @@ def draw(series: Series, now: float, width: int, height: int, glyphs: Glyphs, wi
     step = window_s / width
     xs: list[float] = []
     ys: list[float] = []
+    breaks: list[int] = []
     for index, each in enumerate(slices):
         if each is None:
+            breaks.append(len(xs))
             continue
         at = (index + 0.5) * step - window_s
         low, high = each
@@ -94,7 +96,13 @@ def draw(series: Series, now: float, width: int, height: int, glyphs: Glyphs, wi
     figure.theme("colorless")
     figure.axes(False, axis="x", side=1)
     figure.axes(False, axis="y", side=1)
-    figure.draw(figure.signal(xs, ys, marker=glyphs.chart_marker))
+    signal = figure.signal(xs, ys, marker=glyphs.chart_marker)
+    signal.lines()
+    for index in breaks:
+        # No line over a hole: nothing is known of what happened there.
+        if 0 < index < len(xs):
+            signal.line(index, False)
+    figure.draw(signal)
     figure.ruler("x", 0).lim(-window_s, 0)
     minutes = round(window_s / 60)
     figure.ruler("x", 0).ticks([-window_s, -window_s / 2, 0], [f"-{minutes} min", f"-{minutes / 2:g} min", "now"])

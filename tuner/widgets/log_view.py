@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from rich.cells import chop_cells
 from rich.segment import Segment
+from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
@@ -23,11 +24,12 @@ from tuner.domain.state import LogState
 from tuner.messages import LineOpened, LogMoved, NewerLinesRequested, OlderLinesRequested
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.log_index import Fold, LogFilter, LogIndex, line_of
-from tuner.widgets.rows import Styled
+from tuner.widgets.rows import Styled, overlay
 from tuner.widgets.spans import clip
 
 _GUTTER = 3
 _PREFIX = re.compile(r"\[[^\]]{4,40}\] ?|\([A-Za-z_]+ ?[^)]{0,30}\) ?")
+_DATED = re.compile(r"\[\d{4}-\d\d-\d\d ")
 _ID_BASE = 1 << 40
 """Makes row ids, which may be negative, usable as lines of a text selection."""
 
@@ -283,10 +285,17 @@ class LogView(Styled, can_focus=True):
             highest = max(self.index.first, self.index.last - 1)
         return min(max(row_id, lowest), highest), 0
 
+    def shown_text(self, line: LogLine) -> str:
+        """A line's text as it is drawn."""
+        return line.text.replace("\t", "    ")
+
     def _pieces(self, row_id: int) -> list[str]:
         """A row's text as the lines it takes when wrapped."""
-        text = line_of(self.index[row_id]).text.replace("\t", "    ")
-        width = self.text_width
+        row = self.index[row_id]
+        text = self.shown_text(line_of(row))
+        badge = self._badge(row)
+        # Text beside a badge must not run under it: what is cut off there would be nowhere.
+        width = max(8, self.text_width - (len(badge) + 1 if badge else 0))
         if len(text) <= width and text.isascii():
             return [text]
         if text.isascii():
@@ -340,7 +349,15 @@ class LogView(Styled, can_focus=True):
         strips.append(self._scrollbar(y))
         strip = Strip.join(strips)
         if not self.following and row_id == self.cursor and self.has_focus:
-            strip = strip.apply_style(self.style_named("cursor"))
+            # What was searched for keeps its own background.
+            under, plain = Style(bgcolor=self.style_named("cursor").bgcolor), self.rich_style.bgcolor
+            strip = Strip(
+                [
+                    Segment(text, style + under if style and style.bgcolor == plain else style, control)
+                    for text, style, control in strip
+                ],
+                strip.cell_length,
+            )
         return strip
 
     def _gutter(self, row_id: int, piece: int, line: LogLine) -> Strip:
@@ -358,9 +375,10 @@ class LogView(Styled, can_focus=True):
         if line.marker:
             return self.strip(((self._rule(line.text, room), "warn"),), room)
         if self.wrap:
-            text, start = self._pieces(row_id)[piece], piece * self.text_width
+            pieces = self._pieces(row_id)
+            text, start = pieces[piece], sum(len(each) for each in pieces[:piece])
         else:
-            text, start = line.text.replace("\t", "    "), 0
+            text, start = self.shown_text(line), 0
             if self._x and text.isascii():
                 text, start = text[self._x : self._x + room + 1], self._x
         style = "bad" if line.level >= Level.ERROR else "warn" if line.level >= Level.WARNING else "text"
@@ -402,8 +420,8 @@ class LogView(Styled, can_focus=True):
         last = strip.cell_length if span[1] < 0 else min(strip.cell_length, span[1] - start)
         if first >= last:
             return strip
-        style = self.screen.get_component_rich_style("screen--selection")
-        return Strip.join([strip.crop(0, first), strip.crop(first, last).apply_style(style), strip.crop(last)])
+        marked = overlay(strip.crop(first, last), self.selection_style)
+        return Strip.join([strip.crop(0, first), marked, strip.crop(last)])
 
     def _badge(self, row: LogLine | Fold) -> str:
         if not isinstance(row, Fold) or len(row.ranks) < 2:
@@ -435,7 +453,7 @@ class LogView(Styled, can_focus=True):
         last = self.index.last - 1 if selection.end is None else selection.end.y - _ID_BASE
         parts: list[str] = []
         for row_id in range(max(first, self.index.first), min(last, self.index.last - 1) + 1):
-            text = line_of(self.index[row_id]).text.replace("\t", "    ")
+            text = self.shown_text(line_of(self.index[row_id]))
             span = selection.get_span(row_id + _ID_BASE)
             if span is not None:
                 parts.append(text[span[0] : None if span[1] < 0 else span[1]])
@@ -456,3 +474,11 @@ class LogTail(LogView, can_focus=False):
 
     def scroll_rows(self, rows: int) -> None:
         """A tail stays at the end."""
+
+    def shown_text(self, line: LogLine) -> str:
+        """A tail is of today: the time says enough."""
+        text = super().shown_text(line)
+        return f"[{text[12:]}" if _DATED.match(text) else text
+
+    def _scrollbar(self, y: int) -> Strip:
+        return self.strip(((" ", "text"),), 1)

@@ -43,14 +43,21 @@ def bar(terms: Terms, total: int | None, width: int, glyphs: Glyphs) -> Line:
         return ()
     if not total:
         return ((glyphs.bar_left, "dim"), ("memory unknown".ljust(inner)[:inner], "dim"), (glyphs.bar_right, "dim"))
-    counts = cells_of([value for _, value in terms], total, inner)
+    # Foreign memory is no part of the stack that the server built: it stands at the right end, and equal stacks
+    # look equal whoever else is on the GPU.
+    own = [(name, value) for name, value in terms if name != "foreign"]
+    strangers = sum(value for name, value in terms if name == "foreign")
+    counts = cells_of([value for _, value in own], total, inner)
+    guest = min(inner - sum(counts), max(1, round(strangers * inner / total))) if strangers else 0
+    if strangers and not guest and max(counts, default=0) > 1:
+        counts[counts.index(max(counts))] -= 1
+        guest = 1
     spans: list[Span] = [(glyphs.bar_left, "dim")]
-    spans += [(glyphs.terms[name] * count, name) for (name, _), count in zip(terms, counts, strict=True) if count]
-    # A foreign process stands at the right end: it is not part of the stack that the server built.
-    free = inner - sum(counts)
-    if free:
-        at = len(spans) - 1 if spans[-1][1] == "foreign" else len(spans)
-        spans.insert(at, (" " * free, "text"))
+    spans += [(glyphs.terms[name] * count, name) for (name, _), count in zip(own, counts, strict=True) if count]
+    if free := inner - sum(counts) - guest:
+        spans.append((" " * free, "text"))
+    if guest:
+        spans.append((glyphs.terms["foreign"] * guest, "foreign"))
     spans.append((glyphs.bar_right, "dim"))
     return tuple(spans)
 

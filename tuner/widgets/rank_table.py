@@ -69,14 +69,14 @@ def rows_of(state: HostState, server: ServerState | None) -> list[Row]:
     for process in state.foreign:
         foreign.setdefault(process.gpu, []).append(process)
 
-    def row(label: str, gpu: int | None, rank: RankState | None, *, is_rank: bool, starting: bool) -> Row:
+    def row(label: str, rank: RankState | None, *, gpu: int | None, is_rank: bool, starting: bool) -> Row:
         info = infos.get(gpu) if gpu is not None else None
         sample = samples.get(gpu) if gpu is not None else None
         strangers = foreign.get(gpu, []) if gpu is not None else []
         foreign_bytes = sum(process.memory_bytes or 0 for process in strangers)
         used = sample.memory_used_bytes if sample else None
         memory = rank.memory if rank and rank.alive else None
-        if used is None and memory is not None:
+        if used is None and memory is not None and not (sample and sample.error):
             used = memory.total_bytes + foreign_bytes if memory.total_bytes is not None else None
         return Row(
             label=label,
@@ -94,11 +94,17 @@ def rows_of(state: HostState, server: ServerState | None) -> list[Row]:
 
     ranks = server.ranks if server else ()
     starting = bool(server and server.phase.starting)
-    rows = [row(rank.tag, rank.gpu, rank, is_rank=True, starting=starting) for rank in ranks]
+    rows = [row(rank.tag, rank, gpu=rank.gpu, is_rank=True, starting=starting) for rank in ranks]
     taken = {rank.gpu for rank in ranks}
-    others = {rank.gpu: rank for s in state.servers if s is not server and not s.gone for rank in s.ranks}
+    # The GPUs of the host's other servers keep their stacks; the label says whose they are.
+    others = {
+        rank.gpu: (each.engine_title or each.identity.engine, rank)
+        for each in state.servers
+        if each is not server and not each.gone
+        for rank in each.ranks
+    }
     rows += [
-        row("gpu" if index not in others else "other", index, others.get(index), is_rank=False, starting=False)
+        row(*others.get(index, ("gpu", None)), gpu=index, is_rank=False, starting=False)
         for index in sorted(infos.keys() | samples.keys())
         if index not in taken
     ]

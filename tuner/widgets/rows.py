@@ -17,6 +17,12 @@ from tuner.widgets.spans import STYLES, Line, text_of
 _DIM = Style(dim=True)
 
 
+def overlay(strip: Strip, style: Style) -> Strip:
+    """Lay a style over what the strip already has (`Strip.apply_style` lays it under)."""
+    segments = [Segment(text, had + style if had else style, control) for text, had, control in strip]
+    return Strip(segments, strip.cell_length)
+
+
 class Styled(Widget):
     """Has the closed list of styles as component classes, and draws lines in them."""
 
@@ -85,8 +91,14 @@ class Styled(Widget):
         end = strip.cell_length if end < 0 else min(end, strip.cell_length)
         if start >= end:
             return strip
-        style = self.screen.get_component_rich_style("screen--selection")
-        return Strip.join([strip.crop(0, start), strip.crop(start, end).apply_style(style), strip.crop(end)])
+        return Strip.join(
+            [strip.crop(0, start), overlay(strip.crop(start, end), self.selection_style), strip.crop(end)]
+        )
+
+    @property
+    def selection_style(self) -> Style:
+        """Of text selected with the mouse."""
+        return self.screen.get_component_rich_style("screen--selection")
 
     def selection_updated(self, selection: Selection | None) -> None:
         """Repaint when the selection changes."""

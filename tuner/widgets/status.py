@@ -95,17 +95,22 @@ def status_line(
     wide = width >= 120
     right = link_spans(state.link, glyphs, age_s=age_s, wide=wide)
     infos = state.gpu_table.gpus if state.gpu_table else ()
-    parts: list[Line] = [((clean(state.name), "strong"),), ((gpus_text(state), "text"),)]
+    host: Line = ((clean(state.name), "strong"),)
+    gpus: Line = ((gpus_text(state), "text"),)
+    parts: list[Line] = [host, gpus]
     if wide:
         parts.append(((fabric(infos), "text"),))
     if server is not None:
-        parts.append(
-            ((f"{server.engine_title or server.identity.engine} {clean(server.version or '')}".strip(), "text"),)
-        )
+        engine = server.engine_title or server.identity.engine
+        parts.append(((f"{engine} {clean(server.version or '')}".strip(), "text"),))
         parts.append(((model_name(server.model), "strong"),))
         if wide:
             parts.append(owner_spans(state, server))
-    joined = fit(parts, width - width_of(right) - 3, (f" {glyphs.separator} ", "dim"))
+    room = width - width_of(right) - 3
+    # Which LLM it is matters more than the cards' name.
+    if not wide and sum(width_of(part) + 3 for part in parts if part) > room + 3:
+        parts.remove(gpus)
+    joined = fit(parts, room, (f" {glyphs.separator} ", "dim"))
     return spread(((" ", "text"), *joined), right, width, glyphs.ellipsis)
 
 
@@ -123,68 +128,64 @@ def phase_word(server: ServerState, glyphs: Glyphs) -> Span:
     return (f"{glyphs.phase(phase)} {str(phase).upper() if not phase.starting else 'STARTING'}", style)
 
 
-def _range(times: tuple[float, float] | None) -> str:
+def _range(times: tuple[float, float] | None, between: str = " to ") -> str:
     if times is None:
         return ""
     low, high = (format_duration(value) for value in times)
-    return low if low == high else f"{low} to {high}"
+    return low if low == high else f"{low}{between}{high}"
 
 
 def phase_line(state: HostState, server: ServerState, width: int, glyphs: Glyphs) -> Line:
     """The second line: each start-up phase with its time, the running one with progress, beside the usual."""
     head: Line = ((" ", "text"), phase_word(server, glyphs), ("  ", "text"))
-    right: Line = ()
-    running = next((record for record in server.phases if record.ended is None), None)
+    pieces = [_phase(state, server, record, glyphs) for record in server.phases]
     usual = _range(server.usual.total_s)
+    words: list[str] = []
     if server.started_in_s is not None:
-        words = f"started in {format_duration(server.started_in_s)}" + (f", usually {usual}" if usual else "")
-        right = ((words + " ", "dim"),)
+        took = f"started in {format_duration(server.started_in_s)}"
+        words = [f"{took}, usually {usual}", took] if usual else [took]
     elif server.phase.starting and server.phases and state.now is not None:
-        words = f"so far {format_duration(state.now - server.phases[0].started)}" + (
-            f", usually {usual}" if usual else ""
-        )
-        right = ((words + " ", "dim"),)
-    room = width - width_of(head) - (width_of(right) + 2 if right else 0)
-    for keep_right in (True, False):
-        body = _phases(state, server, running, room if keep_right else width - width_of(head), glyphs)
-        if width_of(body) <= room or not keep_right:
-            return spread((*head, *body), right if keep_right else (), width, glyphs.ellipsis)
-    raise AssertionError("unreachable")
+        took = f"so far {format_duration(state.now - server.phases[0].started)}"
+        words = [f"{took}, usually {usual}", took] if usual else [took]
+    # What runs now matters most, then the whole, then the phases before, oldest least.
+    for right in (*words, ""):
+        room = width - width_of(head) - (len(right) + 3 if right else 0)
+        body = _last_that_fit(pieces, room, (f" {glyphs.then} ", "dim"))
+        if body or not pieces:
+            return spread((*head, *body), ((f"{right} ", "dim"),) if right else (), width, glyphs.ellipsis)
+    return clip_line((*head, *pieces[-1]), width, glyphs.ellipsis)
 
 
-def _phases(state: HostState, server: ServerState, running: PhaseRecord | None, room: int, glyphs: Glyphs) -> Line:
-    pieces: list[Line] = []
-    for record in server.phases:
-        name = PHASE_NAMES.get(record.phase, str(record.phase))
-        if record is running and server.phase.starting:
-            spans: list[Span] = [(f"{glyphs.busy} {name}", "busy")]
-            if record.done is not None and record.total:
-                spans.append((f" {record.done}/{record.total}", "strong"))
-            if state.now is not None:
-                spans.append((f" {format_duration(state.now - record.started)}", "text"))
-            usual = _range(server.usual.phases_s.get(record.phase))
-            if usual:
-                spans.append((f" (usually {usual})", "dim"))
-            pieces.append(tuple(spans))
-        else:
-            took = format_duration(record.ended - record.started) if record.ended is not None else glyphs.dash
-            failed = server.phase is Phase.FAILED and record is server.phases[-1]
-            pieces.append(((f"{name} ", "bad" if failed else "dim"), (took, "bad" if failed else "text")))
-    separator: Span = (f" {glyphs.then} ", "dim")
-    while pieces:
+def _phase(state: HostState, server: ServerState, record: PhaseRecord, glyphs: Glyphs) -> Line:
+    name = PHASE_NAMES.get(record.phase, str(record.phase))
+    if record.ended is None and server.phase.starting:
+        spans: list[Span] = [(f"{glyphs.busy} {name}", "busy")]
+        if record.done is not None and record.total:
+            spans.append((f" {record.done}/{record.total}", "strong"))
+        if state.now is not None:
+            spans.append((f" {format_duration(state.now - record.started)}", "text"))
+        usual = _range(server.usual.phases_s.get(record.phase), "-")
+        if usual:
+            spans.append((f" (usually {usual})", "dim"))
+        return tuple(spans)
+    took = format_duration(record.ended - record.started) if record.ended is not None else glyphs.dash
+    failed = server.phase is Phase.FAILED and record is server.phases[-1]
+    return ((f"{name} ", "bad" if failed else "dim"), (took, "bad" if failed else "text"))
+
+
+def _last_that_fit(pieces: Sequence[Line], room: int, separator: Span) -> Line:
+    for first in range(len(pieces)):
         line: list[Span] = []
-        for piece in pieces:
+        for piece in pieces[first:]:
             if line:
                 line.append(separator)
             line.extend(piece)
         if width_of(line) <= room:
             return tuple(line)
-        # The oldest phase is the least interesting one.
-        pieces.pop(0)
     return ()
 
 
-def metric_parts(metrics: ServerMetrics, *, prompt: bool = False) -> list[Line]:
+def metric_parts(metrics: ServerMetrics) -> list[Line]:
     """The numbers of a serving server, each with its name; a missing one is left out."""
 
     def part(name: str, text: str) -> Line:
@@ -201,15 +202,47 @@ def metric_parts(metrics: ServerMetrics, *, prompt: bool = False) -> list[Line]:
         parts.append(part("KV", f"{metrics.token_usage_ratio * 100:3.0f} %"))
     if metrics.accept_length is not None:
         parts.append(part("accept", f"{metrics.accept_length:4.2f}"))
+    if metrics.ttft_s is not None:
+        parts.append(part("ttft", f"{metrics.ttft_s * 1e3:4.0f} ms"))
     if metrics.cache_hit_ratio is not None:
         parts.append(part("cache hit", f"{metrics.cache_hit_ratio * 100:3.0f} %"))
-    if metrics.ttft_s is not None:
-        parts.append(part("ttft", f"{metrics.ttft_s * 1e3:5.0f} ms"))
     if metrics.itl_s is not None:
         parts.append(part("itl", f"{metrics.itl_s * 1e3:5.1f} ms"))
-    if prompt and metrics.prompt_tok_s is not None:
-        parts.append(part("prompt tok/s", f"{metrics.prompt_tok_s:7.1f}"))
     return parts
+
+
+def metric_grid(metrics: ServerMetrics, width: int) -> list[Line]:
+    """The numbers below the chart: names and right-aligned values in columns that do not move."""
+
+    def cell(name: str, text: str | None, size: int) -> Line:
+        value = "-" if text is None else text
+        pad = max(1, size - len(name) - len(value))
+        return ((name, "dim"), (" " * pad, "text"), (value, "dim" if text is None else "strong"))
+
+    def number(value: float | None, form: str, scale: float = 1.0, unit: str = "") -> str | None:
+        return None if value is None else f"{value * scale:{form}}{unit}"
+
+    cells = [
+        ("tok/s", number(metrics.tok_s, ".1f")),
+        ("running", number(metrics.running, ".0f")),
+        ("queued", number(metrics.queued, ".0f")),
+        ("KV used", number(metrics.token_usage_ratio, ".0f", 100, " %")),
+        ("cache hit", number(metrics.cache_hit_ratio, ".0f", 100, " %")),
+        ("accepted", number(metrics.accept_length, ".2f")),
+        ("ttft", number(metrics.ttft_s, ".0f", 1e3, " ms")),
+        ("itl", number(metrics.itl_s, ".1f", 1e3, " ms")),
+        ("prompt/s", number(metrics.prompt_tok_s, ".0f")),
+    ]
+    columns = 3
+    size = max(8, (width - 1 - 2 * (columns - 1)) // columns)
+    lines: list[Line] = []
+    for at in range(0, len(cells), columns):
+        spans: list[Span] = [(" ", "text")]
+        for index, (name, text) in enumerate(cells[at : at + columns]):
+            spans += [("  ", "text")] if index else []
+            spans += cell(name, text, size)
+        lines.append(tuple(spans))
+    return lines
 
 
 def serving_line(state: HostState, server: ServerState, width: int, glyphs: Glyphs, sparkline: str) -> Line:
@@ -219,9 +252,7 @@ def serving_line(state: HostState, server: ServerState, width: int, glyphs: Glyp
     parts = metric_parts(metrics)
     if sparkline and parts:
         parts[0] = (*parts[0], (f" {sparkline}", "chart"))
-    if not parts:
-        parts = [((f"pid {server.identity.pid} {age(state, server)}", "dim"),)]
-    body = fit([*parts, owner_spans(state, server)], width - width_of(head), ("  ", "text"))
+    body = fit([*parts, owner_spans(state, server)], width - width_of(head) - 1, ("  ", "text"))
     return (*head, *body)
 
 
@@ -231,12 +262,12 @@ def _spread_text(values: Sequence[int]) -> str:
 
 
 def legend_line(rows: Sequence[Row], server: ServerState | None, width: int, glyphs: Glyphs) -> Line:
-    """What the fills of the bars stand for, with GiB per rank, and which ranks are held down."""
+    """What the fills of the bars stand for, with GiB per rank."""
     names = {
         "weights": "weights",
         "kv": "KV pool",
         "graphs": "graphs",
-        "context": "context, NCCL",
+        "context": "context, NCCL" if width >= 100 else "context",
         "other": "other",
         "foreign": "foreign",
     }
@@ -255,16 +286,19 @@ def legend_line(rows: Sequence[Row], server: ServerState | None, width: int, gly
         if term == "kv" and server and server.kv_tokens is not None:
             text += f" ({server.kv_tokens:,} tokens)"
         parts.append(((glyphs.terms[term], term), (text, "text")))
-    slowed = throttled(rows)
-    right: Line = ()
-    if slowed:
-        grouped: dict[tuple[str, ...], list[str]] = {}
-        for label, limits in slowed:
-            grouped.setdefault(limits, []).append(label)
-        words = "; ".join(f"{_labels(labels, len(rows))} {', '.join(limits)}" for limits, labels in grouped.items())
-        right = ((clip(f"{glyphs.warn} throttle: {words} ", width // 2, glyphs.ellipsis), "warn"),)
-    left = fit(parts, width - width_of(right) - 3, ("  ", "text"))
-    return spread(((" ", "text"), *left), right, width, glyphs.ellipsis) if left or right else ()
+    left = fit(parts, width - 2, ("  ", "text"))
+    return ((" ", "text"), *left) if left else ()
+
+
+def throttle_lines(rows: Sequence[Row], width: int, glyphs: Glyphs) -> list[Line]:
+    """Which ranks the driver slows down and why, in one line."""
+    grouped: dict[tuple[str, ...], list[str]] = {}
+    for label, limits in throttled(rows):
+        grouped.setdefault(limits, []).append(label)
+    if not grouped:
+        return []
+    words = "; ".join(f"{_labels(labels, len(rows))} {', '.join(limits)}" for limits, labels in grouped.items())
+    return wrapped((f"{glyphs.warn} throttle:", "warn"), words, width, glyphs.ellipsis)
 
 
 def _labels(labels: Sequence[str], of: int) -> str:
@@ -300,24 +334,33 @@ def foreign_lines(state: HostState, width: int, glyphs: Glyphs) -> list[Line]:
     return lines
 
 
-def wrapped(sign: Span, text: str, width: int, ellipsis: str, *, most: int = 2) -> list[Line]:
+def wrapped(sign: Span, text: str, width: int, ellipsis: str, most: int = 2) -> list[Line]:
     """A sign and a sentence over at most `most` lines; words stay whole."""
-    indent = width_of((sign,)) + 2
-    room = max(10, width - indent - 1)
-    words, rows = text.split(" "), [""]
-    for word in words:
+    room = max(10, width - width_of((sign,)) - 3)
+    rows = [""]
+    for word in text.split(" "):
         if rows[-1] and len(rows[-1]) + 1 + len(word) > room and len(rows) < most:
             rows.append(word)
+            room = max(10, width - 4)
         else:
             rows[-1] = f"{rows[-1]} {word}" if rows[-1] else word
-    lines: list[Line] = [((" ", "text"), sign, (" ", "text"), (clip(rows[0], room, ellipsis), "text"))]
-    lines += [((" " * indent, "text"), (clip(row, room, ellipsis), "text")) for row in rows[1:]]
+    first = max(10, width - width_of((sign,)) - 3)
+    lines: list[Line] = [((" ", "text"), sign, (" ", "text"), (clip(rows[0], first, ellipsis), "text"))]
+    lines += [(("   ", "text"), (clip(row, max(10, width - 4), ellipsis), "text")) for row in rows[1:]]
     return lines
 
 
-def failure_lines(server: ServerState, width: int, glyphs: Glyphs) -> list[Line]:
+Item = list[Line]
+"""One thing that wants a look: a line, and its continuation."""
+
+
+def failure_items(server: ServerState, width: int, glyphs: Glyphs, most: int) -> list[Item]:
     """Why a start failed or a server died: phase, ranks, which came first, and its words."""
-    lines: list[Line] = []
+    items: list[Item] = []
+
+    def add(sign: str, style: str, text: str, lines: int = 2) -> None:
+        items.append(wrapped((sign, style), text, width, glyphs.ellipsis, min(most, lines)))
+
     first = server.errors[0] if server.errors else None
     if server.phase is Phase.FAILED:
         where = f" in {first.phase}" if first and first.phase is not Phase.UNKNOWN else ""
@@ -325,71 +368,99 @@ def failure_lines(server: ServerState, width: int, glyphs: Glyphs) -> list[Line]
         if first and first.ranks:
             ranks = f" {glyphs.separator} {clean(first.ranks[0])}"
             ranks += f" first of {len(first.ranks)} ranks" if len(first.ranks) > 1 else ""
-        text = clean(
-            first.text if first else server.phase_evidence or "its processes are gone; the log does not say why"
-        )
-        lines += wrapped((f"{glyphs.bad} FAILED{where}{ranks}:", "bad"), text, width, glyphs.ellipsis, most=3)
+        words = first.text if first else server.phase_evidence
+        text = clean(words or "its processes are gone; the log does not say why")
+        add(f"{glyphs.bad} FAILED{where}{ranks}:", "bad", text, 3)
     elif first and server.phase is not Phase.STOPPED:
         ranks = f" {clean(first.ranks[0])}:" if first.ranks else ":"
-        lines += wrapped((f"{glyphs.bad} error{ranks}", "bad"), clean(first.text), width, glyphs.ellipsis)
+        add(f"{glyphs.bad} error{ranks}", "bad", clean(first.text))
     elif server.phase is Phase.STOPPED:
-        lines += wrapped(
-            (f"{glyphs.down} stopped:", "warn"),
-            clean(server.phase_evidence or "its processes are gone"),
-            width,
-            glyphs.ellipsis,
-        )
+        add(f"{glyphs.down} stopped:", "warn", clean(server.phase_evidence or "its processes are gone"))
     if server.left_pids:
         pids = ", ".join(str(pid) for pid in server.left_pids[:6])
-        lines += wrapped(
-            (f"{glyphs.warn} left behind:", "warn"),
-            f"pid {pids} outlived the server and may hold GPU memory",
-            width,
-            glyphs.ellipsis,
-        )
-    return lines
+        add(f"{glyphs.warn} left behind:", "warn", f"pid {pids} outlived the server and may hold GPU memory")
+    return items
 
 
-def note_lines(state: HostState, server: ServerState | None, width: int, glyphs: Glyphs) -> list[Line]:
-    """Everything that wants a look, most urgent first: failure, link, XID, problems, foreign processes, losses."""
-    lines: list[Line] = []
-    if server is not None:
-        lines += failure_lines(server, width, glyphs)
-    link = state.link
-    if link.reason and link.phase is not LinkPhase.UP:
-        todo = ". Press R to try again" if link.final else ""
-        sign = (f"{glyphs.link(link.phase)} link {link.phase}:", "bad" if link.final else "warn")
-        lines += wrapped(sign, f"{clean(link.reason).rstrip('.')}{todo}", width, glyphs.ellipsis, most=3)
-    bus_ids = {info.bus_id: info.index for info in state.gpu_table.gpus if info.bus_id} if state.gpu_table else {}
-    for xid in state.xids[-2:]:
-        gpu = bus_ids.get(xid.bus_id)
-        where = f"GPU {gpu}" if gpu is not None else clean(xid.bus_id)
-        lines += wrapped((f"{glyphs.bad} XID {xid.xid} on {where}:", "bad"), clean(xid.text), width, glyphs.ellipsis)
+def problem_items(state: HostState, server: ServerState | None, width: int, glyphs: Glyphs, most: int) -> list[Item]:
+    """What does not work on the host, serious things first."""
     names = {each.identity.key: f"pid {each.identity.pid}" for each in state.servers}
     chosen = server.identity.key if server else None
     texts: list[tuple[str, bool]] = []
     for problem in state.problems:
         if problem.cleared:
             continue
-        subject = "" if problem.subject == chosen else names.get(problem.subject, problem.subject)
+        own = problem.subject == chosen
+        subject = names.get(problem.subject, problem.subject)
         if problem.code == "gpu-lost" and subject.isdigit():
             subject = f"GPU {subject}"
-        if problem.subject == chosen:
-            problem = type(problem)(code=problem.code, detail=problem.detail)
-        texts.append(problem_text(problem, subject))
-    for text, serious in sorted(texts, key=lambda each: not each[1]):
-        sign = (glyphs.bad, "bad") if serious else (glyphs.warn, "warn")
-        lines += wrapped(sign, text, width, glyphs.ellipsis)
+        texts.append(problem_text(problem.code, "" if own else subject, problem.detail))
     if server is not None and server.http_problem:
-        lines += wrapped((glyphs.warn, "warn"), clean(server.http_problem), width, glyphs.ellipsis)
+        texts.append((clean(server.http_problem), False))
     if state.gpu_table is not None and state.gpu_table.reason and not any(p.code == "no-gpu" for p in state.problems):
-        lines += wrapped((glyphs.warn, "warn"), clean(state.gpu_table.reason), width, glyphs.ellipsis)
-    lines += foreign_lines(state, width, glyphs)
+        texts.append((clean(state.gpu_table.reason), False))
     if state.lost_lines:
-        lines += wrapped(
-            (glyphs.warn, "warn"), f"{state.lost_lines} lines of the probe were lost on the way", width, glyphs.ellipsis
-        )
-    return lines
+        texts.append((f"{state.lost_lines} lines of the probe were lost on the way", False))
+    texts.sort(key=lambda each: not each[1])
+    signs = {True: (glyphs.bad, "bad"), False: (glyphs.warn, "warn")}
+    return [wrapped(signs[serious], text, width, glyphs.ellipsis, most) for text, serious in texts]
+
+
+def note_items(
+    state: HostState,
+    server: ServerState | None,
+    width: int,
+    glyphs: Glyphs,
+    *,
+    rows: Sequence[Row] = (),
+    most: int = 3,
+) -> list[Item]:
+    """Everything that wants a look, most urgent first: failure, link, XID, problems, foreign processes, throttling.
+
+    Args:
+        state: The host.
+        server: The server on screen.
+        width: Cells of a line.
+        glyphs: Signs to draw with.
+        rows: Name the ranks among these that the driver slows down, where the table has no room for it.
+        most: Lines that one item may take.
+    """
+    items = failure_items(server, width, glyphs, most) if server is not None else []
+    link = state.link
+    if link.reason and link.phase is not LinkPhase.UP:
+        todo = ". Press R to try again" if link.final else ""
+        sign = (f"{glyphs.link(link.phase)} link {link.phase}:", "bad" if link.final else "warn")
+        items.append(wrapped(sign, f"{clean(link.reason).rstrip('.')}{todo}", width, glyphs.ellipsis, most))
+    bus_ids = {info.bus_id: info.index for info in state.gpu_table.gpus if info.bus_id} if state.gpu_table else {}
+    for xid in state.xids[-2:]:
+        gpu = bus_ids.get(xid.bus_id)
+        where = f"GPU {gpu}" if gpu is not None else clean(xid.bus_id)
+        sign = (f"{glyphs.bad} XID {xid.xid} on {where}:", "bad")
+        items.append(wrapped(sign, clean(xid.text), width, glyphs.ellipsis, most))
+    items += problem_items(state, server, width, glyphs, min(most, 2))
+    items += [[line] for line in foreign_lines(state, width, glyphs)]
+    if throttling := throttle_lines(rows, width, glyphs):
+        items.append(throttling)
+    return items
+
+
+def note_lines(items: Sequence[Item], compact: Sequence[Item], room: int, glyphs: Glyphs) -> list[Line]:
+    """As many items as there is room for, whole ones only; the rest is counted.
+
+    Args:
+        items: The items as they should be.
+        compact: The same in one line each.
+        room: Lines there are.
+        glyphs: Signs to draw with.
+    """
+    lines = [line for item in items for line in item]
+    if len(lines) <= room:
+        return lines
+    lines = [line for item in compact for line in item]
+    if len(lines) <= room:
+        return lines
+    kept = lines[: max(0, room - 1)]
+    return [*kept, ((f" {glyphs.ellipsis} and {len(lines) - len(kept)} more: i shows all", "dim"),)]
 
 
 def no_server_line(state: HostState, glyphs: Glyphs) -> Line:
@@ -400,7 +471,4 @@ def no_server_line(state: HostState, glyphs: Glyphs) -> Line:
         return ((" nothing is known of this host yet", "dim"),)
     if not state.scanned:
         return ((f" {glyphs.waiting} looking for servers {glyphs.ellipsis}", "busy"),)
-    return (
-        (f" {glyphs.down} no inference server runs here", "warn"),
-        ("  its GPUs are watched; a start is noticed within seconds", "dim"),
-    )
+    return ((f" {glyphs.down} no inference server runs here", "warn"), ("  a start is noticed within seconds", "dim"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from tuner.domain.events import ProblemSeen
 from tuner.widgets.spans import clean
 
 
@@ -64,17 +63,17 @@ WORDING: dict[str, Wording] = {
 }
 
 
-def problem_text(problem: ProblemSeen, subject: str = "") -> tuple[str, bool]:
-    """One line for a problem and whether it is serious.
+def problem_text(code: str, subject: str, detail: str) -> tuple[str, bool]:
+    """One line for a problem, and whether it is serious.
 
     Args:
-        problem: What the probe said.
-        subject: What it is about, in words; empty to use the probe's.
+        code: Of the closed list; an unknown one is shown as it is.
+        subject: What it is about; empty where that is plain from where the line stands.
+        detail: The probe's evidence.
     """
-    words = WORDING.get(problem.code, Wording(problem.code, "this version of gputuner has no advice for it"))
-    about = clean(subject or problem.subject)
-    detail = clean(problem.detail)
-    if about and about in detail:
+    words = WORDING.get(code, Wording(code, "this version of gputuner has no advice for it"))
+    about, evidence = clean(subject), clean(detail)
+    if about and about in evidence:
         about = ""
-    evidence = ": ".join(part for part in (about, detail) if part)
+    evidence = ": ".join(part for part in (about, evidence) if part)
     return f"{words.what}{f' ({evidence})' if evidence else ''}. {words.todo[0].upper()}{words.todo[1:]}", words.serious

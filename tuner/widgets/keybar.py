@@ -1,0 +1,74 @@
+"""The last line: the keys that work now, as many as fit whole. A click presses the key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from textual import events
+from textual.binding import ActiveBinding
+from textual.screen import Screen
+
+from tuner.widgets.rows import Rows
+from tuner.widgets.spans import Span, width_of
+
+_LAST = ("help", "quit")
+"""Ids of keys that are never left out."""
+
+
+class KeyBar(Rows):
+    """Shows active bindings; help and quit always, then other screens, then this screen's keys in their order."""
+
+    ALLOW_SELECT = False
+
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self._ends: list[tuple[int, str]] = []
+
+    def on_mount(self) -> None:
+        """Follow the bindings."""
+        self.screen.bindings_updated_signal.subscribe(self, self._changed)
+
+    def on_resize(self) -> None:
+        """More or fewer fit."""
+        self._changed(self.screen)
+
+    def _changed(self, screen: Screen[Any]) -> None:
+        if self.is_attached and self.size.width:
+            self._show(list(screen.active_bindings.values()))
+
+    def _show(self, active: Sequence[ActiveBinding]) -> None:
+        shown = [each.binding for each in active if each.binding.show and each.enabled]
+        unique = {binding.action: binding for binding in reversed(shown)}
+        ordered = [binding for binding in shown if unique.get(binding.action) is binding]
+        here = f"screen.{getattr(self.screen, 'ENTRY', '')}"
+
+        def rank(index: int) -> int:
+            name = ordered[index].id or ""
+            return 0 if name in _LAST else 1 if name.startswith("screen.") else 2
+
+        parts: dict[int, tuple[Span, Span, Span]] = {}
+        room = self.size.width - 1
+        for index in sorted(range(len(ordered)), key=lambda index: (rank(index), index)):
+            binding = ordered[index]
+            if binding.id == here:
+                continue
+            key = self.app.get_key_display(binding)
+            part: tuple[Span, Span, Span] = ((key, "busy"), (f" {binding.description}", "text"), ("  ", "text"))
+            if width_of(part) - 2 > room:
+                break
+            room -= width_of(part)
+            parts[index] = part
+        spans: list[Span] = [(" ", "text")]
+        self._ends = []
+        for index in sorted(parts):
+            spans += parts[index]
+            self._ends.append((width_of(spans) - 1, ordered[index].key))
+        self.show([tuple(spans)])
+
+    def on_click(self, event: events.Click) -> None:
+        """Press the key under the mouse."""
+        for end, key in self._ends:
+            if event.x < end:
+                self.app.simulate_key(key)
+                return
