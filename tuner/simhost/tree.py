@@ -143,9 +143,12 @@ class Tree:
         self._write("uptime", f"{up:.2f} {idle / _HZ:.2f}\n")
         used = 21_000_000 + sum(p.rss_kb for p in self._known.values())
         free = MEMORY_KB - used - 640_000_000
-        self._write("meminfo", f"MemTotal:       {MEMORY_KB} kB\nMemFree:        {free} kB\n"
-                    f"MemAvailable:   {MEMORY_KB - used} kB\nBuffers:          412340 kB\nCached:         638104220 kB\n"
-                    "SwapTotal:             0 kB\nSwapFree:              0 kB\n")  # fmt: skip
+        sizes = {
+            "MemTotal": MEMORY_KB, "MemFree": free, "MemAvailable": MEMORY_KB - used, "Buffers": 412_340,
+            "Cached": 638_104_220, "Active": 214_203_440, "Inactive": 431_022_884, "Shmem": 2_104_880,
+            "Slab": 9_120_448, "SwapTotal": 0, "SwapFree": 0,
+        }  # fmt: skip
+        self._write("meminfo", "".join(f"{name + ':':<15} {size:>10} kB\n" for name, size in sizes.items()))
 
     def _stat(self, process: Process) -> None:
         ticks = round((process.started_at - self.boot) * _HZ)

@@ -341,11 +341,11 @@ class Server:
         """Move the scheduler along with the real clock."""
         serving = self.serving
         assert serving is not None
-        published = 0.0
+        began, published = time.time(), 0.0
         big_prefill = self.spec.faults.get("big_prefill")
         while not self._dying:
             now = time.time()
-            if big_prefill is not None and now - self.ready_at >= big_prefill / self.spec.speed:
+            if big_prefill is not None and now - began >= big_prefill / self.spec.speed:
                 big_prefill = None
                 serving.submit(self._long_prompt(now))
             serving.advance(now)
@@ -361,8 +361,7 @@ class Server:
 
     def _long_prompt(self, now: float) -> Request:
         """Somebody pastes a book."""
-        length = self.machine.tokens - 4096
-        return Request("long", length, 0, 64, now, path="/v1/chat/completions", port=51_234)
+        return Request("long", 64_000, 0, 64, now, path="/v1/chat/completions", port=51_234)
 
     def submit(self, request: Request) -> None:
         """A request of a real client."""

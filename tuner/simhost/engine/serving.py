@@ -23,9 +23,9 @@ from tuner.simhost.engine.traffic import Request, Traffic
 STEP_S = 0.01117
 """One decode step with one short request: 89.5 tokens a second."""
 STEP_PER_REQUEST_S = 0.00045
-STEP_PER_TOKEN_S = 0.0000006
+STEP_PER_TOKEN_S = 0.00000056
 """Attention over the KV of the batch beyond what the split kernels hide; slow on this architecture."""
-PREFILL_TOKENS_S = 5_200.0
+PREFILL_TOKENS_S = 7_500.0
 LOG_STEPS = 40
 
 
@@ -114,7 +114,8 @@ class Serving:
         self.failed = False
         for number, rank in enumerate(machine.box.ranks):
             # What the warm-up left reserved; the first rank also handles images.
-            rank.activations = (212 if number else 396) * MIB
+            rank.activations = 212 * MIB
+            rank.workspace += 0 if number else 184 * MIB
 
     @property
     def usage(self) -> float:
@@ -173,7 +174,8 @@ class Serving:
         accept = self._accept_length()
         fit = int((until - self.now) / step)
         if not self.waiting and not self.draining:
-            fit = min(fit, max(1, math.ceil((self.traffic.next_at - self.now) / step)))
+            gap = min(self.traffic.next_at - self.now, 3_600.0)
+            fit = min(fit, max(1, math.ceil(gap / step)))
         ends = math.ceil(min((r.output - r.generated) / accept for r in self.running))
         count = min(fit, LOG_STEPS - self._steps, max(1, ends))
         if count < 1:
@@ -285,7 +287,7 @@ class Serving:
         self._evict(new + cached)
         self.prefilling = batch
         self.used += new + cached
-        prefix = sum(request.cached + request.prefilled for request in batch) - new
+        prefix = max(0, max(request.cached + request.prefilled for request in batch) - chunk)
         took = 0.045 + new / PREFILL_TOKENS_S + new * prefix / 9.0e9
         self.prefill_end = self.now + took
         self.busy_s += took

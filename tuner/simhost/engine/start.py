@@ -185,7 +185,7 @@ def _weights(m: Machine, lines: Lines) -> Steps:
     weights = [m.rng.uniform(0.85, 1.15) for _ in range(total)]
     scale = _about(m, 505.0) / sum(weights)
     for done, weight in enumerate(weights, 1):
-        m.load(utilization=0.03, watts=0.15, pcie_rx=0.152 * m.rng.uniform(0.8, 1.2), pcie_tx=0.01)
+        m.load(utilization=0.03, watts=0.15, pcie_rx=0.152 * m.spec.pace * m.rng.uniform(0.8, 1.2), pcie_tx=0.01)
         yield weight * scale
         for held in m.box.ranks:
             held.weights = memory.WEIGHTS_BYTES * done // total

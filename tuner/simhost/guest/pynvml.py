@@ -39,7 +39,7 @@ NVML_MEMORY_ERROR_TYPE_CORRECTED = 0
 NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
 NVML_VOLATILE_ECC = 0
 NVML_AGGREGATE_ECC = 1
-NVML_NVLINK_MAX_LINKS = 18
+NVML_NVLINK_MAX_LINKS = 36
 NVML_FEATURE_DISABLED = 0
 NVML_FEATURE_ENABLED = 1
 NVML_DEVICE_MIG_DISABLE = 0
@@ -178,9 +178,6 @@ def nvmlInit():
         raise
 
 
-nvmlInit_v2 = nvmlInit
-
-
 def nvmlInitWithFlags(flags):
     nvmlInit()
 
@@ -214,9 +211,6 @@ def nvmlDeviceGetCount():
     return len(_read()["gpus"])
 
 
-nvmlDeviceGetCount_v2 = nvmlDeviceGetCount
-
-
 def nvmlDeviceGetHandleByIndex(index):
     gpus = _read()["gpus"]
     if not 0 <= index < len(gpus):
@@ -224,9 +218,6 @@ def nvmlDeviceGetHandleByIndex(index):
     if gpus[index].get("lost"):
         raise NVMLError_GpuIsLost()
     return _Handle(index)
-
-
-nvmlDeviceGetHandleByIndex_v2 = nvmlDeviceGetHandleByIndex
 
 
 def nvmlDeviceGetHandleByUUID(uuid):
@@ -245,9 +236,6 @@ def nvmlDeviceGetHandleByPciBusId(bus_id):
         if gpu["bus_id"].lower()[-12:] == bus_id.lower()[-12:]:
             return _Handle(index)
     raise NVMLError_NotFound()
-
-
-nvmlDeviceGetHandleByPciBusId_v2 = nvmlDeviceGetHandleByPciBusId
 
 
 def nvmlDeviceGetIndex(handle):
@@ -402,7 +390,6 @@ def nvmlDeviceGetPciInfo(handle):
     )
 
 
-nvmlDeviceGetPciInfo_v2 = nvmlDeviceGetPciInfo
 nvmlDeviceGetPciInfo_v3 = nvmlDeviceGetPciInfo
 
 
@@ -450,7 +437,6 @@ def nvmlDeviceGetNvLinkState(handle, link):
 
 nvmlDeviceGetNvLinkVersion = nvmlDeviceGetNvLinkState
 nvmlDeviceGetNvLinkRemotePciInfo = nvmlDeviceGetNvLinkState
-nvmlDeviceGetNvLinkRemotePciInfo_v2 = nvmlDeviceGetNvLinkState
 
 
 def nvmlDeviceGetP2PStatus(first, second, index):
