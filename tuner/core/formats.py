@@ -9,7 +9,6 @@ message; `parts` are searched in it, each optional, so that versions may leave o
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -25,15 +24,16 @@ HEAD = 4
 
 
 def _int(text: str) -> int:
-    value = int(text.replace(",", ""))
-    if abs(value) >= 1 << 63:
+    if len(text) > 4 and "," in text:
+        text = text.replace(",", "")
+    if len(text) > 18:
         raise ValueError("more than any counter holds")
-    return value
+    return int(text)
 
 
 def _float(text: str) -> float:
     value = float(text)
-    if not math.isfinite(value):
+    if value - value:  # neither zero for an infinity nor for what is no number
         raise ValueError("not a number")
     return value
 

@@ -14,11 +14,10 @@ from datetime import UTC, datetime
 from tuner.core.engine import LinePrefix
 from tuner.domain.logs import Level
 
-_PREFIX = re.compile(
-    r"(?:\([^()\s]+ pid=\d+(?:, ip=[\d.]+)?\) )?"
-    r"\[(?:(\d{4}-\d\d-\d\d) )?(\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)((?: [A-Z][A-Z_]*\d+)*)\] "
-    r"(?:(INFO|WARNING|ERROR|CRITICAL|DEBUG):? +(?:[\w.-]+\.py:\d+: )?)?"
-)
+_STAMP = re.compile(r"\[(?:(\d{4}-\d\d-\d\d) )?(\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)((?: [A-Z][A-Z_]*\d+)*)\] ")
+_LONGEST_STAMP = 120
+_LEVEL = re.compile(r"(INFO|WARNING|ERROR|CRITICAL|DEBUG):? +(?:[\w.-]+\.py:\d+: )?")
+_ACTOR = re.compile(r"\([^()\s]+ pid=\d+(?:, ip=[\d.]+)?\) ")
 _UVICORN = re.compile(r"(INFO|WARNING|ERROR|CRITICAL|DEBUG): {2,}(?=\S)")
 _RECORD = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]{0,60}\] ")
 
@@ -30,8 +29,9 @@ LEVELS = {
     "CRITICAL": Level.ERROR,
 }
 
+_LEVEL_HEADS = frozenset(name[:4] for name in LEVELS)
+
 _POLLED = re.compile(r'"GET /(?:metrics|v1/loads|get_load|ready|health|(?:get_)?server_info)[/? ]')
-_BAD_STATUS = re.compile(r'HTTP/1\.[01]" (?:5\d\d)')
 _ERROR = re.compile(
     r"hit an exception|crashed with exit code|[Ww]atchdog timeout \(|scheduler is dead|died during initialization"
     r"|SIGQUIT received|[Rr]eceived sigquit|Initialization failed|Health check failed|^Traceback"
@@ -48,19 +48,32 @@ _WARNING = re.compile(
 
 def split(text: str) -> LinePrefix:
     """Split a line into prefix and message."""
-    found = _PREFIX.match(text)
-    if found is None:
-        uvicorn = _UVICORN.match(text)
-        if uvicorn is None:
+    if text[:1] == "[":
+        end = text.find("] ") + 2
+        prefix = _stamp(text[:end]) if 2 < end < _LONGEST_STAMP else None
+        if prefix is None:
             return _BARE
-        return LinePrefix(None, None, uvicorn.end(), _uvicorn_level(uvicorn[1], text))
-    date, clock, tags, level = found.groups()
-    return LinePrefix(
-        tags[1:] if tags else None,
-        _seconds(date, clock),
-        found.end(),
-        _uvicorn_level(level, text) if level else None,
-    )
+        if text[end : end + 4] in _LEVEL_HEADS and (found := _LEVEL.match(text, end)) is not None:
+            return LinePrefix(prefix.rank, prefix.at, found.end(), _uvicorn_level(found[1], text))
+        return prefix
+    if text[:4] in _LEVEL_HEADS and (found := _UVICORN.match(text)) is not None:
+        return LinePrefix(None, None, found.end(), _uvicorn_level(found[1], text))
+    if text[:1] == "(" and (found := _ACTOR.match(text)) is not None:
+        # Ray puts the actor in front of what it prints.
+        inner = split(text[found.end() :])
+        if inner.prefixed:
+            return LinePrefix(inner.rank, inner.at, found.end() + inner.message_start, inner.level)
+    return _BARE
+
+
+@functools.lru_cache(maxsize=1024)
+def _stamp(text: str) -> LinePrefix | None:
+    """`[time tags] ` as a prefix; a second's lines of one rank share it."""
+    found = _STAMP.fullmatch(text)
+    if found is None:
+        return None
+    date, clock, tags = found.groups()
+    return LinePrefix(tags[1:] if tags else None, _seconds(date, clock), found.end())
 
 
 _BARE = LinePrefix(None, None, 0, None, False)
@@ -84,9 +97,6 @@ def quick_start(text: str) -> int:
     return -1 if text[:1] == "(" or text.find("[2", start) >= 0 else start
 
 
-_LEVEL_HEADS = frozenset(name[:4] for name in LEVELS)
-
-
 def level(message: str) -> Level:
     """Severity by the words of a message."""
     if _ERROR.search(message) is not None:
@@ -96,15 +106,14 @@ def level(message: str) -> Level:
 
 def _uvicorn_level(name: str, text: str) -> Level:
     """Access lines that our own reading causes are noise, answers 5xx to others are not."""
-    if " HTTP/1." in text:
-        if _POLLED.search(text) is not None:
+    if ' HTTP/1.1" ' in text:
+        if '"GET /' in text and _POLLED.search(text) is not None:
             return Level.DEBUG
-        if _BAD_STATUS.search(text) is not None:
+        if '" 5' in text:
             return Level.WARNING
     return LEVELS[name]
 
 
-@functools.lru_cache(maxsize=512)
 def _seconds(date: str | None, clock: str) -> float | None:
     try:
         stamp = datetime.fromisoformat(f"{date or '1970-01-01'} {clock.replace(',', '.')}")

@@ -26,6 +26,7 @@ _TORN = re.compile(
     r"(?<=[^ (])(?:\([A-Za-z_]\w*(?: rank=\d+)? pid=\d+\) )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) "
     r"\d\d-\d\d \d\d:\d\d:\d\d \["
 )
+_LONGEST_STAMP = 160
 _POLLED = re.compile(r'"GET /(?:metrics|health|version|v1/models)[/? ]')
 _PARTS = re.compile(r"(PCP|DCP|DP|PP|TP|EP)(\d+)")
 
@@ -36,6 +37,8 @@ LEVELS = {
     "ERROR": Level.ERROR,
     "CRITICAL": Level.ERROR,
 }
+
+_LEVEL_HEADS = frozenset(name[:4] for name in LEVELS)
 
 _ERROR = re.compile(
     r"^Traceback|^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b|^Exception\b|Fatal Python error|^Killed\b"
@@ -48,12 +51,26 @@ def split(text: str) -> LinePrefix:
     """Split a line into prefix and message."""
     if text.startswith('{"'):
         return _json_prefix(text)
+    end = text.find("] ") + 2
+    if 2 < end < _LONGEST_STAMP and (prefix := _stamp(text[:end])) is not None:
+        return prefix
+    return _prefix(text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _stamp(text: str) -> LinePrefix | None:
+    """A record's prefix; the lines of a traceback share it."""
+    prefix = _prefix(text)
+    return prefix if prefix.prefixed and prefix.message_start == len(text) else None
+
+
+def _prefix(text: str) -> LinePrefix:
     tag = _TAG.match(text)
     start = 0 if tag is None else tag.end()
     rank = None if tag is None else rank_of(tag["name"], tag["rank"])
     record = _RECORD.match(text, start)
     if record is not None:
-        return LinePrefix(rank, _seconds(record["at"]), record.end(), LEVELS[record["level"]])
+        return LinePrefix(rank, _full_seconds(f"2000-{record['at']}"), record.end(), LEVELS[record["level"]])
     uvicorn = _UVICORN.match(text, start)
     if uvicorn is not None:
         polled = " HTTP/1." in text and _POLLED.search(text) is not None
@@ -96,9 +113,6 @@ def quick_start(text: str) -> int:
     return -1 if text.find(".py:", start) >= 0 else start
 
 
-_LEVEL_HEADS = frozenset(name[:4] for name in LEVELS)
-
-
 def level(message: str) -> Level:
     """Severity of output that is no record."""
     if _ERROR.search(message) is not None:
@@ -132,11 +146,6 @@ def _json_record(text: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and "message" in record and "levelname" in record else None
-
-
-@functools.lru_cache(maxsize=512)
-def _seconds(at: str) -> float | None:
-    return _full_seconds(f"2000-{at}")
 
 
 def _full_seconds(at: str) -> float | None:
