@@ -40,10 +40,9 @@ _WITHOUT_EFFECT = {
 }
 """Options that change what ssh does and not what we do, with what happens instead. In lower case."""
 
-_HARMLESS = {"no", "none", "false"}
-"""Values that ask for what happens anyway."""
-
-_ANYWAY = {("stricthostkeychecking", "ask"), ("stricthostkeychecking", "yes"), ("checkhostip", "no")}
+_NOT_WANTED = {"no", "none", "false"}
+_ANYWAY = {"stricthostkeychecking": {"ask", "yes"}}
+"""Values that ask for what happens anyway; of other options, those that switch them off."""
 
 
 def options(files: Sequence[Path], host: str) -> dict[str, tuple[str, str]]:
@@ -69,7 +68,7 @@ def without_effect(found: dict[str, tuple[str, str]]) -> tuple[str, ...]:
     notes = {}
     for key, (option, value) in found.items():
         reason = _WITHOUT_EFFECT.get(key)
-        if reason and value.lower() not in _HARMLESS and (key, value.lower()) not in _ANYWAY:
+        if reason and value.lower() not in _ANYWAY.get(key, _NOT_WANTED):
             notes[key] = f"{option} {value}: not honoured, {reason}"
     if "controlmaster" in notes:
         notes.pop("controlpath", None)

@@ -126,15 +126,19 @@ class SshTransport:
                     algorithms = "-*-cert-*"
                 else:
                     await self._unknown_key(hop, door, ask, error)
-            except asyncssh.KeyExchangeFailed as error:
-                if not door.known or algorithms == "default":
-                    raise explain(hop, error, self._trust.reached) from error
-                # None of the known kinds of key is offered: see which there is instead, to name it.
+            except asyncssh.DisconnectError as error:
+                if not door.known or door.passed or algorithms == "default":
+                    raise self._explain(hop, error) from error
+                # Perhaps none of the known kinds of key is offered, and either side may be the first to hang up:
+                # see which key there is instead, to name it.
                 algorithms = "default"
             except (asyncssh.Error, OSError, ValueError) as error:
-                if isinstance(error, asyncssh.PermissionDenied):
-                    self._trust.keys.clear()
-                raise explain(hop, error, self._trust.reached) from error
+                raise self._explain(hop, error) from error
+
+    def _explain(self, hop: Hop, error: Exception) -> ConnectionFailed:
+        if isinstance(error, asyncssh.PermissionDenied):
+            self._trust.keys.clear()
+        return explain(hop, error, self._trust.reached)
 
     async def _attempt(self, hop: Hop, door: _Door, ask: Ask, algorithms: str) -> asyncssh.SSHClientConnection:
         limit = hop.connect_timeout_s or (RECONNECT_S if self._trust.reached else CONNECT_S)
@@ -166,6 +170,7 @@ class SshTransport:
                     **more,
                 )
             finally:
+                door.passed = login.began
                 login.close()
 
     async def _unknown_key(self, hop: Hop, door: _Door, ask: Ask, error: Exception) -> None:
@@ -224,6 +229,8 @@ class _Door:
         self._trust = trust
         self.opened: Callable[[], None] = lambda: None
         """Called when there is a connection and the host's turn to speak."""
+        self.passed = False
+        """The host key was accepted, the login began."""
         self.host = hop.host
         self.port = hop.port
         self.known: list[known_hosts.KnownKey] = []

@@ -44,6 +44,13 @@ def explain(hop: Hop, error: Exception, reached_before: bool) -> ConnectionFaile
             )
         case asyncssh.PermissionDenied():
             return _denied(hop, words)
+        case asyncssh.DisconnectError() if "authentication failures" in words:
+            return ConnectionFailed(
+                f"{label} refused the login",
+                words,
+                "The agent offers many keys: set IdentitiesOnly and IdentityFile for this host",
+                final=True,
+            )
         case asyncssh.KeyExchangeFailed():
             return ConnectionFailed(
                 f"No common algorithm with {label}", words, "See Ciphers, MACs and KexAlgorithms", final=True
@@ -60,7 +67,7 @@ def explain(hop: Hop, error: Exception, reached_before: bool) -> ConnectionFaile
                 final=error.code == asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED,
             )
         case asyncssh.DisconnectError():
-            return _disconnected(hop, error, words)
+            return ConnectionFailed(f"{label} closed the connection", words)
         case OSError():
             return _unreachable(hop, error, words)
         case _:
@@ -74,17 +81,6 @@ def _denied(hop: Hop, words: str) -> ConnectionFailed:
         f"Check the user name and that a key of yours is in its authorized_keys: try `ssh {hop.name}`",
         final=True,
     )
-
-
-def _disconnected(hop: Hop, error: asyncssh.DisconnectError, words: str) -> ConnectionFailed:
-    if "authentication failures" in words:
-        return ConnectionFailed(
-            f"{hop.label} refused the login",
-            words,
-            "The agent offers many keys: set IdentitiesOnly and IdentityFile for this host",
-            final=True,
-        )
-    return ConnectionFailed(f"{hop.label} closed the connection", words)
 
 
 def _unreachable(hop: Hop, error: OSError, words: str) -> ConnectionFailed:

@@ -185,15 +185,16 @@ class Login(asyncssh.SSHClient):
         self._asked = {"password": 0, "keyboard-interactive": 0}
         self.given_up = False
         """The operator declined to answer."""
-        self.banner = ""
+        self.began = False
+        """The host key was accepted, and the login proper has begun."""
 
     def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
         """A key that the files do not vouch for."""
         return self._trusted(key)
 
-    def auth_banner_received(self, msg: str, lang: str) -> None:
-        """What the server says before the login."""
-        self.banner = msg
+    def begin_auth(self, username: str) -> None:
+        """The host key was accepted."""
+        self.began = True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The login is over."""

@@ -1,0 +1,26 @@
+"""An operator who answers as the test says."""
+
+from __future__ import annotations
+
+from tuner.domain.link import HostKeyQuestion, Question, SecretQuestion
+
+
+class Operator:
+    """An `Ask` that gives prepared answers, one after the other, and remembers what was asked."""
+
+    def __init__(self, *answers: str | None) -> None:
+        self.answers = list(answers)
+        self.asked: list[Question] = []
+
+    async def __call__(self, question: Question) -> str | None:
+        self.asked.append(question)
+        assert self.answers, f"nobody expected to be asked {question}"
+        return self.answers.pop(0)
+
+    @property
+    def keys(self) -> list[HostKeyQuestion]:
+        return [question for question in self.asked if isinstance(question, HostKeyQuestion)]
+
+    @property
+    def secrets(self) -> list[SecretQuestion]:
+        return [question for question in self.asked if isinstance(question, SecretQuestion)]
