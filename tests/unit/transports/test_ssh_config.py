@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuner.transports.ssh.config import options, without_effect
+
+
+def found(tmp_path: Path, text: str, host: str = "gpu-1") -> dict[str, str]:
+    file = tmp_path / "config"
+    file.write_text(text)
+    return {name: value for name, (_, value) in options([file], host).items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("ControlMaster auto", "auto"),
+        ("ControlMaster=auto", "auto"),
+        ("ControlMaster = auto", "auto"),
+        ("  controlmaster\tauto  # why not", "auto"),
+        ('ControlMaster "auto"', "auto"),
+        ("Host gpu-*\n ControlMaster auto", "auto"),
+        ("Host a gpu-1\n ControlMaster auto", "auto"),
+        ("Host * !gpu-1\n ControlMaster auto", None),
+        ("Host other\n ControlMaster auto", None),
+        ("Host other\n X y\nMatch all\n ControlMaster auto", "auto"),
+        ("Match originalhost gpu-1,b\n ControlMaster auto", "auto"),
+        ("Match !host gpu-1\n ControlMaster auto", None),
+        ("Match exec true\n ControlMaster auto", None),
+        ("ControlMaster auto\nControlMaster no", "auto"),
+        ("ControlMaster no\nHost *\nControlMaster auto", "no"),
+        ('ControlMaster "auto', None),
+        ("\n\n#x", None),
+    ],
+)
+def test_the_first_value_that_applies(tmp_path: Path, text: str, value: str | None) -> None:
+    assert found(tmp_path, text).get("controlmaster") == value
+
+
+def test_included_files_are_read_in_their_place(tmp_path: Path) -> None:
+    (tmp_path / "b").write_text("Tunnel yes\nHost other\nCheckHostIP yes\n")
+    seen = found(tmp_path, f"Host gpu-1\nInclude {tmp_path}/b {tmp_path}/none\nTunnel no\nLocalCommand x\n")
+    assert seen == {"tunnel": "yes", "localcommand": "x"}
+
+
+def test_files_that_include_themselves_end(tmp_path: Path) -> None:
+    assert found(tmp_path, f"Include {tmp_path}/config\nTunnel yes\n") == {"tunnel": "yes"}
+
+
+def test_earlier_files_win(tmp_path: Path) -> None:
+    (tmp_path / "user").write_text("Tunnel yes\n")
+    (tmp_path / "system").write_text("Tunnel no\nCheckHostIP yes\n")
+    seen = options([tmp_path / "user", tmp_path / "system", tmp_path / "none"], "h")
+    assert {name: value for name, (_, value) in seen.items()} == {"tunnel": "yes", "checkhostip": "yes"}
+
+
+def test_notes_say_what_happens_instead(tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    file.write_text(
+        "ControlMaster auto\nControlPath x\nForwardAgent no\nStrictHostKeyChecking no\nUser me\nRemoteCommand none\n"
+    )
+    notes = without_effect(options([file], "h"))
+    assert [note.split(":")[0] for note in notes] == ["ControlMaster auto", "StrictHostKeyChecking no"]
+    assert "always asked" in notes[1]
+    file.write_text("StrictHostKeyChecking ask\n")
+    assert without_effect(options([file], "h")) == ()
