@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from tuner.core import facts as f
 from tuner.core.engine import LinePrefix, RankPlace
 from tuner.domain.events import HttpAnswer
 from tuner.domain.logs import Level, LogFact
@@ -94,8 +97,15 @@ class VLLM:
         """What a line states."""
         if prefix.prefixed and prefix.message_start == 0:
             # A JSON record: its message stands inside the object.
-            return self._reader.facts(lines.message_of(text, prefix), prefix, offset)
-        return self._reader.facts(text, prefix, offset)
+            found = self._reader.facts(lines.message_of(text, prefix), prefix, offset)
+        else:
+            found = self._reader.facts(text, prefix, offset)
+        if found and found[0].kind == f.STATS and found[0].fields.get("engine"):
+            # One process prints for every replica; the first is also the only one of most servers.
+            return [msgspec.structs.replace(found[0], rank=f"DP{found[0].fields['engine']}")]
+        if found and prefix.rank is not None and "EngineCore_" in text:
+            return [fact if _is_of_a_worker(fact) else msgspec.structs.replace(fact, rank=None) for fact in found]
+        return found
 
     def read(self, answer: HttpAnswer) -> Reading:
         """What an HTTP answer means."""
@@ -138,6 +148,18 @@ class VLLM:
         if places:
             return sorted(places.values(), key=lambda place: [int(n) for _, n in _TAG.findall(place.tag)])
         return _ordered_ranks(known, tp_size, world)
+
+
+_OF_WORKERS = frozenset({f.WEIGHTS, f.MEMORY, f.GRAPHS, f.PROGRESS, f.PHASE_BEGIN, f.PHASE_END})
+
+
+def _is_of_a_worker(fact: LogFact) -> bool:
+    """Whether a fact that an engine core printed is about a rank.
+
+    A core that works itself prints what a worker would. What else it says is about all its ranks: its name is
+    `EngineCore_DP0` from 0.10.2 to 0.17 even where there are no replicas.
+    """
+    return fact.kind in _OF_WORKERS and fact.format != "engine-ready"
 
 
 def _numbers(worker: Member, tags: str, cores: dict[int, str | None]) -> dict[str, int]:
