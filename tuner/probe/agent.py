@@ -1505,8 +1505,8 @@ class FileTail(Tail):
             now = next((s for s in map(stat_of, self.target.opens[1:]) if s is not None), None)
         if now is None or not stat.S_ISREG(now.st_mode) or (now.st_dev, now.st_ino) == (self.device, self.inode):
             return False
-        if os.fstat(self._fd).st_size > self.offset:
-            return False
+        if os.fstat(self._fd).st_size > self.offset + 3:
+            return False  # more than a character that never ended
         self._flush_torn()
         reason = "rotated" if os.fstat(self._fd).st_nlink else "replaced"
         try:
