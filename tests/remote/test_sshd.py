@@ -129,6 +129,14 @@ async def test_a_broken_line_is_named(home: SshWorld) -> None:
     assert f"{home.ssh / 'config'} line 3" in str(failure)
 
 
+async def test_comments_at_the_end_of_a_line(home: SshWorld) -> None:
+    server = home.server()
+    (home.ssh / "more").write_text(f"Port {server.port} # here\nSetEnv 'X=a # b'\n")
+    home.config("Host gpu # the big one\n  HostName 127.0.0.1\t# loopback\n  Include more # and so on\n")
+    async with connected(Target(name="gpu", host="gpu")) as transport:
+        assert await said(transport, "echo", "there") == "there"
+
+
 async def test_a_proxy_command_carries_the_connection(home: SshWorld, tmp_path: Path) -> None:
     server = home.server()
     relay = tmp_path / "relay.py"

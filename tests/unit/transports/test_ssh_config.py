@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tuner.transports.ssh import config
 from tuner.transports.ssh.config import options, without_effect
 
 
@@ -66,3 +67,27 @@ def test_notes_say_what_happens_instead(tmp_path: Path) -> None:
     assert "always asked" in notes[1]
     file.write_text("StrictHostKeyChecking ask\n")
     assert without_effect(options([file], "h")) == ()
+
+
+def test_a_copy_has_the_same_lines_without_comments_at_their_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(config, "SYSTEM_FILE", tmp_path / "etc" / "none")
+    ssh = tmp_path / ".ssh"
+    ssh.mkdir()
+    (ssh / "more").write_text("Port 1 # one\n")
+    (ssh / "config").write_text(
+        '# first\nHost a#b c # d\n  ProxyCommand x # y\n  SetEnv "A=1 # 2" # 3\n'
+        "Include more none # both\nInclude none\n"
+    )
+    with config.copied() as copy:
+        (file,) = copy.files
+        lines = Path(file).read_text().splitlines()
+        assert lines[:4] == ["# first", "Host a#b c", "  ProxyCommand x # y", '  SetEnv "A=1 # 2"']
+        included = lines[4].removeprefix("Include ")
+        assert Path(included).read_text() == "Port 1\n"
+        assert lines[5] == ""
+        assert copy.originals([file]) == [ssh / "config"]
+        assert copy.original(f"{included} line 1: no") == f"{ssh / 'more'} line 1: no"
+    assert not Path(file).exists()

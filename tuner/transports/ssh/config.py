@@ -1,13 +1,17 @@
-"""A small reader of OpenSSH client configuration, for what the SSH library does not tell.
+"""OpenSSH's client configuration, as far as the SSH library does not read it itself.
 
-The library itself reads and applies the configuration. This reader only finds out which options stand in the blocks
-of a host, so that those which have no effect can be named to the operator instead of being ignored in silence.
+The library reads and applies the configuration. What it lacks is here: comments at the end of a line, which OpenSSH
+allows and the library takes for an error, are cut off in a copy; and options that have no effect here are found, so
+that they can be named to the operator instead of being ignored in silence.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
+import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tuner.transports.ssh.known_hosts import matches_list
@@ -43,6 +47,62 @@ _WITHOUT_EFFECT = {
 _NOT_WANTED = {"no", "none", "false"}
 _ANYWAY = {"stricthostkeychecking": {"ask", "yes"}}
 """Values that ask for what happens anyway; of other options, those that switch them off."""
+
+
+MAX_DEPTH = 16
+"""Of files that include each other."""
+_REST_OF_LINE = {"proxycommand", "remotecommand", "localcommand", "knownhostscommand"}
+
+
+class Copy:
+    """Configuration files without what the library cannot read, line by line the same.
+
+    Args:
+        folder: An empty one, for the copies.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._originals: dict[str, Path] = {}
+        self.files: list[str] = []
+        """Copies of the user's and the system's file, as far as they can be read."""
+        for file in (USER_FILE.expanduser(), SYSTEM_FILE):
+            if os.access(file, os.R_OK) and file.is_file():
+                self.files.append(self._copy(file, 0))
+
+    def originals(self, files: Sequence[str]) -> list[Path]:
+        """What the copies are copies of."""
+        return [self._originals[file] for file in files]
+
+    def original(self, text: str) -> str:
+        """A message of the library, with the user's own files in it."""
+        for copy, file in self._originals.items():
+            text = text.replace(copy, str(file))
+        return text
+
+    def _copy(self, file: Path, depth: int) -> str:
+        copy = str(self._folder / f"{len(self._originals)}.")
+        self._originals[copy] = file
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        Path(copy).write_text("".join(self._line(line, file, depth) + "\n" for line in lines), encoding="utf-8")
+        return copy
+
+    def _line(self, line: str, file: Path, depth: int) -> str:
+        option, *values = _words(line) or [""]
+        if option.lower() == "include":
+            files = [f for pattern in values for f in _included(pattern, file)] if depth < MAX_DEPTH else []
+            copies = [self._copy(f, depth + 1) for f in files if os.access(f, os.R_OK)]
+            return f"Include {shlex.join(copies)}" if copies else ""
+        if option.lower() in _REST_OF_LINE or "#" not in line:
+            return line
+        return _without_comment(line)
+
+
+@contextmanager
+def copied() -> Iterator[Copy]:
+    """The configuration as the library can read it, for as long as it is needed."""
+    with tempfile.TemporaryDirectory(prefix="gputuner-") as folder:
+        yield Copy(Path(folder))
 
 
 def options(files: Sequence[Path], host: str) -> dict[str, tuple[str, str]]:
@@ -94,7 +154,7 @@ def _matching(file: Path, host: str, depth: int) -> Iterator[tuple[str, str]]:
             case _ if not applies:
                 continue
             case "include":
-                for pattern in values if depth < 16 else []:
+                for pattern in values if depth < MAX_DEPTH else []:
                     for included in _included(pattern, file):
                         yield from _matching(included, host, depth + 1)
             case _:
@@ -114,6 +174,18 @@ def _words(line: str) -> list[str]:
     if not equals and values and values[0].startswith("="):
         values = [values[0][1:], *values[1:]]
     return [option, *(value for value in values if value)]
+
+
+def _without_comment(line: str) -> str:
+    quote = ""
+    for number, letter in enumerate(line):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter == "#" and line[:number][-1:].isspace():
+            return line[:number].rstrip()
+    return line
 
 
 def _match(criteria: Sequence[str], host: str) -> bool:

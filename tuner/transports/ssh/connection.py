@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import shlex
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import asyncssh
@@ -19,7 +20,7 @@ from tuner.domain.link import HostKeyQuestion, Target
 from tuner.errors import ConnectionFailed
 from tuner.transports import Ask
 from tuner.transports.inbox import Inbox
-from tuner.transports.ssh import known_hosts
+from tuner.transports.ssh import config, known_hosts
 from tuner.transports.ssh.failures import explain
 from tuner.transports.ssh.login import KeyFile, Login, Patience
 from tuner.transports.ssh.route import Hop, route
@@ -44,7 +45,8 @@ class Trust:
     def __init__(self) -> None:
         self.accepted: set[tuple[str, int, str, str]] = set()
         """Name, port, algorithm and public key."""
-        self.keys: dict[Hop, list[KeyFile]] = {}
+        self.keys: dict[tuple[Path, ...], list[KeyFile]] = {}
+        """By the paths of key files and certificates."""
         self.reached = False
 
 
@@ -70,13 +72,14 @@ class SshTransport:
             ConnectionFailed: what happened and what to do.
         """
         try:
-            hops = await route(self._target)
-            notes: dict[str, None] = {}
-            for hop in hops:
-                # Each line of a jump host's block says whose it is.
-                prefix = "" if hop is hops[-1] else f"{hop.name}: "
-                notes.update(dict.fromkeys(prefix + note for note in hop.notes))
-                self._chain.append(await self._open(hop, ask))
+            with config.copied() as files:
+                hops = await route(self._target, files)
+                notes: dict[str, None] = {}
+                for hop in hops:
+                    # Each line of a jump host's block says whose it is.
+                    prefix = "" if hop is hops[-1] else f"{hop.name}: "
+                    notes.update(dict.fromkeys(prefix + note for note in hop.notes))
+                    self._chain.append(await self._open(hop, ask))
             self.notes = tuple(notes)
         except BaseException:
             await self.aclose()
@@ -112,14 +115,16 @@ class SshTransport:
 
     async def _open(self, hop: Hop, ask: Ask) -> asyncssh.SSHClientConnection:
         """Connect to one hop, again after each host key that the operator accepted."""
-        if hop not in self._trust.keys:
-            paths = hop.identities
-            self._trust.keys[hop] = await asyncio.to_thread(lambda: [KeyFile(p, hop.certificates) for p in paths])
+        paths = hop.identities + hop.certificates
+        if paths not in self._trust.keys:
+            self._trust.keys[paths] = await asyncio.to_thread(
+                lambda: [KeyFile(path, hop.certificates) for path in hop.identities]
+            )
         algorithms = ""
         while True:
             door = _Door(hop, self._trust)
             try:
-                return await self._attempt(hop, door, ask, algorithms)
+                return await self._attempt(hop, door, ask, self._trust.keys[paths], algorithms)
             except asyncssh.HostKeyNotVerifiable as error:
                 if door.offered is None and door.revoked is None and not algorithms:
                     # The certificate of an authority that is not known: the host's plain key may be.
@@ -140,7 +145,9 @@ class SshTransport:
             self._trust.keys.clear()
         return explain(hop, error, self._trust.reached)
 
-    async def _attempt(self, hop: Hop, door: _Door, ask: Ask, algorithms: str) -> asyncssh.SSHClientConnection:
+    async def _attempt(
+        self, hop: Hop, door: _Door, ask: Ask, keys: list[KeyFile], algorithms: str
+    ) -> asyncssh.SSHClientConnection:
         limit = hop.connect_timeout_s or (RECONNECT_S if self._trust.reached else CONNECT_S)
         tunnel = self._chain[-1] if self._chain else None
         more: dict[str, Any] = {}
@@ -150,7 +157,7 @@ class SshTransport:
             more["server_host_key_algs"] = algorithms
         async with Patience(limit, f"{hop.label} did not answer within {limit:g} s") as patience:
             door.opened = lambda: patience.connected(f"{hop.label} took the connection and then said nothing")
-            login = Login(hop, self._target.name, ask, patience, self._trust.keys[hop], door.consider)
+            login = Login(hop, self._target.name, ask, patience, keys, door.consider)
             try:
                 return await asyncssh.connect(
                     hop.name if hop.files else hop.host,

@@ -66,15 +66,19 @@ class Hop:
         return text if self.name in (self.host, text) or "@" in self.name else f"{self.name} ({text})"
 
 
-async def route(target: Target) -> list[Hop]:
+async def route(target: Target, files: config.Copy) -> list[Hop]:
     """The hops to a target, the target last.
+
+    Args:
+        target: As the operator named it.
+        files: The configuration; must be there as long as the hops are connected to.
 
     Raises:
         ConnectionFailed: the configuration cannot be read, or jumps in a circle.
     """
     if target.options.get("config") == "none":
         return [_own_host(target)]
-    return await _hops(target.host, target.user, target.port, (), follow=True)
+    return await _hops(files, target.host, target.user, target.port, (), follow=True)
 
 
 def _own_host(target: Target) -> Hop:
@@ -92,10 +96,12 @@ def _own_host(target: Target) -> Hop:
     )
 
 
-async def _hops(host: str, user: str | None, port: int | None, names: tuple[str, ...], *, follow: bool) -> list[Hop]:
+async def _hops(
+    files: config.Copy, host: str, user: str | None, port: int | None, names: tuple[str, ...], *, follow: bool
+) -> list[Hop]:
     if len(names) >= MAX_HOPS:
         raise ConnectionFailed("ProxyJump goes round in circles", " via ".join(names), "See ~/.ssh/config", final=True)
-    hop, jumps = await _resolve(host, user, port)
+    hop, jumps = await _resolve(files, host, user, port)
     way: list[Hop] = []
     if follow and jumps:
         # As with ssh -J: only the first of several jump hosts may itself need one.
@@ -104,6 +110,7 @@ async def _hops(host: str, user: str | None, port: int | None, names: tuple[str,
             if form is None:
                 raise ConnectionFailed("ProxyJump cannot be understood", jump, "See ~/.ssh/config", final=True)
             way += await _hops(
+                files,
                 form["bracketed"] or form["plain"],
                 form["user"],
                 int(form["port"]) if form["port"] else None,
@@ -113,24 +120,25 @@ async def _hops(host: str, user: str | None, port: int | None, names: tuple[str,
     return [*way, hop]
 
 
-async def _resolve(host: str, user: str | None, port: int | None) -> tuple[Hop, str | None]:
+async def _resolve(copy: config.Copy, host: str, user: str | None, port: int | None) -> tuple[Hop, str | None]:
     """What the configuration says about a name, and its ProxyJump."""
-    files = [str(path) for path in (config.USER_FILE.expanduser(), config.SYSTEM_FILE) if os.access(path, os.R_OK)]
+    files = list(copy.files)
     notes: list[str] = []
     try:
         options = await _read(files, host, user, port)
     except (ValueError, asyncssh.Error) as error:
-        if str(config.SYSTEM_FILE) not in files:
-            raise _unreadable(error) from error
+        system = [file for file in files if copy.originals([file]) == [config.SYSTEM_FILE]]
+        if not system:
+            raise _unreadable(copy, error) from error
         # A system file that the library does not understand must not keep the operator out.
-        files.remove(str(config.SYSTEM_FILE))
+        files = [file for file in files if file not in system]
         try:
             options = await _read(files, host, user, port)
         except (ValueError, asyncssh.Error) as own:
-            raise _unreadable(own) from own
-        notes.append(f"{config.SYSTEM_FILE} is not honoured: {error}")
+            raise _unreadable(copy, own) from own
+        notes.append(f"{config.SYSTEM_FILE} is not honoured: {copy.original(str(error))}")
     get = options.config.get
-    found = config.options([Path(file) for file in files], host)
+    found = config.options(copy.originals(files), host)
     notes += config.without_effect(found)
     own_files = get("UserKnownHostsFile", None)
     global_files = get("GlobalKnownHostsFile", None)
@@ -177,9 +185,12 @@ async def _read(files: Sequence[str], host: str, user: str | None, port: int | N
     return options
 
 
-def _unreadable(error: Exception) -> ConnectionFailed:
+def _unreadable(copy: config.Copy, error: Exception) -> ConnectionFailed:
     return ConnectionFailed(
-        "The OpenSSH configuration cannot be read", str(error), "Change that line, or see `ssh -G HOST`", final=True
+        "The OpenSSH configuration cannot be read",
+        copy.original(str(error)),
+        "Change that line, or see `ssh -G HOST`",
+        final=True,
     )
 
 
