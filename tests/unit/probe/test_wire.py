@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.core.redact import MASK
+from tuner.domain import events as e
+from tuner.domain.link import LinkPhase
+from tuner.probe import wire
+from tuner.probe.wire import Decoder, NeedNvml, encode
+
+HELLO = b'{"t":"hello","seq":1,"protocol":1,"python":"3.11","pid":1,"uid":0,"hostname":"h","at":5.0}\n'
+
+
+def packed(text: str) -> str:
+    return base64.b64encode(zlib.compress(text.encode())).decode()
+
+
+def line(**fields: Any) -> bytes:
+    return json.dumps(fields).encode() + b"\n"
+
+
+def decoded(*blocks: bytes, **options: Any) -> list[Any]:
+    decoder = Decoder(**options)
+    return [event for block in (HELLO, *blocks) for event in decoder.feed(block)][1:]
+
+
+def problems(events: list[Any]) -> list[str]:
+    return [event.detail for event in events if isinstance(event, e.ProblemSeen)]
+
+
+def test_lines_become_events() -> None:
+    assert decoded(b'{"t":"scanned","seq":2,"mono":1.5}\n') == [e.ScanEnded(seq=2, mono=1.5)]
+
+
+def test_lines_may_come_in_any_pieces() -> None:
+    data = line(t="pong", seq=2, n=1) + line(t="pong", seq=3, n=2)
+    for cut in range(len(data)):
+        assert decoded(data[:cut], data[cut:]) == [e.Pong(seq=2, n=1), e.Pong(seq=3, n=2)]
+    assert decoded(*(bytes([byte]) for byte in data)) == [e.Pong(seq=2, n=1), e.Pong(seq=3, n=2)]
+
+
+def test_every_event_survives_its_own_encoding() -> None:
+    event = e.LinkChanged(phase=LinkPhase.UP, notes=("a",))
+    assert decoded(encode(event) + b"\n", recorded=True) == [event]
+
+
+def test_the_laptops_own_events_do_not_come_from_a_host() -> None:
+    assert len(problems(decoded(encode(e.LinkChanged(phase=LinkPhase.DOWN, final=True)) + b"\n"))) == 1
+
+
+def test_compressed_text_is_inflated() -> None:
+    (event,) = decoded(line(t="log", key="k", offset=0, end=5, z=packed("größe")))
+    assert event == e.LogBytes(key="k", offset=0, end=5, data="größe")
+    (event,) = decoded(line(t="old_log", key="k", path="/x", modified_at=1.0, size=9, z=packed("old")))
+    assert event.data == "old"
+    (event,) = decoded(line(t="read", id=1, offset=0, end=3, size=9, z=packed("abc")))
+    assert event.data == "abc"
+    assert type(event) is e.ReadResult
+
+
+@pytest.mark.parametrize("z", ["", "!!!", base64.b64encode(b"no zlib").decode(), packed("x" * 1000)[:-8]])
+def test_compressed_text_that_is_none_is_a_problem(z: str) -> None:
+    assert len(problems(decoded(line(t="log", key="k", offset=0, end=5, z=z)))) == 1
+
+
+def test_a_decompression_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_TEXT_BYTES", 1000)
+    assert len(problems(decoded(line(t="log", key="k", offset=0, end=5, z=packed("x" * 1001))))) == 1
+
+
+def test_an_overlong_line_is_skipped_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_LINE_BYTES", 1000)
+    events = decoded(b"x" * 600, b"x" * 600, b"x" * 600 + b"\n" + line(t="scanned"))
+    assert len(events) == 2
+    assert "more than" in events[0].detail
+    assert events[1] == e.ScanEnded()
+
+
+def test_the_need_for_a_binding() -> None:
+    assert decoded(line(t="need", seq=2, what="nvml")) == [NeedNvml(seq=2)]
+
+
+def test_unknown_fields_are_ignored() -> None:
+    assert decoded(line(t="scanned", seq=2, later={"a": 1})) == [e.ScanEnded(seq=2)]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\n", b"Last login: today\n", b"[]\n", b"{}\n", b'{"t":"new-kind"}\n', b'{"t":"pong","n":"x"}\n', b"\xff\xfe\0\n",
+     b"[" * 100_000 + b"\n", b'{"t":"gpus","samples":[[null]]}\n', b'{"t":"log","key":"k","offset":-1e400,"end":1}\n'],
+)  # fmt: skip
+def test_garbage_is_told_and_nothing_raises(garbage: bytes) -> None:
+    events = decoded(garbage + line(t="scanned"))
+    assert events[-1] == e.ScanEnded()
+    assert len(problems(events)) == (0 if garbage == b"\n" else 1)
+
+
+def test_much_garbage_is_told_seldom() -> None:
+    told = problems(decoded(b"garbage\n" * 1000))
+    assert [text.split()[0] for text in told] == ["'garbage'", "10", "100", "1000"]
+
+
+def test_what_a_login_prints_before_the_first_line_is_no_problem() -> None:
+    decoder = Decoder()
+    assert list(decoder.feed(b"Welcome to box!\nmotd\n")) == []
+    assert not decoder.started
+    assert list(decoder.preamble) == ["Welcome to box!", "motd"]
+    assert len(list(decoder.feed(HELLO))) == 1
+    assert decoder.started
+
+
+@given(st.lists(st.binary(max_size=60), max_size=10))
+def test_any_bytes_are_taken(blocks: list[bytes]) -> None:
+    for event in decoded(*blocks):
+        assert isinstance(event, e.ProblemSeen)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+tags = st.sampled_from([kind.__struct_config__.tag for kind in e.AnyEvent.__args__])  # type: ignore[attr-defined]
+
+
+@given(
+    tags,
+    st.dictionaries(st.sampled_from(["key", "data", "z", "n", "server", "samples", "body", "id", "hits"]), json_values),
+)
+def test_any_fields_are_taken(tag: str, fields: dict[str, Any]) -> None:
+    for event in decoded(line(**{**fields, "t": tag})):
+        assert isinstance(event, msgspec.Struct)
+
+
+CANARY = "canary9in9the9mine"
+TOKEN = "hf_CanaryInTheMine0123456789"
+
+
+def planted() -> list[dict[str, Any]]:
+    """Every event with text in it, with secrets wherever they can stand."""
+    argv = ["sglang", "serve", "--api-key", CANARY, f"--admin-api-key={CANARY}", "--hf-token", TOKEN]
+    member = {"pid": 2, "ppid": 1, "start_ticks": 1, "title": " ".join(argv), "env": {"HF_TOKEN": CANARY, "X": TOKEN}}
+    server = {
+        "key": "k",
+        "engine": "sglang",
+        "pid": 1,
+        "start_ticks": 1,
+        "argv": argv,
+        "members": [member],
+        "env": {"OPENAI_API_KEY": CANARY, "DB_PASSWORD": CANARY, "URL": f"http://u:{CANARY}@h/", "TUNNEL": TOKEN},
+        "log": {"kind": "none", "note": f"api_key={CANARY}"},
+    }
+    text = f"x api_key='{CANARY}' Authorization: Bearer {CANARY} {TOKEN} http://u:{CANARY}@h/\n"
+    return [
+        {"t": "server", "server": server},
+        {"t": "log_open", "key": "k", "reason": "start", "note": text},
+        {"t": "log", "key": "k", "offset": 0, "end": len(text), "data": text},
+        {"t": "log", "key": "k", "offset": len(text), "end": 2 * len(text), "z": packed(text)},
+        {
+            "t": "http",
+            "key": "k",
+            "endpoint": "info",
+            "status": 200,
+            "body": {"api_key": CANARY, "a": [{"hf_token": CANARY}, text]},
+        },
+        {"t": "http", "key": "k", "endpoint": "m", "error": text, "series": {f'a{{model_name="{TOKEN}"}}': 1.0}},
+        {"t": "old_log", "key": "k", "path": "/x", "modified_at": 1.0, "size": 1, "z": packed(text)},
+        {"t": "gpu_procs", "processes": [[0, 5, 1]], "infos": [{"pid": 5, "command": " ".join(argv)}]},
+        {"t": "gpu_info", "reason": text},
+        {"t": "xid", "bus_id": "0", "xid": 1, "text": text},
+        {"t": "problem", "code": "http-auth", "detail": text},
+        {"t": "found", "id": 1, "hits": [[0, text]], "done": True, "error": text},
+        {"t": "read", "id": 1, "data": text, "error": text},
+        {"t": "checks", "id": 1, "checks": {"env": {"HF_TOKEN": CANARY}, "note": text}},
+    ]
+
+
+@pytest.mark.parametrize("event", planted(), ids=lambda event: str(event["t"]))
+def test_no_secret_is_in_what_comes_out(event: dict[str, Any]) -> None:
+    (out,) = decoded(line(**event))
+    if isinstance(out, e.LogBytes):
+        return  # by whole lines, in the stream
+    text = encode(out).decode()
+    assert CANARY not in text
+    assert TOKEN not in text
+    assert MASK in text
+
+
+def test_no_secret_is_in_the_excerpt_of_garbage() -> None:
+    (detail,) = problems(decoded(f"garbage --api-key {CANARY} {TOKEN}\n".encode()))
+    assert CANARY not in detail
+    assert TOKEN not in detail
+    decoder = Decoder()
+    list(decoder.feed(f"motd {TOKEN}\n".encode()))
+    assert TOKEN not in str(decoder.preamble)
