@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,18 @@ def reading() -> dict[str, Any]:
     return read
 
 
+def wait_gone(processes: list[psutil.Process], limit_s: float = 10) -> None:
+    """Wait until none of them runs. A zombie waits for its parent, not for us."""
+
+    def alive() -> list[psutil.Process]:
+        return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+    deadline = time.monotonic() + limit_s
+    while alive() and time.monotonic() < deadline:
+        psutil.wait_procs(alive(), timeout=0.05)
+    assert not alive()
+
+
 def test_it_comes_up_shows_what_the_snapshot_says_and_leaves_nothing(demo: Terminal) -> None:
     children = psutil.Process(demo.pid).children(recursive=True)
     assert children, "the simulated host is a process of its own"
@@ -54,8 +67,7 @@ def test_it_comes_up_shows_what_the_snapshot_says_and_leaves_nothing(demo: Termi
 
     demo.send("q")
     assert demo.end() == 0
-    _, alive = psutil.wait_procs(children, timeout=10)
-    assert not alive
+    wait_gone(children)
 
 
 def test_numbers_move(demo: Terminal) -> None:
@@ -85,5 +97,4 @@ def test_a_signal_gives_the_terminal_back_and_ends_the_host(number: signal.Signa
         children = psutil.Process(terminal.pid).children(recursive=True)
         os.kill(terminal.pid, number)
         assert terminal.end() == 128 + number
-        _, alive = psutil.wait_procs(children, timeout=10)
-        assert not alive
+        wait_gone(children)

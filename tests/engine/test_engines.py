@@ -68,7 +68,7 @@ async def test_a_server_is_followed_from_its_start_to_its_end(name: str, engines
             # Who it is.
             full = await watch.server(server, lambda s: s.version and s.model and len(s.ranks) == 2 and s.kv_tokens)
             assert (full.version or "").startswith(version)
-            assert full.model == "tiny"
+            assert full.model == str(server.model)
             running = titles(server.pid)
             assert {rank.tag: rank.pid for rank in full.ranks} == {f"TP{i}": running[title.format(i)] for i in range(2)}
             assert all(rank.gpu is None for rank in full.ranks), "there is no GPU here, and none is guessed"
@@ -104,7 +104,7 @@ async def test_a_killed_rank_is_a_failure_and_log_lines_alone_tell_the_speed(
         # A server that was there before us, and whose HTTP port we do not ask at all.
         async with watching(plan=without_http()) as watch:
             adopted = await watch.server(server, lambda s: s.phase is Phase.READY)
-            assert adopted.model == "tiny"
+            assert adopted.model == str(server.model)
             loaded = await load_until(server, watch.server(server, serving))
             assert loaded.metrics.source == "log"
             victim = titles(server.pid)[title.format(1)]

@@ -12,12 +12,11 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from tuner.session.session import Session, open_session
-
 from tests.engine.servers import Server
 from tuner.domain.link import Question, Target
 from tuner.domain.server import Phase
 from tuner.domain.state import HostState, ServerState
+from tuner.session.session import Session, open_session
 from tuner.session.tasks import spawn
 
 LOCAL = Target(name="local", scheme="local", host="local")
