@@ -373,6 +373,7 @@ async def test_a_running_demo_is_found_and_a_dead_one_is_not(tmp_path: Path) -> 
     assert len(list(tmp_path.glob("demo-*.json"))) == 1
     assert simhost.running(tmp_path) is None
     assert list(tmp_path.glob("demo-*.json")) == []
+    await until(lambda: not host.address.dir.exists())
 
 
 def test_it_is_there_quickly() -> None:

@@ -25,6 +25,7 @@ def options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--api-key", default=None)
     parser.add_argument("--gpu-mode", choices=("missing", "error", "hang"), default=None)
     parser.add_argument("--lost-gpu", type=int, action="append", default=[])
+    parser.add_argument("--traffic", choices=("office", "solo", "none"), default=None, help="other users than usual")
     parser.add_argument("--flag", action="append", default=[], help="more words of the server's command line")
     return parser.parse_args(argv)
 

@@ -6,12 +6,14 @@ import contextlib
 import json
 import os
 import random
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +62,7 @@ class World:
         self.logged: dict[int, str] = {}
         self.freeing: list[tuple[float, gpus.Holder]] = []
         """Memory of processes that just died; the driver takes a moment."""
+        self.janitor_pid: int | None = None
         self.tenant_pid: int | None = None
         self.tenant_bytes = 0
         self.life_read, self.life_write = os.pipe()
@@ -98,20 +101,34 @@ class World:
 
     def begin(self) -> None:
         """Start what the scenario starts with: before the slow imports, so that both happen at once."""
+        if self.own_dir:
+            self.janitor_pid = self._fork(self._sweep)
         if self.plan.tenant is not None:
             self.tenant_bytes = self.plan.tenant.used_bytes
-            self.tenant_pid = self._fork_tenant()
+            self.tenant_pid = self._fork(lambda: None)
         if not self.args.no_server and self.plan.steps:
             self.start(self.plan.steps[0].launch, older=self.plan.older)
 
-    def _fork_tenant(self) -> int:
+    def _fork(self, work: Callable[[], None]) -> int:
+        """A small process that does something when the host process is gone, however it went."""
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(BaseException):
+                for number in (signal.SIGINT, signal.SIGHUP):
+                    signal.signal(number, signal.SIG_IGN)
                 os.close(self.life_write)
-                os.read(self.life_read, 1)
+                select.select([self.life_read], [], [])
+                work()
             os._exit(0)
         return pid
+
+    def _sweep(self) -> None:
+        """Remove the folder; dying servers may still write to it."""
+        for _ in range(50):
+            shutil.rmtree(self.dir, ignore_errors=True)
+            if not self.dir.exists():
+                return
+            select.select([], [], [], 0.1)
 
     @property
     def python(self) -> str:
@@ -171,8 +188,8 @@ class World:
             version=args.version, argv=words, env=env, cwd=str(self.dir / "home"), run_dir=str(self.run_dir),
             seed=args.seed + self.launches if seed is None else seed,
             pace=scenarios.START_PACE * args.speed if self.plan.fast else 1.0,
-            speed=args.speed, up_s=launch.up_s, traffic=launch.traffic, foreign=foreign,
-            capacity_bytes=gpus.CAPACITY_BYTES, faults=launch.faults, dir=str(self.dir) if self.own_dir else None,
+            speed=args.speed, up_s=launch.up_s, traffic=args.traffic or launch.traffic, foreign=foreign,
+            capacity_bytes=gpus.CAPACITY_BYTES, faults=launch.faults,
         )  # fmt: skip
 
     # Kernel and driver
@@ -317,16 +334,23 @@ class World:
 
     def end(self) -> None:
         """Leave nothing: no process, no folder."""
-        os.close(self.life_write)
+        orphans = [m["pid"] for pid in self.servers for m in (self.fact(pid) or {"members": []})["members"]]
+        for child in (self.janitor_pid, self.tenant_pid):
+            if child is not None:
+                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                    os.kill(child, signal.SIGKILL)
+                    os.waitpid(child, 0)
         for pid, process in self.servers.items():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                if process.poll() is None:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
             process.wait()
-        if self.tenant_pid is not None:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(self.tenant_pid, signal.SIGKILL)
-                os.waitpid(self.tenant_pid, 0)
+        # What lost its leader hangs on this pipe alone.
+        os.close(self.life_write)
+        for _ in range(200):
+            if not any(_alive(pid) for pid in orphans):
+                break
+            select.select([], [], [], 0.01)
         if self.own_dir:
             shutil.rmtree(self.dir, ignore_errors=True)
 

@@ -44,8 +44,6 @@ class Spec:
     faults: dict[str, float] = field(default_factory=dict)
     """What goes wrong, by name, with a parameter: hang_capture (captures done), big_prefill (seconds after ready),
     rank_killed (seconds after ready)."""
-    dir: str | None = None
-    """Removed by the last process when the host process was killed."""
 
     @classmethod
     def read(cls, text: str) -> Spec:

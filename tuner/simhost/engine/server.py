@@ -8,7 +8,6 @@ import json
 import os
 import random
 import resource
-import shutil
 import signal
 import socket
 import time
@@ -214,14 +213,15 @@ class Server:
         """The host process is gone, and nothing of its host may stay."""
         if self.family is not None:
             self.family.kill()
-        if self.spec.dir is not None:
-            shutil.rmtree(self.spec.dir, ignore_errors=True)
         os._exit(0)
 
     async def _start(self) -> bool:
         try:
+            phase, shown = "", 0.0
             for delay in start.steps(self.machine):
-                self.publish()
+                if self.machine.phase != phase or time.monotonic() - shown > 0.1:
+                    phase, shown = self.machine.phase, time.monotonic()
+                    self.publish()
                 await asyncio.sleep(delay / self.spec.pace)
         except start.StartFailed as failed:
             self.publish()
