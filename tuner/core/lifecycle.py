@@ -30,7 +30,7 @@ def apply_fact(server: ServerState, fact: LogFact) -> ServerState:
         if server.phase.starting and server.phase is not Phase.WARMUP and fact.kind != f.PREFILL:
             return _enter(server, Phase.READY, fact, "batches are running")
         return server
-    if fact.kind == f.ARGS and _begins_anew(server):
+    if fact.kind == f.ARGS and fact.rank is None and _begins_anew(server):
         server = _forget_start(server)
     server = _clocked(server, fact)
     server = msgspec.structs.replace(server, facts=(*server.facts, fact)[-KEEP_FACTS:])
@@ -152,12 +152,19 @@ def _clocked(server: ServerState, fact: LogFact) -> ServerState:
 
 
 def _rank_fact(server: ServerState, fact: LogFact) -> ServerState:
-    """Note what a line says about the rank that printed it (the only rank, when lines carry no tag)."""
+    """Note what a line says about the rank that printed it (the only rank, when lines carry no tag).
+
+    While the process table has shown no ranks yet, the log may name them; afterwards a tag that no process has is a
+    part of the engine that is no rank (vLLM's engine core).
+    """
     tag = fact.rank
     if tag is None:
-        if len(server.ranks) != 1 and fact.kind not in (f.WEIGHTS, f.KV_POOL, f.GRAPHS, f.MEMORY, f.POOL_END):
+        about_memory = fact.kind in (f.WEIGHTS, f.KV_POOL, f.GRAPHS, f.MEMORY, f.POOL_END)
+        if len(server.ranks) > 1 or not (server.ranks or about_memory):
             return server
-        tag = server.ranks[0].tag if len(server.ranks) == 1 else "TP0"
+        tag = server.ranks[0].tag if server.ranks else "TP0"
+    elif any(r.pid is not None for r in server.ranks) and all(r.tag != tag for r in server.ranks):
+        return server
     rank = next((r for r in server.ranks if r.tag == tag), None) or RankState(tag=tag)
     available = fact.fields.get("available_gib")
     phase = fact.fields.get("phase") if fact.kind in (f.PHASE_BEGIN, f.PHASE_END, f.PROGRESS) else None
@@ -252,17 +259,31 @@ def _error(server: ServerState, fact: LogFact) -> ServerState:
     noted = _note_error(server, fact)
     if server.phase in (Phase.STOPPING, Phase.STOPPED) or fact.fields.get("secondary"):
         return noted
+    if server.phase is Phase.FAILED and noted.errors and noted.errors[0] is not _first(server.errors):
+        # "Scheduler hit an exception" said that, the exception that follows says why.
+        return msgspec.structs.replace(noted, phase_evidence=noted.errors[0].text)
     if server.phase.starting or fact.fields.get("fatal"):
         return _enter(noted, Phase.FAILED, fact, fact.fields.get("summary"))
     return noted
 
 
 def _note_error(server: ServerState, fact: LogFact) -> ServerState:
-    """The same error of several ranks is one entry, first rank first."""
+    """The same error of several ranks is one entry, first rank first.
+
+    A header ("Scheduler hit an exception") gives way to the exception that it announces.
+    """
     text = str(fact.fields.get("summary") or fact.text)
     rank = fact.rank
+    header = bool(fact.fields.get("header"))
+    if not header and server.errors and server.errors[-1].header:
+        announced = server.errors[-1]
+        known = next((x for x in server.errors[:-1] if x.text == text), None)
+        if known is None:
+            named = msgspec.structs.replace(announced, text=text, header=False)
+            return msgspec.structs.replace(server, errors=(*server.errors[:-1], named))
+        server = msgspec.structs.replace(server, errors=server.errors[:-1])
     for index, known in enumerate(server.errors):
-        if known.text == text:
+        if known.text == text and not header:
             ranks = known.ranks if rank is None or rank in known.ranks else (*known.ranks, rank)
             merged = msgspec.structs.replace(known, ranks=ranks, count=known.count + 1)
             return msgspec.structs.replace(server, errors=(*server.errors[:index], merged, *server.errors[index + 1 :]))
@@ -272,6 +293,15 @@ def _note_error(server: ServerState, fact: LogFact) -> ServerState:
     if phase is Phase.FAILED and server.phases:
         phase = server.phases[-1].phase
     entry = ErrorLine(
-        text=text, ranks=() if rank is None else (rank,), offset=fact.offset, at=wall_time(server, fact.at), phase=phase
+        text=text,
+        ranks=() if rank is None else (rank,),
+        offset=fact.offset,
+        at=wall_time(server, fact.at),
+        phase=phase,
+        header=header,
     )
     return msgspec.structs.replace(server, errors=(*server.errors, entry))
+
+
+def _first(errors: tuple[ErrorLine, ...]) -> ErrorLine | None:
+    return errors[0] if errors else None

@@ -67,8 +67,10 @@ def split(partial: str, partial_start: int, data: str, offset: int, end: int) ->
     rest = pieces[-1]
     if partial:
         # A line without end must not grow without bound: a bar keeps its last state, the rest its beginning.
+        # A return at the very end may be half of a line end, so the text before it is still the last state.
         joined = partial + rest
-        torn = joined[joined.rfind("\r") :] if "\r" in joined else joined[: MAX_LINE + 1]
+        bar = joined.rstrip("\r").rfind("\r")
+        torn = joined[bar:] if bar >= 0 else joined[: MAX_LINE + 1]
         return lines, torn, start
     return lines, rest if len(rest) <= MAX_LINE else rest[: MAX_LINE + 1], start
 

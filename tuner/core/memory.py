@@ -10,20 +10,20 @@ from tuner.domain.logs import LogFact
 from tuner.domain.readings import MemoryTerms
 from tuner.domain.server import Phase
 from tuner.domain.state import RankMemory, RankState
-from tuner.units import from_gib
+from tuner.units import GIB, from_gib
 
 
 def terms_from_fact(terms: MemoryTerms, fact: LogFact) -> MemoryTerms:
     """Fold one log fact of a rank into its memory terms.
 
-    Draft weights and draft graphs add to the target's, since both live on the card at once. A graph line repeated
-    by a second capture of the same kind (vLLM's profiling capture before the real one) is told apart by `what`.
+    A second set of weights of the same rank is the draft model's (every SGLang version loads it with the same two
+    lines), and draft graphs likewise: both live on the card at once, so they add up.
     """
     fields = fact.fields
     if fact.kind == f.WEIGHTS and fields.get("used_gib") is not None:
-        used = from_gib(fields["used_gib"])
-        base = terms.weights_bytes or 0 if fields.get("draft") else 0
-        return msgspec.structs.replace(terms, weights_bytes=base + used)
+        # A model of a few megabytes can show a negative difference between two readings of free memory.
+        used = max(0, from_gib(fields["used_gib"]))
+        return msgspec.structs.replace(terms, weights_bytes=(terms.weights_bytes or 0) + used)
     if fact.kind == f.KV_POOL and fields.get("kv_gib") is not None:
         # A hybrid model allocates several pools, a draft model its own: they add up until the next weights.
         return msgspec.structs.replace(terms, kv_bytes=(terms.kv_bytes or 0) + from_gib(fields["kv_gib"]))
@@ -32,6 +32,10 @@ def terms_from_fact(terms: MemoryTerms, fact: LogFact) -> MemoryTerms:
     if fact.kind == f.PHASE_END and fields.get("phase") == Phase.DIST_INIT and fields.get("used_gib"):
         return msgspec.structs.replace(terms, context_bytes=from_gib(fields["used_gib"]))
     if fact.kind == f.MEMORY:
+        consumed = fields.get("consumed_gib")
+        if consumed is not None and terms.weights_bytes is not None:
+            # vLLM 0.28 and later merge weights and what is not torch's; the weights alone were told before.
+            fields = {**fields, "non_torch_gib": max(0.0, consumed - terms.weights_bytes / GIB)}
         return MemoryTerms(
             weights_bytes=_bytes(fields.get("weights_gib"), terms.weights_bytes),
             kv_bytes=_bytes(fields.get("kv_gib"), terms.kv_bytes),
@@ -45,15 +49,16 @@ def terms_from_fact(terms: MemoryTerms, fact: LogFact) -> MemoryTerms:
 def combine(rank: RankState, processes: tuple[GpuProcess, ...]) -> RankMemory:
     """The stacked bar of one rank.
 
-    Each term comes from the engine's HTTP answer where it gives one, else from the log. `other_bytes` is what the
-    driver counts for the process beyond the terms. Terms that exceed the driver's figure (an engine's figures are
-    rounded, and can describe memory that was freed since) are kept and `other_bytes` is 0, so that the error is
-    visible in the sum rather than hidden.
+    Each term comes from the engine's HTTP answer where it gives one, else from the log; of the two figures for
+    graphs the larger counts, because SGLang 0.5.16 leaves prefill graphs out of `memory_usage.graph`.
+    `other_bytes` is what the driver counts for the process beyond the terms. Terms that exceed the driver's figure
+    (an engine's figures are rounded, and can describe memory that was freed since) are kept and `other_bytes` is 0,
+    so that the error is visible in the sum rather than hidden.
     """
     http, log = rank.http_terms, rank.log_terms
     weights = _first(http.weights_bytes, log.weights_bytes)
     kv = _first(http.kv_bytes, log.kv_bytes)
-    graphs = _first(http.graphs_bytes, log.graphs_bytes)
+    graphs = max((g for g in (http.graphs_bytes, log.graphs_bytes) if g is not None), default=None)
     context = _first(http.context_bytes, log.context_bytes)
     used = [p.used_bytes for p in processes if p.pid == rank.pid and p.gpu == rank.gpu]
     total = used[0] if used else None

@@ -92,6 +92,9 @@ def from_batch(server: ServerState, fact: LogFact, mono: float) -> ServerState:
     each, and usage is the fullest replica's.
     """
     key = fact.rank or ""
+    if fact.kind == f.STATS and key in server.batches:
+        # vLLM prints what it knows of speculation on a line of its own behind the statistics.
+        fact = msgspec.structs.replace(fact, fields={**server.batches[key].fields, **fact.fields})
     if fact.kind != f.PREFILL:
         server = msgspec.structs.replace(server, batches={**server.batches, key: fact})
     graph = fact.fields.get("cuda_graph")

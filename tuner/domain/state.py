@@ -144,6 +144,8 @@ class ErrorLine(Struct, frozen=True, kw_only=True):
     at: float | None = None
     count: int = 1
     phase: Phase = Phase.UNKNOWN
+    header: bool = False
+    """Only announces an error whose own line has not come yet."""
 
 
 class ServerState(Struct, frozen=True, kw_only=True):

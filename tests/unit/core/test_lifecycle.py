@@ -88,6 +88,26 @@ def test_an_error_while_starting_is_a_failed_start_with_all_its_ranks() -> None:
     assert (entry.count, entry.phase, entry.at) == (8, Phase.WEIGHT_LOAD, STARTED_AT + 96)
 
 
+def test_the_exception_replaces_the_line_that_announces_it() -> None:
+    announced = fact(f.ERROR, 96, "TP0", summary="Scheduler hit an exception", header=True)
+    named = fact(f.ERROR, 96, "TP0", summary="Not enough memory")
+    other = fact(f.ERROR, 97, "TP1", summary="Scheduler hit an exception", header=True)
+    server = play(*START[:7], announced)
+    assert (server.phase, server.phase_evidence) == (Phase.FAILED, "Scheduler hit an exception")
+    server = play(named, other, fact(f.ERROR, 97, "TP1", summary="Not enough memory"), server=server)
+    assert server.phase_evidence == "Not enough memory"
+    assert [(e.text, e.ranks, e.count) for e in server.errors] == [("Not enough memory", ("TP0", "TP1"), 2)]
+
+
+def test_a_tag_that_no_process_has_is_no_rank() -> None:
+    ranks = (RankState(tag="TP0", pid=11), RankState(tag="TP1", pid=12))
+    server = ServerState(identity=identity(), ranks=ranks)
+    for tag in ("DP0", None):
+        server = play(fact(f.KV_POOL, 50, tag, kv_gib=10.0, tokens=9), server=server)
+    assert [r.tag for r in server.ranks] == ["TP0", "TP1"]
+    assert all(r.log_terms.kv_bytes is None for r in server.ranks)
+
+
 def test_a_secondary_error_is_noted_and_decides_nothing() -> None:
     server = play(*START, fact(f.ERROR, 122, "TP1", summary="Connection closed by peer", secondary=True))
     assert server.phase is Phase.WARMUP

@@ -35,9 +35,29 @@ def test_terms_of_a_start() -> None:
 def test_a_draft_model_adds_its_weights() -> None:
     terms = fold(
         LogFact(kind=f.WEIGHTS, fields={"used_gib": 60.0}),
-        LogFact(kind=f.WEIGHTS, fields={"used_gib": 4.0, "draft": True}),
+        LogFact(kind=f.WEIGHTS, fields={"used_gib": 4.0}),
     )
     assert terms.weights_bytes == 64 * GIB
+
+
+def test_graphs_left_out_of_an_answer_are_taken_from_the_log() -> None:
+    """SGLang 0.5.16 on an H200: memory_usage.graph is 0.11, the log shows 2.87 for prefill and 0.11 for decode."""
+    rank = RankState(
+        tag="TP0",
+        log_terms=MemoryTerms(graphs_bytes=from_gib(2.98)),
+        http_terms=MemoryTerms(graphs_bytes=from_gib(0.11)),
+    )
+    assert combine(rank, ()).graphs_bytes == from_gib(2.98)
+
+
+def test_a_merged_breakdown_is_taken_apart() -> None:
+    """vLLM 0.28 and later say how much weights and the rest outside torch hold together."""
+    terms = fold(
+        LogFact(kind=f.WEIGHTS, fields={"used_gib": 36.0}),
+        LogFact(kind=f.MEMORY, fields={"consumed_gib": 37.9, "activation_gib": 2.1, "graphs_gib": 0.44}),
+    )
+    assert terms.weights_bytes == 36 * GIB
+    assert terms.context_bytes == pytest.approx(from_gib(1.9), abs=2)
 
 
 def test_the_rest_is_other_and_all_adds_up() -> None:

@@ -100,3 +100,9 @@ def test_a_prefill_line_tells_prompt_speed_and_cache_hits() -> None:
     line = LogFact(kind=f.PREFILL, fields={"new_tokens": 300, "cached_tokens": 700, "prompt_tok_s": 2000.0})
     m = metrics.from_batch(server(), line, 1.0).metrics
     assert (m.prompt_tok_s, m.cache_hit_ratio) == (2000.0, 0.7)
+
+
+def test_a_line_about_speculation_alone_keeps_the_other_numbers() -> None:
+    state = metrics.from_batch(server("vllm"), LogFact(kind=f.STATS, fields={"tok_s": 70.0, "running": 2}), 1.0)
+    state = metrics.from_batch(state, LogFact(kind=f.STATS, fields={"accept_length": 2.6}), 1.1)
+    assert (state.metrics.tok_s, state.metrics.running, state.metrics.accept_length) == (70.0, 2, 2.6)
