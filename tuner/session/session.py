@@ -17,6 +17,7 @@ import msgspec
 
 from tuner import transports
 from tuner.core.engine import Engine
+from tuner.core.redact import mask
 from tuner.core.reduce import initial, reduce
 from tuner.core.snapshot import complete
 from tuner.domain import commands as c
@@ -83,6 +84,7 @@ class Session:
         self._link: Link | None = None
         self._began = time.monotonic()
         self._watchers: set[asyncio.Event] = set()
+        self._problems: list[e.ProblemSeen] = []
         self._chores: asyncio.Queue[c.AnyCommand] = asyncio.Queue()
         self._requests = Requests(self._send)
         self._now_please = asyncio.Event()
@@ -106,7 +108,7 @@ class Session:
             self.state = msgspec.structs.replace(
                 self.state,
                 link=msgspec.structs.replace(
-                    self.state.link, phase=LinkPhase.DOWN, reason=f"A bug in gputuner: {error!r}", final=True
+                    self.state.link, phase=LinkPhase.DOWN, reason=mask(f"A bug in gputuner: {error!r}"), final=True
                 ),
             )
             raise
@@ -207,18 +209,19 @@ class Session:
             end = await self._unless_closing(self._connection())
             if end is None:
                 return
+            # The other side's words may be in it.
+            reason = mask(end.reason)
             if end.done:
                 if self.player is not None and self.player.rewound:
                     self.state = initial(self.state.name)
                     self._stream = Stream(recorded=True)
                     continue
                 if self.player is not None:
-                    self._say(LinkPhase.DOWN, reason=end.reason, final=True)
+                    self._say(LinkPhase.DOWN, reason=reason, final=True)
                 if not self._retry or self._plan.once:
                     return
                 await self._wait(None)
                 continue
-            reason = end.reason
             if end.lived >= self._timing.steady:
                 attempt = 0
             if end.final or not self._retry:
@@ -297,11 +300,21 @@ class Session:
         self.state, commands = reduce(self.state, event, self._engines)
         for command in commands:
             self._chores.put_nowait(command)
+        if isinstance(event, e.ProbeHello):
+            # A new probe begins with a clean sheet; what is wrong on this side still is.
+            for problem in self._problems:
+                self._happened(problem)
         self._tell_watchers()
+
+    def _trouble(self, code: str, detail: str) -> None:
+        """Something is wrong on this side of the link; said once, and the session goes on."""
+        problem = e.ProblemSeen(code=code, detail=detail)
+        self._problems.append(problem)
+        self._happened(problem)
 
     def _flush(self) -> None:
         if self._journal and (problem := self._journal.flush()):
-            self._happened(e.ProblemSeen(code="journal", subject=str(self._journal.path), detail=str(problem)))
+            self._trouble("journal", str(problem))
 
     def _tell_watchers(self) -> None:
         for watcher in self._watchers:
@@ -325,7 +338,7 @@ class Session:
                 usual = await asyncio.to_thread(history.usual, self.state.name, command.engine, command.model)
                 self._happened(e.HistoryFound(key=command.key, usual=usual))
         if history.problem:
-            self._happened(e.ProblemSeen(code="history", detail=history.problem))
+            self._trouble("history", history.problem)
             history.problem = None
 
 
