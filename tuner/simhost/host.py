@@ -75,7 +75,7 @@ class Host:
         world = self.world
         env = {
             "HOST_ROOT": str(world.dir / "root"),
-            "PATH": f"{world.dir}/bin:/usr/local/bin:/usr/bin:/bin",
+            "PATH": f"{world.dir}/bin:{world.dir}/venv/bin:/usr/local/bin:/usr/bin:/bin",
             "HOME": str(world.home),
             "USER": "root",
             "LOGNAME": "root",

@@ -50,6 +50,7 @@ class Tree:
     def __init__(self, root: Path, *, now: float) -> None:
         self.proc = root / "proc"
         self.sys = root / "sys"
+        self.etc = root / "etc"
         self.boot = float(int(now - _UP_DAYS * 86_400 - 1_234))
         self._known: dict[int, Process] = {}
         self._cpu: dict[int, float] = {}
@@ -58,6 +59,10 @@ class Tree:
 
     def build(self) -> None:
         """What never changes."""
+        self.etc.mkdir(parents=True, exist_ok=True)
+        (self.etc / "passwd").write_text(
+            "root:x:0:0:root:/root:/bin/bash\nalice:x:1001:1001:Alice:/home/alice:/bin/bash\n"
+        )
         self._write("sys/kernel/hostname", HOSTNAME + "\n")
         self._write("sys/kernel/osrelease", "6.8.0-87-generic\n")
         self._write("sys/kernel/ostype", "Linux\n")

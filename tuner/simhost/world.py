@@ -81,14 +81,17 @@ class World:
         ):
             folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(_GUEST / "pynvml.py", self.site / "pynvml.py")
-        shutil.copyfile(_GUEST / "sitecustomize.py", self.site / "sitecustomize.py")
         info = self.site / f"sglang-{self.args.version}.dist-info"
         info.mkdir(exist_ok=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: sglang\nVersion: {self.args.version}\n")
-        (self.dir / "venv" / "pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.12.3\n")
-        with contextlib.suppress(FileExistsError):
-            (self.dir / "venv" / "bin" / "python").symlink_to(sys.executable)
-        self._script("python3", f'PYTHONPATH="{self.site}" exec "{sys.executable}" "$@"\n')
+        # A real virtual environment on our own interpreter: the server's, and what `python3` is on this host.
+        venv = self.dir / "venv"
+        (venv / "pyvenv.cfg").write_text(f"home = {sys.base_prefix}/bin\nversion = 3.12.3\n")
+        for name in ("python", "python3"):
+            (venv / "bin" / name).symlink_to(sys.executable)
+        running = venv / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+        if not running.exists():
+            running.symlink_to(self.site.parent)
         self._script("nvidia-smi", f'exec "{sys.executable}" -I -S "{self.dir}/bin/nvidia_smi.py" "$@"\n')
         self._script("hostname", f"echo {HOSTNAME}\n")
         shutil.copyfile(_GUEST / "nvidia_smi.py", self.dir / "bin" / "nvidia_smi.py")

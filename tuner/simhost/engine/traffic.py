@@ -88,7 +88,7 @@ class Traffic:
             user = _User(f"user-{number}")
             # One user tries the new server, the others come when word has spread.
             first = self.ramp_s * (0.55 if number == 0 else self.rng.uniform(0.9, 1.0))
-            heapq.heappush(self.waiting, (self.now + first + 2 + self.rng.random() * 12, number, user))
+            heapq.heappush(self.waiting, (self.now + first + 1 + self.rng.random() * 0.8 * self.profile.users[1], number, user))
 
     @property
     def next_at(self) -> float:
@@ -98,7 +98,8 @@ class Traffic:
     def present(self, at: float) -> int:
         """How many users are there: a slow swing between the least and the most."""
         least, most = self.profile.users
-        swing = 0.5 + 0.32 * math.sin(at / 410.0) + 0.18 * math.sin(at / 97.0 + 1.0)
+        since = at - self.began
+        swing = 0.5 + 0.32 * math.sin(since / 410.0) + 0.18 * math.sin(since / 97.0 + 1.0)
         return round(least + (most - least) * min(1.0, max(0.0, swing)))
 
     def take(self) -> Request | None:
