@@ -1,6 +1,6 @@
 """Pictures of the screens: `python -m tests.support.shoot OUT [--only NAME] [--png]`.
 
-Each picture is a state of `tests.support.states` on one screen, at one size, in one mode; the README's are made here too.
+Each picture is a state of `tests.support.states` on one screen, at one size, in one mode, the README's too.
 SVG names a web font that converters lack, so it is replaced by one that is installed.
 """
 

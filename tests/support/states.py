@@ -129,7 +129,8 @@ def serving_log(count: int = 60, *, ranks: int = 8) -> list[LogLine]:
         offset += len(text) + 1
 
     add(
-        "[2026-11-29 11:37:00] server_args=ServerArgs(model_path='/models/kimi-k2.5-int4', tp_size=8, mem_fraction_static=0.88)"
+        "[2026-11-29 11:37:00] server_args=ServerArgs(model_path='/models/kimi-k2.5-int4', tp_size=8, "
+        "mem_fraction_static=0.88)"
     )
     for rank in range(ranks):
         add(f"[2026-11-29 11:37:02 TP{rank}] Init torch distributed begin.", f"TP{rank}", fold=11)
@@ -147,9 +148,16 @@ def serving_log(count: int = 60, *, ranks: int = 8) -> list[LogLine]:
     for index in range(count):
         second = index % 60
         if index % 9 == 4:
-            text = f"Prefill batch, #new-seq: 1, #new-token: {812 + index}, #cached-token: 0, token usage: 0.37, #running-req: 3, #queue-req: 0"
+            text = (
+                f"Prefill batch, #new-seq: 1, #new-token: {812 + index}, #cached-token: 0, token usage: 0.37, "
+                "#running-req: 3, #queue-req: 0"
+            )
         else:
-            text = f"Decode batch, #running-req: 4, #token: {58211 + index * 40}, token usage: 0.37, gen throughput (token/s): {89.2 + (index * 7 % 10) / 10:.2f}, #queue-req: 0"
+            speed = 89.2 + (index * 7 % 10) / 10
+            text = (
+                f"Decode batch, #running-req: 4, #token: {58211 + index * 40}, token usage: 0.37, "
+                f"gen throughput (token/s): {speed:.2f}, #queue-req: 0"
+            )
         add(f"[2026-11-29 14:{1 + index // 60:02d}:{second:02d} TP0] {text}", "TP0", fold=0)
     return lines
 
@@ -305,19 +313,23 @@ def serving() -> HostState:
         name="root@gpu-box-1",
         link=LinkState(phase=LinkPhase.UP, rtt_s=0.012, received_bytes_s=1400.0, sent_bytes_s=35.0),
         hello=ProbeHello(
-            protocol=1, python="3.10.12", pid=60001, uid=0, user="root", hostname="gpu-box-1", boot_id="b", kernel="6.8.0-60-generic",
-            at=WALL - 100, mono=MONO - 100, cpu_count=128,
+            protocol=1, python="3.10.12", pid=60001, uid=0, user="root", hostname="gpu-box-1", boot_id="b",
+            kernel="6.8.0-60-generic", at=WALL - 100, mono=MONO - 100, cpu_count=128,
         ),
         mono=MONO,
         now=WALL,
         host=HostSample(
             cpu_ratio=0.11, load_1m=9.2, memory_total_bytes=from_gib(1007), memory_available_bytes=from_gib(733),
-            shm_total_bytes=from_gib(503), shm_free_bytes=from_gib(471), disks={"/data": (from_gib(14_000), from_gib(3_100))},
+            shm_total_bytes=from_gib(503), shm_free_bytes=from_gib(471),
+            disks={"/data": (from_gib(14_000), from_gib(3_100))},
         ),
         gpu_table=GpuTable(source="pynvml /opt/venv", driver="580.95.05", cuda="13.0", gpus=infos(), topology=TOPOLOGY),
         samples=samples(used),
         samples_at=MONO,
-        processes=tuple(GpuProcess(gpu, 48377 + gpu, from_gib(86.8)) for gpu in range(8)) + (GpuProcess(2, 9120, from_gib(2.4)),),
+        processes=(
+            *(GpuProcess(gpu, 48377 + gpu, from_gib(86.8)) for gpu in range(8)),
+            GpuProcess(2, 9120, from_gib(2.4)),
+        ),
         infos={9120: ProcessInfo(pid=9120, user="alice", command="python train.py --epochs 3", started_at=WALL - 500)},
         foreign=(stranger,),
         servers=(server(),),
@@ -357,7 +369,11 @@ def starting() -> HostState:
     )
 
 
-FAILURE = "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. Current value: self.server_args.mem_fraction_static=0.55"
+FAILURE = (
+    "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. "
+    "Current value: self.server_args.mem_fraction_static=0.55"
+)
+SCHEDULER = "/opt/venv/lib/python3.10/site-packages/sglang/srt/managers/scheduler.py"
 
 
 def failed() -> HostState:
@@ -374,7 +390,7 @@ def failed() -> HostState:
         offset += len(text) + 1
         for body, fold in (
             (
-                '  File "/opt/venv/lib/python3.10/site-packages/sglang/srt/managers/scheduler.py", line 2995, in run_scheduler_process',
+                f'  File "{SCHEDULER}", line 2995, in run_scheduler_process',
                 32,
             ),
             ("    scheduler = Scheduler(", 33),
@@ -499,7 +515,7 @@ def two_servers() -> HostState:
 
 
 def unknown_numbers() -> HostState:
-    """A container in which the driver tells little: no power, no traffic, no memory per process, a rank without a GPU, a lost GPU."""
+    """A container in which the driver tells little: no power, no traffic, a rank without a GPU, a lost GPU."""
     base = serving()
     blind = tuple(
         GpuSample(index, error="GPU is lost: fell off the bus")

@@ -526,8 +526,15 @@ class LogsScreen(TunerScreen):
     def on_click(self, event: events.Click) -> None:
         """A click on the filters changes them."""
         if event.widget is self.query_one("#filters"):
-            text = self.query_one("#filters", Rows).text
-            word = text[: event.x + 1].rsplit("  ", 1)[-1].split(" ")[0] if event.x < len(text) else ""
-            actions = {"rank": lambda: self.action_rank(1), "level": self.action_level, "text": self.action_filter}
+            # Facts stand two spaces apart; their first word is their name.
+            facts = re.finditer(r"\S+(?: \S+)*", self.query_one("#filters", Rows).text)
+            word = next((fact[0].split()[0] for fact in facts if fact.start() <= event.x < fact.end()), "")
+            actions = {
+                "rank": lambda: self.action_rank(1),
+                "level": self.action_level,
+                "text": self.action_filter,
+                "folded": self.action_fold,
+                "each": self.action_fold,
+            }
             if word in actions:
                 actions[word]()

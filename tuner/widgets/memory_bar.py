@@ -24,15 +24,18 @@ def cells_of(values: Sequence[int], total: int, width: int) -> list[int]:
         return [0] * len(values)
     exact = [max(0, value) * width / total for value in values]
     budget = min(width, round(sum(exact)))
-    cells = [max(int(share), 1 if share >= _VISIBLE_FROM else 0) for share in exact]
-    while sum(cells) < budget:
-        index = max(range(len(cells)), key=lambda i: exact[i] - cells[i])
+    overflow = max(1.0, sum(exact) / width)
+    exact = [share / overflow for share in exact]
+    cells = [int(share) for share in exact]
+    for index in sorted(range(len(cells)), key=lambda i: cells[i] - exact[i])[: budget - sum(cells)]:
         cells[index] += 1
-    while sum(cells) > max(budget, sum(1 for share in exact if share >= _VISIBLE_FROM)) or sum(cells) > width:
-        index = max(range(len(cells)), key=lambda i: (cells[i] > 1, cells[i] - exact[i]))
-        if cells[index] == 0:
-            break
-        cells[index] -= 1
+    for index, share in enumerate(exact):
+        if share >= _VISIBLE_FROM and not cells[index]:
+            if sum(cells) < width:
+                cells[index] = 1
+            elif max(cells) > 1:
+                cells[cells.index(max(cells))] -= 1
+                cells[index] = 1
     return cells
 
 

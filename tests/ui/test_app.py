@@ -1,0 +1,360 @@
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.command import CommandPalette, Provider
+
+from tests.support import states
+from tests.support.sessions import FakeSession
+from tuner.app import TunerApp
+from tuner.domain.link import HostKeyQuestion, LinkPhase, SecretQuestion
+from tuner.domain.state import LinkState
+from tuner.errors import ConnectionFailed
+from tuner.messages import SnapshotUpdated
+from tuner.screens import SCREENS
+from tuner.screens.commands import HostCommands, KeyCommands, ScreenCommands, SearchCommands, ThemeCommands
+from tuner.screens.dialogs import ErrorDialog, HostKeyDialog, SecretDialog
+from tuner.screens.help import HelpScreen, markdown
+from tuner.widgets.keybar import KeyBar
+from tuner.widgets.rows import Rows
+from tuner.widgets.tabs import HostTabs
+
+AppOn = Callable[..., tuple[Any, list[FakeSession]]]
+KEYS = Path(__file__).parents[2] / "docs" / "keys.md"
+
+
+async def test_a_thousand_states_cost_few_handlings(app_on: AppOn) -> None:
+    app, (session,) = app_on(states.serving())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        handled: list[float] = []
+        original = app.on_snapshot_updated
+
+        def counting(message: SnapshotUpdated) -> None:
+            handled.append(message.state.mono)
+            original(message)
+
+        app.on_snapshot_updated = counting
+        for at in range(1000):
+            app.post_message(SnapshotUpdated("root@gpu-box-1", states.REPLACE(session.state, mono=states.MONO + at)))
+        await pilot.pause()
+        assert app.snapshot.mono == states.MONO + 999
+        assert len(handled) < 20
+
+
+async def test_old_numbers_are_dimmed_and_dated_and_nothing_is_blanked(app_on: AppOn, clock: Any) -> None:
+    app, (session,) = app_on(states.serving())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        table = app.screen.query_one("#table", Rows)
+        before = table.lines[2:]
+        clock.now += 12
+        session.push(states.stale())
+        await pilot.pause()
+        assert table.lines[2:] == before
+        assert "as of 12 s ago" in table.text
+        assert table._dimmed
+        clock.now += 5
+        app._second()
+        await pilot.pause()
+        assert "as of 17 s ago" in table.text
+        assert "R Reconnect" in app.screen.query_one(KeyBar).text
+        await pilot.press("R")
+        await pilot.pause()
+        assert session.reconnects == 1
+        session.push(states.serving())
+        await pilot.pause()
+        assert "as of" not in table.text
+        assert not table._dimmed
+        assert "Reconnect" not in app.screen.query_one(KeyBar).text
+
+
+async def test_several_hosts_have_tabs_and_a_dead_one_stalls_nobody(app_on: AppOn) -> None:
+    other = states.REPLACE(states.failed(), name="root@gpu-box-2")
+    app, sessions = app_on(states.down(), other, states.serving())
+    async with app.run_test(size=(160, 48)) as pilot:
+        await pilot.pause()
+        tabs = app.screen.query_one(HostTabs)
+        assert "[root@gpu-box-9 ○ down]" in tabs.text
+        assert "root@gpu-box-2 ● ✖ failed" in tabs.text
+        await pilot.press("right_square_bracket")
+        await pilot.pause()
+        assert app.host == "root@gpu-box-2"
+        assert "FAILED in kv-alloc" in app.screen.query_one("#notes", Rows).text
+        await pilot.press("left_square_bracket", "left_square_bracket")
+        await pilot.pause()
+        assert app.host == "root@gpu-box-1"
+        sessions[1].push(states.REPLACE(other, link=LinkState(phase=LinkPhase.STALE)))
+        await pilot.pause()
+        assert "root@gpu-box-2 ◐ stale" in tabs.text
+        await pilot.click(HostTabs, offset=(4, 0))
+        await pilot.pause()
+        assert app.host == "root@gpu-box-9"
+
+
+async def test_one_host_needs_no_tab(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        assert app.screen.query_one(HostTabs).size.height == 0
+
+
+async def test_the_next_server_of_a_host(app_on: AppOn) -> None:
+    app, _ = app_on(states.two_servers())
+    async with app.run_test(size=(160, 48)) as pilot:
+        await pilot.pause()
+        assert "SGLang 0.5.9" in app.screen.query_one("#status", Rows).text
+        await pilot.press("full_stop")
+        await pilot.pause()
+        assert "vLLM 0.32.0" in app.screen.query_one("#status", Rows).text
+        assert "[vLLM Qwen/Qwen3-32B :8000] ✔ READY" in app.screen.query_one("#servers", Rows).text
+
+
+async def test_the_next_server_key_is_hidden_where_there_is_one(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving())
+    async with app.run_test(size=(160, 48)) as pilot:
+        await pilot.pause()
+        assert "Next server" not in app.screen.query_one(KeyBar).text
+
+
+async def test_a_host_key_is_asked_for_and_enter_refuses(app_on: AppOn) -> None:
+    app, _ = app_on(states.connecting())
+    question = HostKeyQuestion(
+        target="root@gpu-box-1", host="gpu-box-1", port=2222, key_type="ssh-ed25519", fingerprint="SHA256:abc/[red]def"
+    )
+    async with app.run_test(size=(80, 24)) as pilot:
+        for key, expected in (("s", "save"), ("o", "once"), ("enter", "refuse"), ("escape", "refuse")):
+            waiting = asyncio.ensure_future(app.ask(question))
+            await pilot.pause()
+            assert isinstance(app.screen, HostKeyDialog)
+            await pilot.press(key)
+            assert await waiting == expected
+
+
+async def test_a_password_is_asked_for_masked_and_handed_on(app_on: AppOn) -> None:
+    app, _ = app_on(states.connecting())
+    question = SecretQuestion(target="root@gpu-box-1", kind="password", prompt="root@gpu-box-1's password:", attempt=2)
+    async with app.run_test(size=(80, 24)) as pilot:
+        waiting = asyncio.ensure_future(app.ask(question))
+        await pilot.pause()
+        assert isinstance(app.screen, SecretDialog)
+        await pilot.press(*"hunter2")
+        assert "hunter2" not in app.export_screenshot()
+        await pilot.press("enter")
+        assert await waiting == "hunter2"
+        waiting = asyncio.ensure_future(app.ask(question))
+        await pilot.pause()
+        await pilot.press("escape")
+        assert await waiting is None
+
+
+async def test_questions_come_one_at_a_time(app_on: AppOn) -> None:
+    app, _ = app_on(states.connecting())
+    question = SecretQuestion(target="a", kind="password", prompt="p")
+    async with app.run_test(size=(80, 24)) as pilot:
+        first, second = (asyncio.ensure_future(app.ask(question)) for _ in range(2))
+        await pilot.pause()
+        assert len(app.screen_stack) == 2
+        await pilot.press("a", "enter")
+        assert await first == "a"
+        await pilot.pause()
+        assert len(app.screen_stack) == 2
+        await pilot.press("b", "enter")
+        assert await second == "b"
+
+
+async def test_a_cancelled_question_closes_its_dialog(app_on: AppOn) -> None:
+    app, _ = app_on(states.connecting())
+    async with app.run_test(size=(80, 24)) as pilot:
+        waiting = asyncio.ensure_future(app.ask(SecretQuestion(target="a", kind="password", prompt="p")))
+        await pilot.pause()
+        waiting.cancel()
+        await pilot.pause()
+        assert len(app.screen_stack) == 1
+
+
+async def test_sessions_may_be_made_with_the_apps_own_question_desk() -> None:
+    asked: list[Any] = []
+
+    def make(ask: Any) -> list[FakeSession]:
+        asked.append(ask)
+        return [FakeSession(states.serving())]
+
+    app = TunerApp(make)
+    assert asked == [app.ask]
+    assert list(app.sessions) == ["root@gpu-box-1"]
+
+
+async def test_a_session_that_fails_is_shown(app_on: AppOn) -> None:
+    error = ConnectionFailed("The host refused us", "Permission denied (publickey)", "Load a key into ssh-agent")
+    app, _ = app_on(FakeSession(states.down(), error=error), states.serving())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        assert isinstance(app.screen, ErrorDialog)
+        assert app.screen.heading == "The host refused us"
+        assert app.screen.hint == "Load a key into ssh-agent"
+        await pilot.press("escape")
+        await pilot.press("right_square_bracket")
+        await pilot.pause()
+        assert app.host == "root@gpu-box-1"
+
+
+async def test_quitting_closes_the_sessions(app_on: AppOn) -> None:
+    app, sessions = app_on(states.serving(), states.down())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("q")
+    assert all(session.closed.is_set() for session in sessions)
+
+
+class Replay:
+    """Controls of a replayed session."""
+
+    def __init__(self) -> None:
+        self.paused = False
+        self.speed = 1.0
+        self.position_s = 75.0
+        self.length_s: float | None = 600.0
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def set_speed(self, speed: float) -> None:
+        self.speed = speed
+
+
+async def test_a_replay_can_be_paused_and_sped_up(app_on: AppOn) -> None:
+    session = FakeSession(states.serving())
+    session.replay = Replay()  # type: ignore[attr-defined]
+    app, _ = app_on(session)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        line = app.screen.query_one("#replay", Rows)
+        assert "playing  1:15 of 10:00  at 1x" in line.text
+        await pilot.press("space", "plus", "plus")
+        await pilot.pause()
+        assert "paused" in line.text
+        assert "at 4x" in line.text
+        await pilot.press("minus", "space")
+        await pilot.pause()
+        assert "playing  1:15 of 10:00  at 2x" in line.text
+
+
+async def test_copying_goes_through_the_terminal(app_on: AppOn) -> None:
+    app, _ = app_on(states.failed())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        await pilot.press("y")
+        await pilot.pause()
+        assert "FAILED in kv-alloc" in app.clipboard
+        assert "TP7" in app.clipboard
+
+
+async def test_themes_are_ours_and_the_librarys(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving(), theme="gputuner-light")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        for name in ("gputuner-contrast", "nord", "textual-light", "gputuner-dark"):
+            app.theme = name
+            await pilot.pause()
+            assert app.current_theme.name == name
+
+
+async def test_a_keymap_replaces_keys_also_in_the_help(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving(), keymap={"screen.logs": "g", "help": "h"})
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("g")
+        await pilot.pause()
+        assert app.current_mode == "logs"
+        await pilot.press("h")
+        await pilot.pause()
+        assert isinstance(app.screen, HelpScreen)
+        rows = [
+            line for line in app.screen.query_one("#help-rows", Rows).text.splitlines() if line.strip().startswith("g ")
+        ]
+        assert len(rows) == 1
+        await pilot.press("escape")
+        assert app.current_mode == "logs"
+
+
+async def test_the_palette_finds_screens_hosts_servers_themes_keys_and_text(app_on: AppOn) -> None:
+    app, _ = app_on(states.two_servers(), states.down())
+    async with app.run_test(size=(160, 48)) as pilot:
+        await pilot.pause()
+
+        async def run(provider: type[Provider], typed: str) -> None:
+            hits = [hit async for hit in provider(app.screen).search(typed)]
+            result = max(hits, key=lambda hit: hit.score).command()
+            if inspect.isawaitable(result):
+                await result
+            await pilot.pause()
+
+        await run(HostCommands, "server vllm")
+        assert app.server_key == "51000:9190000"
+        await run(ThemeCommands, "theme gputuner-contrast")
+        assert app.theme == "gputuner-contrast"
+        await run(SearchCommands, "search batch")
+        assert app.current_mode == "logs"
+        assert "batch" in app.screen.query_one("#hits-head", Rows).text
+        await run(KeyCommands, "wrap")
+        assert app.screen.view.wrap
+        await run(ScreenCommands, "go to details")
+        assert app.current_mode == "details"
+        await run(HostCommands, "host root@gpu-box-9")
+        assert app.host == "root@gpu-box-9"
+        assert len([hit async for hit in ScreenCommands(app.screen).discover()]) == len(SCREENS)
+        await pilot.press("ctrl+p")
+        await pilot.pause()
+        assert isinstance(app.screen, CommandPalette)
+
+
+async def test_keys_can_be_clicked(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        bar = app.screen.query_one(KeyBar)
+        await pilot.click(KeyBar, offset=(bar.text.index("Logs"), 0))
+        await pilot.pause()
+        assert app.current_mode == "logs"
+
+
+def test_every_binding_has_id_and_description() -> None:
+    from tuner.widgets.log_view import LogView
+
+    for bindings in (TunerApp.BINDINGS, LogView.BINDINGS, *(entry.screen.BINDINGS for entry in SCREENS)):
+        for binding in bindings:
+            assert binding.id
+            assert binding.description
+            assert binding.tooltip
+
+
+def test_keys_md_is_generated_from_the_bindings() -> None:
+    text = markdown(TunerApp([]).key_sections())
+    if os.environ.get("UPDATE_DOCS"):
+        KEYS.write_text(text)
+    assert KEYS.read_text() == text, "run: UPDATE_DOCS=1 pytest tests/ui/test_app.py -k keys_md"
+
+
+def test_no_key_means_two_things_on_one_screen() -> None:
+    from tuner.screens.base import TunerScreen
+    from tuner.widgets.log_view import LogView
+
+    everywhere = [key for binding in (*TunerApp.BINDINGS, *TunerScreen.BINDINGS) for key in binding.key.split(",")]
+    for entry in SCREENS:
+        own = [key for binding in entry.screen.BINDINGS for key in binding.key.split(",")]
+        own += [key for binding in LogView.BINDINGS for key in binding.key.split(",")] if entry.name == "logs" else []
+        keys = everywhere + own
+        assert sorted(keys) == sorted(set(keys)), entry.name
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEXTUAL_ANIMATIONS", "none")

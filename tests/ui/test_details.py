@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.support import states
+from tests.support.sessions import FakeSession
+from tuner.screens.details import argv_lines
+from tuner.widgets.rows import Rows
+
+AppOn = Callable[..., tuple[Any, list[FakeSession]]]
+
+
+def test_a_flag_stands_with_its_value() -> None:
+    argv = ("python", "-m", "sglang.launch_server", "--tp", "8", "--enable-metrics", "--host", "0.0.0.0", "extra")
+    assert argv_lines(argv) == [
+        "python", "-m sglang.launch_server", "--tp 8", "--enable-metrics", "--host 0.0.0.0", "extra",
+    ]  # fmt: skip
+
+
+async def test_shows_what_is_known_and_finds_in_it(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving())
+    async with app.run_test(size=(160, 48)) as pilot:
+        await pilot.press("i")
+        await pilot.pause()
+        text = app.screen.query_one("#details", Rows).text
+        for part in ("--mem-fraction-static 0.88", "NCCL_MAX_NCHANNELS", "sglang::scheduler_TP7", "PIX", "580.95.05"):
+            assert part in text
+        assert "HF_TOKEN                   ***" in text
+        await pilot.press("slash", *"nchannels", "enter")
+        await pilot.pause()
+        lines = [line for line in app.screen.query_one("#details", Rows).text.splitlines() if line.strip()]
+        assert [line.split() for line in lines] == [["environment"], ["NCCL_MAX_NCHANNELS", "16"]]
+        await pilot.press("escape")
+        await pilot.pause()
+        assert "PIX" in app.screen.query_one("#details", Rows).text
+
+
+async def test_asks_the_host_for_its_checks(app_on: AppOn) -> None:
+    app, _ = app_on(FakeSession(states.serving(), checks={"shm": "503 GiB", "python": "3.10.12"}))
+    async with app.run_test(size=(160, 48)) as pilot:
+        await pilot.press("i", "c")
+        await pilot.pause()
+        await pilot.press("slash", *"503 GiB", "enter")
+        await pilot.pause()
+        assert "shm" in app.screen.query_one("#details", Rows).text
+
+
+async def test_a_server_that_died_stays_described(app_on: AppOn) -> None:
+    app, _ = app_on(states.failed())
+    async with app.run_test(size=(160, 48)) as pilot:
+        await pilot.press("i")
+        await pilot.pause()
+        text = app.screen.query_one("#details", Rows).text
+        assert "48211 of root (gone)" in text
+        assert "--mem-fraction-static 0.88" in text
+        assert "FAILED in kv-alloc" in text
+
+
+async def test_environment_that_may_not_be_read_says_so(app_on: AppOn) -> None:
+    state = states.serving()
+    identity = states.REPLACE(state.servers[0].identity, env=None)
+    app, _ = app_on(states.REPLACE(state, servers=(states.REPLACE(state.servers[0], identity=identity),)))
+    async with app.run_test(size=(160, 48)) as pilot:
+        await pilot.press("i")
+        await pilot.pause()
+        assert "environment: permission denied" in app.screen.query_one("#details", Rows).text

@@ -1,0 +1,389 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from textual.selection import Selection
+from textual.widgets import Input, OptionList
+
+from tests.support import states
+from tests.support.sessions import FakeSession
+from tuner.domain.events import ReadResult, SearchResult
+from tuner.domain.logs import Level, LogBlock, LogHit, LogLine
+from tuner.domain.state import HostState, LogState
+from tuner.screens.dialogs import LineDialog
+from tuner.widgets.log_index import line_of
+from tuner.widgets.log_view import LogView
+from tuner.widgets.rows import Rows
+
+AppOn = Callable[..., tuple[Any, list[FakeSession]]]
+
+
+def with_log(log: LogState, state: HostState | None = None) -> HostState:
+    state = state or states.serving()
+    return states.REPLACE(state, servers=(states.REPLACE(state.servers[0], log=log),))
+
+
+def drawn(view: LogView) -> list[str]:
+    return [view.render_line(y).text for y in range(view.size.height)]
+
+
+def view_of(app: Any) -> LogView:
+    return app.screen.query_one(LogView)
+
+
+def block_at(start: int, count: int, text: str = "line") -> LogBlock:
+    lines = tuple(LogLine(offset=start + 10 * at, text=f"{text} {start + 10 * at}") for at in range(count))
+    return LogBlock(start=start, end=start + 10 * count, lines=lines)
+
+
+def grown(log: LogState, block: LogBlock, keep: int | None = None) -> LogState:
+    blocks = (*log.blocks, block)[-keep if keep else None :]
+    total = log.lines_total + len(block.lines)
+    return states.REPLACE(log, blocks=blocks, start=blocks[0].start, end=block.end, size=block.end, lines_total=total)
+
+
+async def test_follows_and_stands_still_when_the_reader_looks_back(app_on: AppOn) -> None:
+    log = states.log_of(states.serving_log(60))
+    app, (session,) = app_on(with_log(log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l")
+        await pilot.pause()
+        view = view_of(app)
+        assert view.following
+        await pilot.press("up", "up")
+        before = drawn(view)
+        log = grown(log, block_at(log.end, 50))
+        session.push(with_log(log))
+        await pilot.pause()
+        assert [line[:-1] for line in drawn(view)] == [line[:-1] for line in before]
+        assert "52 behind" in app.screen.query_one("#filters", Rows).text
+        await pilot.press("F")
+        await pilot.pause()
+        assert f"line {log.end - 10}" in drawn(view)[-1]
+        assert "following" in app.screen.query_one("#filters", Rows).text
+
+
+async def test_what_the_reader_looks_at_is_not_dropped_under_them(app_on: AppOn) -> None:
+    log = LogState(blocks=(block_at(0, 100),), end=1000, lines_total=100)
+    app, (session,) = app_on(with_log(log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l", "home")
+        await pilot.pause()
+        view = view_of(app)
+        before = drawn(view)
+        for _ in range(8):
+            log = grown(log, block_at(log.end, 100), keep=3)
+            session.push(with_log(log))
+            await pilot.pause()
+        assert [line[:20] for line in drawn(view)] == [line[:20] for line in before]
+        assert "newer" in app.screen.query_one("#filters", Rows).text
+        await pilot.press("end")
+        await pilot.pause()
+        assert f"line {log.end - 10}" in drawn(view)[-1]
+        assert len(view.index.rows) == 300
+
+
+async def test_a_burst_loses_nothing(app_on: AppOn) -> None:
+    log = LogState(blocks=(block_at(0, 10),), end=100, lines_total=10)
+    app, (session,) = app_on(with_log(log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l")
+        await pilot.pause()
+        for _ in range(10):
+            log = grown(log, block_at(log.end, 4000))
+            session.push(with_log(log))
+            await pilot.pause()
+        view = view_of(app)
+        assert [line_of(row).offset for row in view.index.rows] == list(range(0, log.end, 10))
+        assert f"line {log.end - 10}" in drawn(view)[-1]
+
+
+async def test_filter_by_text_as_one_types(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l", "f", *"PREFILL")
+        await pilot.pause()
+        view = view_of(app)
+        assert all("Prefill" in line_of(row).text or "prefill" in line_of(row).text for row in view.index.rows)
+        assert len(view.index.rows) == 8
+        await pilot.press("enter")
+        await pilot.pause()
+        assert view.has_focus
+        assert len(view.index.rows) == 8
+        await pilot.press("escape")
+        await pilot.pause()
+        assert len(view.index.rows) > 60
+
+
+async def test_filter_by_rank_and_level(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l", "p", "p")
+        await pilot.pause()
+        view = view_of(app)
+        assert {line_of(row).rank for row in view.index.rows} == {"TP1"}
+        assert "rank TP1" in app.screen.query_one("#filters", Rows).text
+        await pilot.press("P", "P", "P")
+        await pilot.pause()
+        assert {line_of(row).rank for row in view.index.rows} == {None}
+        assert "rank main" in app.screen.query_one("#filters", Rows).text
+        await pilot.press("escape", "v", "v")
+        await pilot.pause()
+        assert [line_of(row).level for row in view.index.rows] == [Level.WARNING]
+
+
+async def test_folding_shows_count_and_the_odd_one_out(app_on: AppOn) -> None:
+    app, _ = app_on(with_log(states.log_of(states.serving_log(0))))
+    async with app.run_test(size=(160, 48)) as pilot:
+        await pilot.press("l")
+        await pilot.pause()
+        view = view_of(app)
+        text = "\n".join(drawn(view))
+        assert "×7, not TP5" in text
+        assert "×8 ranks" in text
+        assert "avail mem=21.70 GB" in text
+        await pilot.press("z")
+        await pilot.pause()
+        assert "×" not in "\n".join(drawn(view))
+        assert sum("Init torch" in line for line in drawn(view)) == 8
+
+
+async def test_errors_are_walked_and_go_round(app_on: AppOn) -> None:
+    lines = [states.line(f"[2026-11-29 11:00:{at:02d}] text", at * 40, fold=0) for at in range(60)]
+    for at in (10, 40):
+        lines[at] = states.line(f"[2026-11-29 11:00:{at:02d}] broken", at * 40, level=Level.ERROR, fold=0)
+    app, _ = app_on(with_log(states.log_of(lines)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l", "e")
+        view = view_of(app)
+        offsets = []
+        for key in ("e", "e", "E"):
+            offsets.append(line_of(view.index[view.current]).offset)
+            await pilot.press(key)
+        offsets.append(line_of(view.index[view.current]).offset)
+        assert offsets == [400, 1600, 400, 1600]
+        assert any("✖ [2026-11-29 11:00:40] broken" in line for line in drawn(view))
+
+
+async def test_search_finds_what_is_held_then_asks_the_host(app_on: AppOn) -> None:
+    state = states.serving()
+    log = state.servers[0].log
+    last = log.blocks[-1].lines[-1]
+    found = (
+        SearchResult(id=1, hits=(LogHit(last.offset, last.text),), scanned_bytes=1000),
+        SearchResult(id=1, hits=(LogHit(0, "[red]first[/red] line"),), scanned_bytes=2_000_000, done=True),
+    )
+    app, (session,) = app_on(FakeSession(state, found=found))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l", "slash", *"load weight", "enter")
+        await pilot.pause()
+        view = view_of(app)
+        assert "Load weight end" in line_of(view.index[view.current]).text
+        assert session.searched == [(states.KEY, "load weight", False)]
+        hits = app.screen.query_one(OptionList)
+        assert hits.option_count == 2
+        assert str(hits.get_option_at_index(1).prompt) == "[red]first[/red] line"
+        assert "2 hits" in app.screen.query_one("#hits-head", Rows).text
+        assert "2.0 MB searched on the host" in app.screen.query_one("#hits-head", Rows).text
+        await pilot.press("down", "enter")
+        await pilot.pause()
+        assert line_of(view.index[view.current]).offset == 0
+        await pilot.press("escape")
+        assert view.pattern is None
+
+
+async def test_older_and_newer_hits(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l", "slash", *"prefill batch", "enter")
+        await pilot.pause()
+        view = view_of(app)
+        view.focus()
+        first = view.current
+        await pilot.press("n")
+        second = view.current
+        assert second < first
+        assert "Prefill" in line_of(view.index[second]).text
+        await pilot.press("N")
+        assert view.current == first
+
+
+async def test_a_broken_regular_expression_says_so(app_on: AppOn) -> None:
+    app, (session,) = app_on(states.serving())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l", "ctrl+r", "slash", *"a(", "enter")
+        await pilot.pause()
+        assert session.searched == []
+        assert [note.severity for note in app._notifications][-1] == "error"
+
+
+async def test_a_hit_that_is_not_held_is_fetched_and_shown_apart(app_on: AppOn) -> None:
+    held = LogState(blocks=(block_at(5_000_000, 200),), start=5_000_000, end=5_002_000, lines_total=200)
+    text = "torn\n" + "".join(f"old line {at}\n" for at in range(300))
+    part = ReadResult(id=1, offset=1_000_000, end=1_000_000 + len(text), size=5_002_000, data=text)
+    hit = LogHit(1_000_000 + text.index("old line 150"), "old line 150")
+    app, (session,) = app_on(
+        FakeSession(with_log(held), found=(SearchResult(id=1, hits=(hit,), scanned_bytes=1, done=True),), part=part)
+    )
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l", "slash", *"old line", "enter")
+        await pilot.pause()
+        await pilot.press("enter")
+        await pilot.pause()
+        view = view_of(app)
+        assert session.read[0][0] == states.KEY
+        assert session.read[0][1] < hit.offset < session.read[0][1] + session.read[0][2]
+        assert line_of(view.index[view.current]).text == "old line 150"
+        assert line_of(view.index.rows[0]).text == "old line 0", "the torn line is left out"
+        assert "older part" in app.screen.query_one("#filters", Rows).text
+        await pilot.press("F")
+        await pilot.pause()
+        assert "line 5001990" in drawn(view)[-1]
+
+
+async def test_scrolling_above_what_is_held_fetches_older_lines(app_on: AppOn) -> None:
+    held = LogState(blocks=(block_at(100_000, 100),), start=100_000, end=101_000, lines_total=100)
+    text = "".join(f"older {at}\n" for at in range(50))
+    part = ReadResult(id=1, offset=0, end=len(text), size=101_000, data=text)
+    app, (session,) = app_on(FakeSession(with_log(held), part=part))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l", "home")
+        await pilot.pause()
+        view = view_of(app)
+        assert session.read == [(states.KEY, 0, 100_000)]
+        assert line_of(view.index.rows[0]).text == "older 0"
+        assert line_of(view.index[view.current]).text == "line 100000"
+        await pilot.press("up")
+        assert line_of(view.index[view.current]).text == "older 49"
+
+
+async def test_a_fetch_that_fails_says_why(app_on: AppOn) -> None:
+    held = LogState(blocks=(block_at(100_000, 100),), start=100_000, end=101_000, lines_total=100)
+    app, _ = app_on(FakeSession(with_log(held), part=ReadResult(id=1, error="log vanished")))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l", "home")
+        await pilot.pause()
+        assert [note.message for note in app._notifications] == ["log vanished"]
+
+
+async def test_long_lines_are_cut_slid_and_wrapped(app_on: AppOn) -> None:
+    long = "".join(f"<{at:04d}>" for at in range(11_000))
+    wide = "[x] " + "日本語" * 60
+    lines = [LogLine(offset=0, text=long), LogLine(offset=70_000, text=wide)]
+    app, _ = app_on(with_log(states.log_of(lines)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l", "home")
+        await pilot.pause()
+        view = view_of(app)
+        assert drawn(view)[0].rstrip(" │█").endswith("…")
+        await pilot.press("right")
+        assert "<0007>" in drawn(view)[0]
+        assert "<0000>" not in drawn(view)[0]
+        await pilot.press("left", "w", "end")
+        await pilot.pause()
+        assert "語" in drawn(view)[-1]
+        assert all(view.render_line(y).cell_length == view.size.width for y in range(view.size.height))
+
+
+async def test_markers_are_rules(app_on: AppOn) -> None:
+    lines = [LogLine(offset=0, text="a"), LogLine(offset=2, text="log was rotated", marker=True, level=Level.WARNING)]
+    app, _ = app_on(with_log(states.log_of(lines)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l")
+        await pilot.pause()
+        assert "─── log was rotated ─────" in drawn(view_of(app))[1]
+
+
+async def test_remote_markup_and_control_sequences_are_only_text(app_on: AppOn) -> None:
+    lines = [LogLine(offset=0, text="[bold red]x[/] [@click=app.quit]y[/] {a}")]
+    app, _ = app_on(with_log(states.log_of(lines)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l")
+        await pilot.pause()
+        assert "[bold red]x[/] [@click=app.quit]y[/] {a}" in drawn(view_of(app))[0]
+        await pilot.press("up", "enter")
+        await pilot.pause()
+        assert isinstance(app.screen, LineDialog)
+        assert app.screen.text == "[bold red]x[/] [@click=app.quit]y[/] {a}"
+
+
+async def test_copy_line_screen_and_selection(app_on: AppOn) -> None:
+    app, _ = app_on(with_log(states.log_of([LogLine(offset=10 * at, text=f"line {at}") for at in range(100)])))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l", "up", "y")
+        await pilot.pause()
+        assert app.clipboard == "line 98"
+        await pilot.press("Y")
+        assert app.clipboard.splitlines()[-1] == "line 99"
+        assert len(app.clipboard.splitlines()) == 22
+        view = view_of(app)
+        await pilot.mouse_down(LogView, offset=(5, 2))
+        await pilot.hover(LogView, offset=(9, 3))
+        await pilot.mouse_up(LogView, offset=(9, 3))
+        await pilot.pause()
+        assert isinstance(view.text_selection, Selection)
+        first = line_of(view.index[view._visible()[2][0]]).text
+        await pilot.press("y")
+        assert app.clipboard.splitlines()[0] == first[2:]
+        assert len(app.clipboard.splitlines()) == 2
+
+
+async def test_the_wheel_scrolls_and_comes_back_to_following(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l")
+        await pilot.pause()
+        view = view_of(app)
+        last = drawn(view)[-1]
+        view.scroll_rows(-3)
+        await pilot.pause()
+        assert not view.following
+        assert drawn(view)[-1] != last
+        view.scroll_rows(3)
+        await pilot.pause()
+        assert view.following
+
+
+async def test_a_click_makes_a_line_current_and_the_filters_answer_too(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l")
+        await pilot.pause()
+        view = view_of(app)
+        await pilot.click(LogView, offset=(20, 4))
+        await pilot.pause()
+        assert view.current == view._visible()[4][0]
+        head = app.screen.query_one("#filters", Rows)
+        await pilot.click("#filters", offset=(head.text.index("rank") + 1, 0))
+        await pilot.pause()
+        assert "rank TP0" in head.text
+
+
+async def test_typing_does_not_press_keys(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l", "f", *"qwo?")
+        await pilot.pause()
+        assert app.is_running
+        assert app.current_mode == "logs"
+        assert app.screen.query_one("#entry", Input).value == "qwo?"
+
+
+async def test_another_server_has_another_log(app_on: AppOn) -> None:
+    state = states.two_servers()
+    second = states.REPLACE(state.servers[1], log=states.log_of([LogLine(offset=0, text="of the second")]))
+    app, _ = app_on(states.REPLACE(state, servers=(state.servers[0], second)))
+    async with app.run_test(size=(160, 48)) as pilot:
+        await pilot.press("full_stop", "l")
+        await pilot.pause()
+        assert "of the second" in drawn(view_of(app))[0]
+
+
+async def test_the_tail_of_the_overview_opens_the_log(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        await pilot.click("#tail", offset=(20, 2))
+        await pilot.pause()
+        assert app.current_mode == "logs"

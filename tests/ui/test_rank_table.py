@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support import states
+from tuner.core import throttle
+from tuner.domain.gpu import GpuSample
+from tuner.domain.state import RankMemory
+from tuner.units import GIB, from_gib
+from tuner.widgets.glyphs import ASCII, UNICODE
+from tuner.widgets.memory_bar import bar, cells_of, scale
+from tuner.widgets.rank_table import rows_of, stack, table_lines
+from tuner.widgets.spans import text_of, width_of
+
+
+@given(st.lists(st.integers(0, 100 * GIB), max_size=6), st.integers(GIB, 200 * GIB), st.integers(1, 80))
+def test_cells_never_exceed_the_bar(values: list[int], total: int, width: int) -> None:
+    cells = cells_of(values, total, width)
+    assert sum(cells) <= width
+    assert all(count >= 0 for count in cells)
+    assert all(value > 0 for value, count in zip(values, cells, strict=True) if count)
+
+
+def test_a_term_smaller_than_a_cell_keeps_one() -> None:
+    assert cells_of([from_gib(72.3), from_gib(10.4), from_gib(2.6), from_gib(1.5)], from_gib(95.6), 28)[2] == 1
+
+
+def test_bar_has_its_width_and_its_signs() -> None:
+    terms = (("weights", from_gib(48)), ("kv", from_gib(24)), ("foreign", from_gib(12)))
+    line = bar(terms, from_gib(96), 18, UNICODE)
+    assert text_of(line) == "▐████████▒▒▒▒  ##▌"
+    assert text_of(bar(terms, from_gib(96), 18, ASCII)) == "[WWWWWWWWKKKK  ##]"
+    assert text_of(bar((), None, 18, UNICODE)) == "▐memory unknown  ▌"
+
+
+def test_scale_numbers_stand_over_their_cells() -> None:
+    assert scale(from_gib(96), 42).split() == ["0", "24", "48", "72", "96"]
+    assert scale(from_gib(95.59), 42).endswith("95.6")
+    assert len(scale(from_gib(141.1), 42)) == 42
+
+
+def test_stack_adds_up_to_what_the_driver_says() -> None:
+    memory = RankMemory(weights_bytes=70 * GIB, kv_bytes=10 * GIB, total_bytes=85 * GIB)
+    terms = stack(memory, 90 * GIB, 3 * GIB)
+    assert sum(value for _, value in terms) == 90 * GIB
+    assert dict(terms) == {"weights": 70 * GIB, "kv": 10 * GIB, "other": 7 * GIB, "foreign": 3 * GIB}
+
+
+def test_missing_is_not_zero() -> None:
+    state = states.unknown_numbers()
+    lines = [text_of(line) for line in table_lines(state, state.servers[0], 112, UNICODE)]
+    blind = next(line for line in lines if line.startswith(" TP0"))
+    assert blind.count("n/a") == 6
+    lost = next(line for line in lines if line.startswith(" TP6"))
+    assert "fell off the bus" in lost
+    assert "86.8" not in lost
+
+
+def test_ranks_come_first_then_gpus_without_one() -> None:
+    state = states.two_servers()
+    rows = rows_of(state, state.servers[0])
+    assert [row.label for row in rows] == ["TP0", "TP1", "TP2", "TP3", "vLLM", "vLLM", "vLLM", "vLLM"]
+    assert [row.label for row in rows_of(states.empty(), None)] == ["gpu"] * 8
+
+
+@pytest.mark.parametrize("name", states.ALL)
+@pytest.mark.parametrize("width", [80, 100, 112, 160])
+def test_every_line_fits(name: str, width: int) -> None:
+    state = states.ALL[name]()
+    for glyphs in (UNICODE, ASCII):
+        for line in table_lines(state, state.servers[0] if state.servers else None, width, glyphs):
+            assert width_of(line) <= width, text_of(line)
+
+
+def test_columns_of_numbers_are_flush() -> None:
+    state = states.serving()
+    lines = [text_of(line) for line in table_lines(state, state.servers[0], 112, UNICODE)][2:]
+    ends = {line.index("▌") for line in lines}
+    assert len(ends) == 1
+    for line in lines:
+        assert line[ends.copy().pop() + 1 :][:6] in ("  86.8", "  89.2")
+
+
+def test_throttle_names() -> None:
+    assert throttle.reasons(None) == ()
+    assert throttle.reasons(0x1) == ("idle",)
+    assert throttle.limits(0x1) == ()
+    assert throttle.limits(0x4 | 0x20) == ("power cap", "sw thermal")
+    assert throttle.limits(0x8 | 0x40) == ("hw thermal",)
+    assert throttle.limits(0x8) == ("hw slowdown",)
+    assert throttle.reasons(0x1000) == ("reason 0x1000",)
+    assert GpuSample(0).throttle_mask is None

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.support import states
+from tuner.domain.events import ProblemSeen
+from tuner.domain.server import Phase
+from tuner.widgets import status
+from tuner.widgets.glyphs import ASCII, UNICODE
+from tuner.widgets.spans import text_of, width_of
+from tuner.widgets.wording import WORDING
+
+CODES = {
+    *("nvml-missing", "nvml-error", "nvml-hang", "gpu-lost", "no-gpu", "proc-denied", "log-denied", "log-vanished"),
+    *("log-terminal", "log-pipe", "log-none", "http-refused", "http-nonsense", "http-auth", "http-timeout"),
+    *("disk-full", "python-old", "tail-flood", "clock-skew", "probe-error"),
+}
+
+
+def test_every_problem_code_has_words() -> None:
+    assert set(WORDING) == CODES
+
+
+def test_an_unknown_code_is_shown_as_it_is() -> None:
+    state = msgspec.structs.replace(states.serving(), problems=(ProblemSeen(code="from-the-future", detail="x"),))
+    assert any(
+        "from-the-future (x)" in text_of(line) for item in status.note_items(state, None, 120, UNICODE) for line in item
+    )
+
+
+@pytest.mark.parametrize("name", states.ALL)
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_every_line_fits(name: str, width: int) -> None:
+    state = states.ALL[name]()
+    server = state.servers[0] if state.servers else None
+    for glyphs in (UNICODE, ASCII):
+        lines = [status.status_line(state, server, width, glyphs, age_s=12.0), status.no_server_line(state, glyphs)]
+        if server is not None:
+            lines.append(status.phase_line(state, server, width, glyphs))
+            lines.append(status.serving_line(state, server, width, glyphs, "#########"))
+        for most in (1, 3):
+            lines += [line for item in status.note_items(state, server, width, glyphs, most=most) for line in item]
+        for line in lines:
+            assert width_of(line) <= width, text_of(line)
+
+
+def test_status_line_names_what_matters() -> None:
+    state = states.serving()
+    text = text_of(status.status_line(state, state.servers[0], 160, UNICODE))
+    for part in ("root@gpu-box-1", "8x RTX PRO 6000", "PCIe, no NVLink", "SGLang 0.5.9", "kimi-k2.5-int4"):
+        assert part in text
+    assert "pid 48211 root 2h14m" in text
+    assert text.endswith("link 12 ms  1.4 kB/s  ● up ")
+
+
+def test_a_narrow_status_line_drops_the_cards_before_the_model() -> None:
+    state = states.stale()
+    text = text_of(status.status_line(state, state.servers[0], 80, UNICODE, age_s=12.0))
+    assert "kimi-k2.5-int4" in text
+    assert "reconnecting 3" in text
+    assert "RTX" not in text
+
+
+def test_the_running_phase_stands_beside_the_usual() -> None:
+    state = states.starting()
+    wide = text_of(status.phase_line(state, state.servers[0], 160, UNICODE))
+    assert "▶ weights 21/62 2:57 (usually 8:25-8:44)" in wide
+    assert "so far 3:01, usually 9:50 to 10:10" in wide
+    narrow = text_of(status.phase_line(state, state.servers[0], 80, UNICODE))
+    assert "▶ weights 21/62 2:57 (usually 8:25-8:44)" in narrow
+
+
+def test_a_failure_names_phase_first_rank_and_words() -> None:
+    state = states.failed()
+    lines = [text_of(line) for item in status.note_items(state, state.servers[0], 80, UNICODE) for line in item]
+    joined = " ".join(line.strip() for line in lines)
+    assert joined.startswith("✖ FAILED in kv-alloc · TP5 first of 8 ranks: RuntimeError: Not enough memory.")
+    assert "self.server_args.mem_fraction_static=0.55" in joined
+    assert "pid 48390 outlived the server" in joined
+
+
+def test_a_server_killed_without_a_word_is_described() -> None:
+    state = states.failed()
+    server = msgspec.structs.replace(state.servers[0], errors=(), phase_evidence="")
+    lines = [text_of(line) for item in status.note_items(state, server, 120, UNICODE) for line in item]
+    assert any("the log does not say why" in line for line in lines)
+
+
+def test_notes_that_do_not_fit_are_counted() -> None:
+    state = states.troubled()
+    whole, compact = (status.note_items(state, state.servers[0], 80, UNICODE, most=most) for most in (3, 1))
+    lines = status.note_lines(whole, compact, 5, UNICODE)
+    assert len(lines) == 5
+    assert "and 4 more: i shows all" in text_of(lines[-1])
+
+
+def test_equal_ranks_make_one_number_in_the_legend() -> None:
+    from tuner.widgets.rank_table import rows_of
+
+    state = states.serving()
+    text = text_of(status.legend_line(rows_of(state, state.servers[0]), state.servers[0], 110, UNICODE))
+    assert text == " █ weights 72.3  ▒ KV pool 10.4 (159,277 tokens)  ▓ graphs 2.6  ░ context, NCCL 1.5  # foreign 2.4"
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_every_phase_has_sign_and_word(phase: Phase) -> None:
+    server = msgspec.structs.replace(states.server(), phase=phase)
+    for glyphs in (UNICODE, ASCII):
+        text, _ = status.phase_word(server, glyphs)
+        sign, word = text.split(" ", 1)
+        assert sign
+        assert word.isupper()
+
+
+def test_names_of_cards_and_models() -> None:
+    assert status.gpu_name("NVIDIA RTX PRO 6000 Blackwell Server Edition") == "RTX PRO 6000"
+    assert status.gpu_name("NVIDIA H200") == "H200"
+    assert status.gpu_name("NVIDIA A100-SXM4-80GB") == "A100-SXM4-80GB"
+    assert status.model_name("/models/kimi-k2.5-int4/") == "kimi-k2.5-int4"
+    assert status.model_name("Qwen/Qwen3-32B") == "Qwen/Qwen3-32B"
+    assert status.model_name(None) == ""
