@@ -178,7 +178,7 @@ async def test_hang_capture(version: str) -> None:
 
 
 async def test_story() -> None:
-    async with simhost.start("story", "0.5.9", speed=50) as host:
+    async with simhost.start("story", "0.5.9", speed=15) as host:
         assert "fired up" in log_of(host, "base-88-good")
         await until(lambda: re.search(r"gen throughput \(token/s\): 89\.\d", log_of(host, "base-88")))
         for name, fraction in (("frac-055-nccl-2ch", 0.55), ("frac-055-custom-ar", 0.55), ("frac-050", 0.5)):
@@ -247,6 +247,18 @@ async def test_the_ranks_go_with_their_leader(number: signal.Signals) -> None:
     async with simhost.start("healthy", "0.5.9", speed=20) as host:
         os.kill(facts_of(host)[0]["pid"], number)
         await gone(host)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_sigterm_to_the_whole_group_is_taken_for_a_crash(version: str) -> None:
+    async with simhost.start("healthy", version, speed=20, traffic="none") as host:
+        os.killpg(facts_of(host)[0]["pid"], signal.SIGTERM)
+        await gone(host)
+        log = log_of(host, "base-88")
+        assert "SIGQUIT received" in log
+        assert ("Subprocess scheduler_" in log) == (version == "0.5.23")
+        assert "Scheduler hit an exception" not in log
+        check_shapes(host, version)
 
 
 async def test_a_rank_that_dies_while_loading() -> None:

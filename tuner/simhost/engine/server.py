@@ -12,11 +12,12 @@ import signal
 import socket
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from tuner.simhost.engine import crash, start, text
-from tuner.simhost.engine.children import Child, Family
-from tuner.simhost.engine.config import Config, Spec, resolve
+from tuner.simhost.engine import past, start, text
+from tuner.simhost.engine.children import Family
+from tuner.simhost.engine.config import Config, Spec
+from tuner.simhost.engine.ends import Ends
 from tuner.simhost.engine.serving import Serving
 from tuner.simhost.engine.traffic import PROFILES, Request, Traffic
 
@@ -76,7 +77,6 @@ class Server:
         self.port = int(config.args["port"])
         self.listening = False
         self.ready = False
-        self.draining = False
         self.started_at = time.time()
         self.ready_at = 0.0
         self.startup_free = [0] * config.tp
@@ -85,7 +85,7 @@ class Server:
         self.responses: dict[tuple[str, str, str], int] = {}
         self.prompts: dict[str, int] = {}
         """Texts that were seen, with their tokens: the prefix cache of real clients."""
-        self._dying = False
+        self.ends = Ends(self)
         self._wake = asyncio.Event()
         self._written: str | None = None
         self.outside = 0
@@ -189,13 +189,13 @@ class Server:
             if self.lifeline is not None:
                 asyncio.get_running_loop().add_reader(self.lifeline, self._orphaned)
             for old in self.spec.older:
-                write_old_run(old)
+                past.write_old_run(old)
             if self.spec.up_s is not None:
                 self._remember(self.spec.up_s)
                 await self._open(tasks)
                 self._become_ready()
             self.publish()
-            tasks.create_task(self._watch(), name="watch")
+            tasks.create_task(self.ends.watch(), name="watch")
             if self.spec.up_s is None and not await self._start():
                 await self._never()
             if self.spec.up_s is None:
@@ -204,7 +204,7 @@ class Server:
             tasks.create_task(self._serve(), name="serve")
             for fault, after in self.spec.faults.items():
                 if fault == "rank_killed":
-                    tasks.create_task(self._kill_rank(after), name="fault")
+                    tasks.create_task(self.ends.kill_rank(after), name="fault")
 
     async def _never(self) -> None:
         await asyncio.get_running_loop().create_future()
@@ -225,7 +225,7 @@ class Server:
                 await asyncio.sleep(delay / self.spec.pace)
         except start.StartFailed as failed:
             self.publish()
-            await self._fail_start(failed)
+            await self.ends.start_failed(failed)
             return False
         self.publish()
         return True
@@ -263,7 +263,7 @@ class Server:
         rng = random.Random(self.spec.seed + 2)  # noqa: S311 - a seeded play, no secret
         traffic = Traffic(PROFILES[self.spec.traffic], rng, now, ramp_s)
         self.serving = Serving(self.machine, traffic, self.serving_line, now)
-        self.serving.on_memory = self._serving_failed
+        self.serving.on_memory = self.ends.out_of_memory
         self.machine.phase = "serving"
 
     def _uvicorn_lines(self) -> None:
@@ -317,9 +317,9 @@ class Server:
         await asyncio.start_server(web.serve, sock=self.socket)
         self.listening = True
         self.family.serving()
-        loop.add_signal_handler(signal.SIGTERM, lambda: tasks.create_task(self._drain()))
-        loop.add_signal_handler(signal.SIGINT, lambda: tasks.create_task(self._interrupt()))
-        loop.add_signal_handler(signal.SIGQUIT, lambda: tasks.create_task(self._sigquit()))
+        loop.add_signal_handler(signal.SIGTERM, lambda: tasks.create_task(self.ends.drain()))
+        loop.add_signal_handler(signal.SIGINT, lambda: tasks.create_task(self.ends.interrupt()))
+        loop.add_signal_handler(signal.SIGQUIT, lambda: tasks.create_task(self.ends.sigquit()))
         self.publish()
 
     async def _warm_up(self) -> None:
@@ -343,7 +343,7 @@ class Server:
         assert serving is not None
         began, published = time.time(), 0.0
         big_prefill = self.spec.faults.get("big_prefill")
-        while not self._dying:
+        while not self.ends.dying:
             now = time.time()
             if big_prefill is not None and now - began >= big_prefill / self.spec.speed:
                 big_prefill = None
@@ -369,185 +369,3 @@ class Server:
         self.serving.advance(request.arrived)
         self.serving.submit(request)
         self._wake.set()
-
-    # Ends
-
-    async def _watch(self) -> None:
-        """Notice children that die."""
-        assert self.family is not None
-        while True:
-            ended = self.family.reap()
-            if ended and not self._dying:
-                await self._child_died(ended[0])
-            await asyncio.sleep(0.1)
-
-    async def _child_died(self, child: Child) -> None:
-        self._dying = True
-        self.publish()
-        if not self.listening:
-            await self._died_while_starting(child)
-            return
-        new = self.config.new
-        await self._pause(0.4)
-        if child.kind == "scheduler":
-            port = 29_105
-            for rank in self.machine.everyone():
-                if rank != child.rank:
-                    error = crash.GLOO.format(port=port + rank)
-                    self.log.line(crash.scheduler_exception("peer", error, new=new), rank)
-        elif new:
-            await self._pause(0.6)
-            self.log.line(f"Subprocess {child.kind} (pid={child.pid}) crashed with exit code {child.code}. "
-                          "Triggering SIGQUIT for cleanup...")  # fmt: skip
-        else:
-            return  # 0.5.9 does not watch its detokenizer: it goes on, and clients hang.
-        await self._sigquit()
-
-    async def _died_while_starting(self, child: Child) -> None:
-        rank, code = child.rank if child.rank is not None else 0, child.code
-        await self._pause(5.0 if self.config.new else 1.0)
-        if self.config.new:
-            self.log.line(
-                f"RuntimeError: Rank {rank} scheduler died during initialization (exit code: {code}). "
-                "If exit code is -9 (SIGKILL), a common cause is the OS OOM killer. "
-                "Run `dmesg -T | grep -i oom` to check."
-            )
-        else:
-            self.log.line(f"Rank {rank} scheduler is dead. Please check if there are relevant logs.")
-            self.log.line(f"Exit code: {code}")
-            self.log.raw("Traceback (most recent call last):\nEOFError\n")
-        self._kill_all()
-
-    async def _fail_start(self, failed: start.StartFailed) -> None:
-        """Every rank that failed says so, then the main process ends them all."""
-        self._dying = True
-        order = [rank for rank in self.machine.everyone() if rank in failed.errors]
-        for rank in order:
-            record = crash.scheduler_exception(failed.where, failed.errors[rank], new=self.config.new)
-            self.log.line(record, rank)
-            await self._pause(0.03)
-        self.machine.load(utilization=0.0, watts=0.12)
-        self.log.line(text.SIGQUIT_LAUNCH)
-        if self.config.new:
-            pid = os.getpid()
-            self.log.line(f"kill_process_tree called: parent_pid={pid}, include_parent=True, pid={pid}")
-        self._kill_all()
-
-    def _serving_failed(self, rank: int, tried: int) -> None:
-        """A prefill did not fit on a rank."""
-        error = start.out_of_memory(self.machine, rank, tried)
-        self._dying = True
-        asyncio.get_running_loop().create_task(self._crash_serving(rank, error), name="crash")
-
-    async def _crash_serving(self, rank: int, error: str) -> None:
-        self.log.line(crash.scheduler_exception("prefill", error, new=self.config.new), rank)
-        await self._sigquit()
-
-    async def _sigquit(self) -> None:
-        self._dying = True
-        assert self.family is not None
-        self.log.line(text.SIGQUIT_SERVING)
-        pid = os.getpid()
-        if self.config.new:
-            self.log.line(text.SETTLE)
-            await self._pause(5.0)
-            self.family.reap()
-            alive = [child for child in self.family.children if child.kind == "scheduler" and child.code is None]
-            if not alive:
-                self.log.line("No live scheduler processes found; skipping py-spy and CUDA coredump.")
-            for child in alive:
-                for native in ("--native ", " "):
-                    self.log.line(f"Pyspy failed (py-spy dump {native}--pid {child.pid}). "
-                                  "Error: /bin/sh: 1: py-spy: not found\n")  # fmt: skip
-                self.log.line(f"All pyspy dump attempts failed for PID {child.pid}.")
-            if alive:
-                self.log.line(text.NO_COREDUMP)
-                for child in alive:
-                    pipe = f"{self.spec.cwd}/corepipe.cuda.vm.{child.pid}"
-                    self.log.line(
-                        f"CUDA coredump pipe not found for PID {child.pid}: {pipe}. Ensure "
-                        "CUDA_ENABLE_USER_TRIGGERED_COREDUMP=1 was set before this process initialized CUDA."
-                    )
-                self.log.line(text.WAIT_COREDUMPS)
-                await self._pause(60.0)
-            self.log.line(f"kill_process_tree called: parent_pid={pid}, include_parent=True, pid={pid}")
-        self._kill_all()
-
-    async def _drain(self) -> None:
-        """SIGTERM: answer what runs, take nothing new, then end as the version ends."""
-        if self.draining or self._dying:
-            return
-        self.draining = True
-        self.log.line(text.SIGTERM)
-        serving = self.serving
-        if serving is not None:
-            serving.draining = True
-        while True:
-            await self._pause(5.0)
-            rids = [r.rid for r in (*serving.running, *serving.prefilling, *serving.waiting)] if serving else []
-            self.log.line(
-                f"Gracefully exiting... Remaining number of requests {len(rids)}. "
-                f"Remaining requests remaining_rids={rids}."
-            )
-            if not rids:
-                break
-        self._dying = True
-        if not self.config.new:
-            self._kill_all()
-        assert self.family is not None
-        self.family.kill()
-        pid = os.getpid()
-        self.log.raw("nanobind: leaked 4 instances!\n - ... skipped remainder\n"
-                     "nanobind: this is likely caused by a reference counting issue in the binding code.\n"
-                     "See https://nanobind.readthedocs.io/en/latest/refleaks.html")  # fmt: skip
-        self.log.line(f"kill_process_tree called: parent_pid={pid}, include_parent=False, pid={pid}")
-        self._shutdown_lines()
-        os._exit(0)
-
-    def _shutdown_lines(self) -> None:
-        pid = os.getpid()
-        for line in ("Shutting down", "Waiting for application shutdown.", "Application shutdown complete."):
-            self.log.line(f"INFO:     {line}")
-        self.log.line(f"INFO:     Finished server process [{pid}]")
-        if self.config.new:
-            self.log.line(f"kill_process_tree called: parent_pid={pid}, include_parent=False, pid={pid}")
-
-    async def _interrupt(self) -> None:
-        """SIGINT: uvicorn's own shutdown."""
-        self._dying = True
-        await self._pause(2.0)
-        self._shutdown_lines()
-        assert self.family is not None
-        self.family.kill()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    async def _kill_rank(self, after: float) -> None:
-        """The fault: somebody kills a rank."""
-        await self._pause(after)
-        assert self.family is not None
-        os.kill(self.family.scheduler(min(3, self.config.tp - 1)).pid, signal.SIGKILL)
-
-    async def _pause(self, seconds: float) -> None:
-        await asyncio.sleep(seconds / max(self.spec.speed, 1e-3))
-
-    def _kill_all(self) -> NoReturn:
-        """What kill_process_tree does: SIGKILL to all, itself last."""
-        if self.family is not None:
-            self.family.kill()
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise SystemExit(137)
-
-
-def write_old_run(old: dict[str, Any]) -> None:
-    """Write the log of a run of the past: its start, some of its work, an orderly stop."""
-    spec = Spec.of(old["spec"])
-    server = Server(spec, resolve(spec), -1, None)
-    ended_at = old["started_at"] + old["served_s"]
-    server.replay(old["started_at"], ended_at)
-    server.log.line(text.SIGTERM)
-    server.clock.past = ended_at + 5.0
-    server.log.line("Gracefully exiting... Remaining number of requests 0. Remaining requests remaining_rids=[].")
-    path = Path(old["log"])
-    path.write_text("".join(server.pending or ()))
-    os.utime(path, (ended_at + 5.0, ended_at + 5.0))

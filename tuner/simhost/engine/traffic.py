@@ -88,7 +88,8 @@ class Traffic:
             user = _User(f"user-{number}")
             # One user tries the new server, the others come when word has spread.
             first = self.ramp_s * (0.55 if number == 0 else self.rng.uniform(0.9, 1.0))
-            heapq.heappush(self.waiting, (self.now + first + 1 + self.rng.random() * 0.8 * self.profile.users[1], number, user))
+            spread = 1 + self.rng.random() * 0.8 * self.profile.users[1]
+            heapq.heappush(self.waiting, (self.now + first + spread, number, user))
 
     @property
     def next_at(self) -> float:

@@ -122,15 +122,14 @@ class Web:
             case "/health" | "/health_generate":
                 return await self._health()
             case "/ready" if new:
-                return (200 if server.ready and not server.draining else 503), "text/plain", b""
+                return (200 if server.ready and not server.ends.draining else 503), "text/plain", b""
             case "/metrics" if server.config.args["enable_metrics"]:
                 return 200, "text/plain; version=0.0.4; charset=utf-8", metrics.render(server).encode()
             case "/server_info" | "/get_server_info":
+                self._deprecated(path)
                 return _json(info.server_info(server))
             case "/model_info" | "/get_model_info":
-                if path == "/get_model_info":
-                    server.log.line("Endpoint '/get_model_info' is deprecated and will be removed in a future version. "
-                                    "Please use '/model_info' instead.")  # fmt: skip
+                self._deprecated(path)
                 return _json(info.model_info(server))
             case "/v1/models":
                 return _json(info.models(server))
@@ -145,12 +144,19 @@ class Web:
                 return 405, "application/json", b'{"detail":"Method Not Allowed"}'
         return 404, "application/json", b'{"detail":"Not Found"}'
 
+    def _deprecated(self, path: str) -> None:
+        if path.startswith("/get_"):
+            self.server.log.line(
+                f"Endpoint '{path}' is deprecated and will be removed in a future version. "
+                f"Please use '/{path.removeprefix('/get_')}' instead."
+            )
+
     async def _health(self) -> Answer:
         """A real generation of one token when idle, a look at the heartbeat when busy: a second either way."""
         server = self.server
-        if server.draining:
+        if server.ends.draining:
             server.log.line("Health check request received during shutdown. Returning 503.")
-        if not server.ready or server.draining:
+        if not server.ready or server.ends.draining:
             return 503, "text/plain", b""
         assert server.serving is not None
         if not server.serving.active:
@@ -181,8 +187,8 @@ class Web:
             writer.write(_head(400, "application/json", len(content)) + content)
             return
         limit = min(server.config.context_length, server.machine.tokens) - 1
-        if not server.ready or server.draining or server.serving is None or len(prompt) + wanted > limit:
-            status = 400 if server.ready and not server.draining else 503
+        if not server.ready or server.ends.draining or server.serving is None or _count_tokens(prompt) + wanted > limit:
+            status = 400 if server.ready and not server.ends.draining else 503
             self._count(path, "POST", status, port)
             content = b'{"object":"error","message":"The input and output are longer than the model\'s context."}'
             writer.write(_head(status, "application/json", len(content)) + content)

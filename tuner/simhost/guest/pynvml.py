@@ -1,5 +1,5 @@
-# ruff: noqa: D103, N802
 # mypy: ignore-errors
+# ruff: noqa: D103, N802, N816, UP031, PTH116
 """NVML of the simulated host, with the names of nvidia-ml-py; reads what the simulated driver writes.
 
 It is copied into the site-packages of the simulated server's interpreter, where a probe looks for the real one, so
