@@ -46,9 +46,10 @@ class Timing:
     may be as far away as the silence was long."""
     hello: float = 20.0
     """For the probe's first line."""
-    backoff: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0)
-    """From the beginning of one attempt to the next."""
-    steady: float = 10.0
+    backoff: tuple[float, ...] = (0.5, 1.0, 2.0, 3.0)
+    """From the beginning of one attempt to the next. The last, with the time an attempt takes, stays below the 5 s in
+    which a link must be back once the network is."""
+    steady: float = 3.0
     """A connection that lived so long was good: the next one begins with the shortest wait."""
     frame: float = 0.2
     """Between two snapshots."""
