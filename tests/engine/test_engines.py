@@ -14,7 +14,7 @@ from tests.engine.servers import Server, Sglang, Vllm, members, titles
 from tests.engine.watching import snapshot, watching
 from tuner.domain.plan import ProbePlan
 from tuner.domain.server import START_PHASES, Phase
-from tuner.domain.state import ServerState
+from tuner.domain.state import RankState, ServerState
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -27,6 +27,11 @@ ENGINES = {
 def serving(server: ServerState) -> bool:
     """Requests run and tokens come."""
     return (server.metrics.tok_s or 0) > 0 and (server.metrics.running or 0) > 0
+
+
+def rank(server: ServerState, tag: str) -> RankState:
+    """One rank by its tag."""
+    return next(rank for rank in server.ranks if rank.tag == tag)
 
 
 async def load_until(server: Server, wait: object) -> ServerState:
@@ -109,9 +114,8 @@ async def test_a_killed_rank_is_a_failure_and_log_lines_alone_tell_the_speed(
             assert loaded.metrics.source == "log"
             victim = titles(server.pid)[title.format(1)]
             server.send(signal.SIGKILL, victim)
-            dead = await watch.server(server, lambda s: s.phase is Phase.FAILED, 120)
-            assert next(rank for rank in dead.ranks if rank.tag == "TP1").pid == victim
-            assert not next(rank for rank in dead.ranks if rank.tag == "TP1").alive
+            dead = await watch.server(server, lambda s: s.phase is Phase.FAILED and not rank(s, "TP1").alive, 120)
+            assert rank(dead, "TP1").pid == victim
 
 
 async def test_without_its_metrics_sglang_is_asked_for_its_load(engines: Path, tmp_path: Path) -> None:
