@@ -70,5 +70,6 @@ class Terminal:
     def end(self, limit_s: float = 20) -> int:
         """Read until the command ended; its exit code."""
         self._child.expect(pexpect.EOF, timeout=limit_s)
+        self._stream.feed(self._child.before)
         self._child.wait()
         return int(self._child.exitstatus if self._child.exitstatus is not None else -self._child.signalstatus)
