@@ -7,34 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import ClassVar
 
-from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
-from textual.filter import LineFilter
-from textual.reactive import var
-from textual.screen import Screen
 from textual.worker import Worker, WorkerState
 
 from tuner import messages
 from tuner.domain.link import HostKeyQuestion, LinkPhase, Question
 from tuner.domain.state import HostState
 from tuner.screens import SCREENS, requests
-from tuner.screens.base import ReplayControl, TunerScreen
+from tuner.screens.base import TunerScreen
 from tuner.screens.commands import HostCommands, KeyCommands, ScreenCommands, SearchCommands, ThemeCommands
 from tuner.screens.dialogs import ErrorDialog, HostKeyDialog, SecretDialog
 from tuner.screens.help import HelpScreen, Key, sections
 from tuner.screens.requests import SessionLike
-from tuner.widgets.glyphs import ASCII, UNICODE, AsciiFilter
+from tuner.screens.shell import Player, Shell
 from tuner.widgets.log_view import LogView
-from tuner.widgets.tabs import HostTab, tab_of
-from tuner.widgets.themes import THEMES, memory_colors
 
-Ask = Callable[[Question], Any]
+Ask = Callable[[Question], Awaitable[str | None]]
 
 
-class TunerApp(App[None]):
+class TunerApp(Shell):
     """gputuner's terminal.
 
     Args:
@@ -65,10 +59,6 @@ class TunerApp(App[None]):
         Binding("q", "quit", "Quit", id="quit", tooltip="Leave; nothing on the host changes"),
     ]  # fmt: skip
 
-    snapshot: var[HostState | None] = var(None)
-    server_key: var[str | None] = var(None)
-    tick: var[int] = var(0)
-
     def __init__(
         self,
         sessions: Sequence[SessionLike] | Callable[[Ask], Sequence[SessionLike]],
@@ -78,60 +68,25 @@ class TunerApp(App[None]):
         keymap: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.glyphs = ASCII if ascii else UNICODE
-        super().__init__()
-        for ours in THEMES:
-            self.register_theme(ours)
-        self.theme = theme or THEMES[0].name
-        self.animation_level = "none"
-        self.keymap_overrides: Mapping[str, str] = dict(keymap or {})
-        self.set_keymap(self.keymap_overrides)
-        self.set_class(ascii, "-ascii")
-        self._clock = clock
+        super().__init__(ascii=ascii, theme=theme, keymap=keymap, clock=clock)
         made = sessions(self.ask) if callable(sessions) else sessions
         self.sessions: dict[str, SessionLike] = {session.state.name: session for session in made}
-        self.snapshots: dict[str, HostState] = {name: session.state for name, session in self.sessions.items()}
+        self.snapshots = {name: session.state for name, session in self.sessions.items()}
         self.host = next(iter(self.sessions), "")
-        self._fresh: dict[str, tuple[float, float]] = {}
         self._servers: dict[str, str] = {}
         self._asking = asyncio.Lock()
 
-    # What screens may read -----------------------------------------------------------------------------------
-
-    def age_s(self) -> float | None:
-        """Seconds since the host on screen last said something; None while the link is up."""
-        state = self.snapshot
-        if state is None or state.link.phase is LinkPhase.UP or state.name not in self._fresh:
-            return None
-        return max(0.0, self._clock() - self._fresh[state.name][1])
-
-    def tabs(self) -> tuple[HostTab, ...]:
-        """All hosts."""
-        return tuple(tab_of(state, chosen=name == self.host) for name, state in self.snapshots.items())
-
-    def replay(self) -> ReplayControl | None:
-        """The controls of the host on screen, when it is a replay."""
-        return getattr(self.sessions.get(self.host), "replay", None)
+    def player(self) -> Player | None:
+        """The controls of the host on screen, when it is a recording."""
+        session = self.sessions.get(self.host)
+        return session.player if session is not None else None
 
     def key_sections(self) -> list[tuple[str, list[Key]]]:
         """All documented keys, with the operator's own in place."""
         sources = [("Everywhere", self.BINDINGS)]
         sources += [(entry.screen.HELP_TITLE, entry.screen.BINDINGS) for entry in SCREENS]
         sources += [("In a log", LogView.BINDINGS), (TunerScreen.HELP_TITLE, TunerScreen.BINDINGS)]
-        return sections(sources, self.keymap_overrides)
-
-    def get_theme_variable_defaults(self) -> dict[str, str]:
-        """Memory colours for themes that are not ours."""
-        return memory_colors(dark=self.current_theme.dark)
-
-    def get_line_filters(self) -> Sequence[LineFilter]:
-        """In ASCII mode nothing else reaches the terminal, not even the library's borders."""
-        filters = super().get_line_filters()
-        return [*filters, AsciiFilter()] if self.glyphs is ASCII else filters
-
-    def get_system_commands(self, screen: Screen[Any]) -> Any:
-        """Our providers replace the library's list, but for its screenshot."""
-        yield SystemCommand("Save a picture", "The screen as SVG", self.deliver_screenshot)
+        return sections(sources, self.keymap)
 
     # Sessions ------------------------------------------------------------------------------------------------
 
@@ -153,18 +108,15 @@ class TunerApp(App[None]):
 
     def on_snapshot_updated(self, message: messages.SnapshotUpdated) -> None:
         """The only place where states change."""
-        host, state = message.host, message.state
-        self.snapshots[host] = state
-        if host not in self._fresh or state.mono > self._fresh[host][0]:
-            self._fresh[host] = (state.mono, self._clock())
-        if host == self.host:
-            self.snapshot = state
+        self.keep(message.host, message.state)
+        if message.host == self.host:
+            self.snapshot = message.state
         else:
             self.tick += 1
 
     def _second(self) -> None:
         """Old numbers grow older although nothing arrives."""
-        if self.age_s() is not None or self.replay() is not None:
+        if self.age_s() is not None or self.player() is not None:
             self.tick += 1
 
     def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
@@ -210,10 +162,6 @@ class TunerApp(App[None]):
         """Show another screen."""
         await self.action_show(message.name)
 
-    def on_reconnect_requested(self, message: messages.ReconnectRequested) -> None:
-        """Try a link now."""
-        self.sessions[message.host].reconnect()
-
     def on_search_requested(self, message: messages.SearchRequested) -> None:
         """Search on the host; a newer search ends the one before."""
         self._answer(requests.search(self.sessions[message.host], message), "search")
@@ -234,7 +182,7 @@ class TunerApp(App[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """No key is shown before it works."""
         if action in ("replay_pause", "replay_speed"):
-            return self.replay() is not None
+            return self.player() is not None
         if action == "host":
             return len(self.sessions) > 1
         if action == "reconnect":
@@ -252,18 +200,18 @@ class TunerApp(App[None]):
 
     def action_reconnect(self) -> None:
         """Try the link to this host now."""
-        self.post_message(messages.ReconnectRequested(self.host))
+        self.sessions[self.host].reconnect()
 
     def action_replay_pause(self) -> None:
         """Pause a replay, or go on."""
-        if (replay := self.replay()) is not None:
-            (replay.resume if replay.paused else replay.pause)()
+        if (player := self.player()) is not None:
+            (player.resume if player.paused else player.pause)()
             self.tick += 1
 
     def action_replay_speed(self, factor: float) -> None:
         """Change the speed of a replay."""
-        if (replay := self.replay()) is not None:
-            replay.set_speed(min(1024.0, max(0.125, replay.speed * factor)))
+        if (player := self.player()) is not None:
+            player.speed = min(1024.0, max(0.125, (player.speed or 1024.0) * factor))
             self.tick += 1
 
     def action_help(self) -> None:

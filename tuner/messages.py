@@ -139,14 +139,6 @@ class ChecksArrived(Message):
         self.error = error
 
 
-class ReconnectRequested(Message):
-    """Try the link now."""
-
-    def __init__(self, host: str) -> None:
-        super().__init__()
-        self.host = host
-
-
 class LogMoved(Message):
     """The log view shows another place, or follows or no longer follows."""
 

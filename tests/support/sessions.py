@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any
 
-from tuner.core.engine import Engine
 from tuner.domain.events import CheckResult, ReadResult, SearchResult
 from tuner.domain.state import HostState
 
@@ -31,7 +30,7 @@ class FakeSession:
         error: BaseException | None = None,
     ) -> None:
         self.state = state
-        self.engines: Mapping[str, Engine] = {}
+        self.player: Any = None
         self.found = found
         self.part = part
         self.check_answer = checks or {}

@@ -212,14 +212,14 @@ async def test_quitting_closes_the_sessions(app_on: AppOn) -> None:
     assert all(session.closed.is_set() for session in sessions)
 
 
-class Replay:
-    """Controls of a replayed session."""
+class Player:
+    """Controls of a recording."""
 
     def __init__(self) -> None:
         self.paused = False
         self.speed = 1.0
-        self.position_s = 75.0
-        self.length_s: float | None = 600.0
+        self.position = 75.0
+        self.duration = 600.0
 
     def pause(self) -> None:
         self.paused = True
@@ -227,13 +227,10 @@ class Replay:
     def resume(self) -> None:
         self.paused = False
 
-    def set_speed(self, speed: float) -> None:
-        self.speed = speed
-
 
 async def test_a_replay_can_be_paused_and_sped_up(app_on: AppOn) -> None:
     session = FakeSession(states.serving())
-    session.replay = Replay()  # type: ignore[attr-defined]
+    session.player = Player()
     app, _ = app_on(session)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()

@@ -6,7 +6,7 @@ import pytest
 from tests.support import states
 from tuner.domain.events import ProblemSeen
 from tuner.domain.server import Phase
-from tuner.widgets import status
+from tuner.widgets import notes, status
 from tuner.widgets.glyphs import ASCII, UNICODE
 from tuner.widgets.spans import text_of, width_of
 from tuner.widgets.wording import WORDING
@@ -25,7 +25,7 @@ def test_every_problem_code_has_words() -> None:
 def test_an_unknown_code_is_shown_as_it_is() -> None:
     state = msgspec.structs.replace(states.serving(), problems=(ProblemSeen(code="from-the-future", detail="x"),))
     assert any(
-        "from-the-future (x)" in text_of(line) for item in status.note_items(state, None, 120, UNICODE) for line in item
+        "from-the-future (x)" in text_of(line) for item in notes.note_items(state, None, 120, UNICODE) for line in item
     )
 
 
@@ -40,7 +40,7 @@ def test_every_line_fits(name: str, width: int) -> None:
             lines.append(status.phase_line(state, server, width, glyphs))
             lines.append(status.serving_line(state, server, width, glyphs, "#########"))
         for most in (1, 3):
-            lines += [line for item in status.note_items(state, server, width, glyphs, most=most) for line in item]
+            lines += [line for item in notes.note_items(state, server, width, glyphs, most=most) for line in item]
         for line in lines:
             assert width_of(line) <= width, text_of(line)
 
@@ -73,7 +73,7 @@ def test_the_running_phase_stands_beside_the_usual() -> None:
 
 def test_a_failure_names_phase_first_rank_and_words() -> None:
     state = states.failed()
-    lines = [text_of(line) for item in status.note_items(state, state.servers[0], 80, UNICODE) for line in item]
+    lines = [text_of(line) for item in notes.note_items(state, state.servers[0], 80, UNICODE) for line in item]
     joined = " ".join(line.strip() for line in lines)
     assert joined.startswith("✖ FAILED in kv-alloc · TP5 first of 8 ranks: RuntimeError: Not enough memory.")
     assert "self.server_args.mem_fraction_static=0.55" in joined
@@ -83,14 +83,14 @@ def test_a_failure_names_phase_first_rank_and_words() -> None:
 def test_a_server_killed_without_a_word_is_described() -> None:
     state = states.failed()
     server = msgspec.structs.replace(state.servers[0], errors=(), phase_evidence="")
-    lines = [text_of(line) for item in status.note_items(state, server, 120, UNICODE) for line in item]
+    lines = [text_of(line) for item in notes.note_items(state, server, 120, UNICODE) for line in item]
     assert any("the log does not say why" in line for line in lines)
 
 
 def test_notes_that_do_not_fit_are_counted() -> None:
     state = states.troubled()
-    whole, compact = (status.note_items(state, state.servers[0], 80, UNICODE, most=most) for most in (3, 1))
-    lines = status.note_lines(whole, compact, 5, UNICODE)
+    whole, compact = (notes.note_items(state, state.servers[0], 80, UNICODE, most=most) for most in (3, 1))
+    lines = notes.note_lines(whole, compact, 5, UNICODE)
     assert len(lines) == 5
     assert "and 4 more: i shows all" in text_of(lines[-1])
 
@@ -99,7 +99,7 @@ def test_equal_ranks_make_one_number_in_the_legend() -> None:
     from tuner.widgets.rank_table import rows_of
 
     state = states.serving()
-    text = text_of(status.legend_line(rows_of(state, state.servers[0]), state.servers[0], 110, UNICODE))
+    text = text_of(notes.legend_line(rows_of(state, state.servers[0]), state.servers[0], 110, UNICODE))
     assert text == " █ weights 72.3  ▒ KV pool 10.4 (159,277 tokens)  ▓ graphs 2.6  ░ context, NCCL 1.5  # foreign 2.4"
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol, cast
+from collections.abc import Sequence
+from typing import Any, ClassVar, cast
 
 from textual import events
 from textual.app import ComposeResult
@@ -13,57 +13,15 @@ from textual.screen import Screen
 
 from tuner.domain.state import HostState, ServerState
 from tuner.messages import HostRequested
+from tuner.screens.shell import Shell
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.keybar import KeyBar
 from tuner.widgets.rows import Rows
 from tuner.widgets.spans import Line, Span, clean
-from tuner.widgets.tabs import HostTab, HostTabs
+from tuner.widgets.tabs import HostTabs
 
 NEEDED = (80, 24)
 """Columns and lines below which nothing useful can be drawn."""
-
-
-class ReplayControl(Protocol):
-    """What a replayed session can be told."""
-
-    paused: bool
-    speed: float
-    position_s: float
-    length_s: float | None
-
-    def pause(self) -> None:
-        """Stand still."""
-
-    def resume(self) -> None:
-        """Go on."""
-
-    def set_speed(self, speed: float) -> None:
-        """Play so many times faster than it happened."""
-
-
-class Shell(Protocol):
-    """What a screen may read of the app."""
-
-    glyphs: Glyphs
-    snapshot: HostState | None
-    server_key: str | None
-    keymap_overrides: Mapping[str, str]
-
-    def age_s(self) -> float | None:
-        """Seconds since the numbers on screen were new; None while the link is up."""
-
-    def tabs(self) -> tuple[HostTab, ...]:
-        """All hosts."""
-
-    def replay(self) -> ReplayControl | None:
-        """The controls of the host on screen when it is a replay."""
-
-
-def chosen_server(state: HostState | None, key: str | None) -> ServerState | None:
-    """The server on screen: the chosen one while it is known, else the first."""
-    if state is None or not state.servers:
-        return None
-    return next((server for server in state.servers if server.identity.key == key), state.servers[0])
 
 
 class TunerScreen(Screen[None]):
@@ -93,16 +51,6 @@ class TunerScreen(Screen[None]):
     def glyphs(self) -> Glyphs:
         """Signs to draw with."""
         return self.shell.glyphs
-
-    @property
-    def state(self) -> HostState | None:
-        """The newest state of the host on screen."""
-        return self.shell.snapshot
-
-    @property
-    def server(self) -> ServerState | None:
-        """The server on screen."""
-        return chosen_server(self.shell.snapshot, self.shell.server_key)
 
     def compose(self) -> ComposeResult:
         """The frame around what a screen shows."""
@@ -146,7 +94,7 @@ class TunerScreen(Screen[None]):
             return
         self.query_one(HostTabs).show_tabs(self.shell.tabs())
         self.query_one("#replay", Rows).show(self._replay_lines())
-        self.draw(self.shell.snapshot, self.server)
+        self.draw(self.shell.snapshot, self.shell.server())
 
     def draw(self, state: HostState | None, server: ServerState | None) -> None:
         """Draw the state. What did not change is the same object, so `changed` can tell."""
@@ -185,21 +133,14 @@ class TunerScreen(Screen[None]):
         self.post_message(HostRequested(message.host))
 
     def _replay_lines(self) -> Sequence[Line]:
-        replay = self.shell.replay()
-        if replay is None:
+        player = self.shell.player()
+        if player is None:
             return ()
 
         def clock(seconds: float) -> str:
             return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
-        of = f" of {clock(replay.length_s)}" if replay.length_s is not None else ""
-        word: Span = ("paused", "warn") if replay.paused else ("playing", "ok")
-        keys = "space pause or go on   - slower   + faster"
-        return [
-            (
-                (" replay ", "head"),
-                word,
-                (f"  {clock(replay.position_s)}{of}  at {replay.speed:g}x   ", "text"),
-                (keys, "dim"),
-            )
-        ]
+        word: Span = ("paused", "warn") if player.paused else ("playing", "ok")
+        speed = f"at {player.speed:g}x" if player.speed else "as fast as possible"
+        text = f"  {clock(player.position)} of {clock(player.duration)}  {speed}   "
+        return [((" replay ", "head"), word, (text, "text"), ("space pause or go on   - slower   + faster", "dim"))]

@@ -61,7 +61,7 @@ class HostCommands(ListProvider):
         for tab in screen.shell.tabs():
             name = clean(tab.name)
             yield f"Host {name}", f"link {tab.link}", partial(self.app.post_message, HostRequested(tab.name))
-        for server in screen.state.servers if screen.state else ():
+        for server in screen.shell.snapshot.servers if screen.shell.snapshot else ():
             title = f"{server.engine_title or server.identity.engine} {model_name(server.model)}".strip()
             run = partial(self.app.post_message, ServerRequested(server.identity.key))
             yield f"Server {clean(title)} pid {server.identity.pid}", str(server.phase), run

@@ -17,7 +17,7 @@ from tuner.domain.state import HostState, ServerState
 from tuner.messages import ChecksArrived, ChecksRequested
 from tuner.screens.base import TunerScreen
 from tuner.units import format_bytes, format_gib
-from tuner.widgets import status
+from tuner.widgets import notes, status
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.rank_table import rows_of
 from tuner.widgets.rows import Rows
@@ -69,10 +69,10 @@ def sections(
     state: HostState, server: ServerState | None, checks: dict[str, Any] | None, glyphs: Glyphs, width: int
 ) -> Iterator[Section]:
     """All sections, what concerns a failure first."""
-    notes = status.note_items(state, server, width, glyphs, rows=rows_of(state, server))
-    if notes:
+    items = notes.note_items(state, server, width, glyphs, rows=rows_of(state, server))
+    if items:
         section = Section("problems")
-        section.lines = [((" ", "text"), *line) for item in notes for line in item]
+        section.lines = [((" ", "text"), *line) for item in items for line in item]
         yield section
     if server is not None:
         yield from _server(state, server)
@@ -297,17 +297,17 @@ class DetailsScreen(TunerScreen):
 
     def action_checks(self) -> None:
         """Ask the host."""
-        if self.state is not None:
+        if self.shell.snapshot is not None:
             self.notify("Asking the host", timeout=2)
-            self.post_message(ChecksRequested(self, self.state.name))
+            self.post_message(ChecksRequested(self, self.shell.snapshot.name))
 
     def on_checks_arrived(self, message: ChecksArrived) -> None:
         """The host answered."""
         message.stop()
         if message.error:
             self.notify(message.error, severity="warning", title="Checks")
-        elif self.state is not None:
-            self._checks[self.state.name] = message.checks
+        elif self.shell.snapshot is not None:
+            self._checks[self.shell.snapshot.name] = message.checks
             self.catch_up()
 
     def copy_text(self) -> str:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
-from textual.widgets import Input, OptionList
-from textual.widgets.option_list import Option
+from textual.widgets import Input
 
 from tuner.domain.link import LinkPhase
-from tuner.domain.logs import Level, LogHit, LogLine
+from tuner.domain.logs import Level
 from tuner.domain.state import HostState, ServerState
 from tuner.messages import (
     LineOpened,
@@ -28,19 +25,12 @@ from tuner.messages import (
 )
 from tuner.screens.base import TunerScreen
 from tuner.screens.dialogs import LineDialog
-from tuner.units import format_bytes
+from tuner.screens.log_parts import LogParts, Wanted
+from tuner.widgets.log_head import LEVELS, head_line
 from tuner.widgets.log_index import LogFilter, LogIndex
 from tuner.widgets.log_view import LogView
 from tuner.widgets.rows import Rows
-from tuner.widgets.spans import Line, Span, clean, clip, spread, width_of
-
-PART_BYTES = 262_144
-"""How much of an older part of the log is fetched at once."""
-OLDER_ROWS_MAX = 20_000
-"""How many fetched rows are held in front of the live part; farther back one goes by search."""
-HITS_MAX = 500
-_LEVELS = (Level.DEBUG, Level.INFO, Level.WARNING, Level.ERROR)
-_LEVEL_NAMES = {Level.DEBUG: "all", Level.INFO: "info+", Level.WARNING: "warning+", Level.ERROR: "error"}
+from tuner.widgets.search_panel import SearchPanel
 
 
 class LogsScreen(TunerScreen):
@@ -50,75 +40,28 @@ class LogsScreen(TunerScreen):
     ENTRY = "logs"
     HELP_TITLE = "Logs"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(
-            "F", "follow", "Follow", key_display="F", id="logs.follow", tooltip="Go to the newest line and stay there"
-        ),
-        Binding(
-            "slash",
-            "search",
-            "Search",
-            key_display="/",
-            id="logs.search",
-            tooltip="Search what is held, then the whole log on the host",
-        ),
-        Binding(
-            "n",
-            "hit(-1)",
-            "Older hit",
-            show=False,
-            id="logs.older-hit",
-            tooltip="The next older line that matches the search",
-        ),
-        Binding(
-            "N", "hit(1)", "Newer hit", show=False, id="logs.newer-hit", tooltip="The next newer line that matches"
-        ),
-        Binding(
-            "e", "error(1)", "Error", id="logs.next-error", tooltip="The next error; from the end: the first one held"
-        ),
-        Binding(
-            "E",
-            "error(-1)",
-            "Previous error",
-            show=False,
-            id="logs.previous-error",
-            tooltip="The error before this line",
-        ),
+        Binding("F", "follow", "Follow", key_display="F", id="logs.follow", tooltip="The newest line, and stay there"),
+        Binding("slash", "search", "Search", key_display="/", id="logs.search", tooltip="Search here and on the host"),
+        Binding("n", "hit(-1)", "Older hit", show=False, id="logs.older-hit", tooltip="The next older match"),
+        Binding("N", "hit(1)", "Newer hit", show=False, id="logs.newer-hit", tooltip="The next newer match"),
+        Binding("e", "error(1)", "Error", id="logs.next-error", tooltip="The next error; from the end: the first one"),
+        Binding("E", "error(-1)", "Last error", show=False, id="logs.previous-error", tooltip="The error before"),
         Binding("f", "filter", "Text", id="logs.text", tooltip="Show only lines with this text, as you type"),
         Binding("p", "rank(1)", "Rank", id="logs.rank", tooltip="Show only the next rank; after the last one: all"),
-        Binding(
-            "P", "rank(-1)", "Previous rank", show=False, id="logs.previous-rank", tooltip="Show only the rank before"
-        ),
-        Binding("v", "level", "Level", id="logs.level", tooltip="Raise the least severity shown; after errors: all"),
+        Binding("P", "rank(-1)", "Rank before", show=False, id="logs.previous-rank", tooltip="Show the rank before"),
+        Binding("v", "level", "Level", id="logs.level", tooltip="Raise the least severity; after errors: all"),
         Binding("z", "fold", "Fold", id="logs.fold", tooltip="Fold equal lines of several ranks, or show each"),
         Binding("w", "wrap", "Wrap", id="logs.wrap", tooltip="Break long lines, or cut them at the edge"),
-        Binding(
-            "Y", "copy_visible", "Copy screen", show=False, id="logs.copy-visible", tooltip="Copy all lines on screen"
-        ),
-        Binding(
-            "escape",
-            "back",
-            "Back",
-            key_display="esc",
-            id="logs.back",
-            tooltip="Close the search, then clear the filters",
-        ),
-        Binding(
-            "ctrl+r",
-            "regex",
-            "Regex",
-            show=False,
-            id="logs.regex",
-            tooltip="Search for a regular expression or for plain text",
-        ),
+        Binding("Y", "copy_visible", "Copy screen", show=False, id="logs.copy-visible", tooltip="Copy all lines shown"),
+        Binding("escape", "back", "Back", key_display="esc", id="logs.back", tooltip="Close, clear filters, follow"),
+        Binding("ctrl+r", "regex", "Regex", show=False, id="logs.regex", tooltip="Search regular expressions or text"),
     ]
 
     def compose_content(self) -> ComposeResult:
         """Filters, the log, hits, and one line to type in."""
         yield Rows(id="filters")
         yield LogView(self.glyphs, id="log")
-        with Vertical(id="hits-box"):
-            yield Rows(id="hits-head")
-            yield OptionList(id="hits", markup=False)
+        yield SearchPanel(self.glyphs)
         yield Input(id="entry", compact=True, select_on_focus=False)
 
     def on_mount(self) -> None:
@@ -129,11 +72,7 @@ class LogsScreen(TunerScreen):
         self._folding = True
         self._regex = False
         self._typing = ""
-        self._asked: set[str] = set()
-        self._part: tuple[int, int] | None = None
-        self._hits: list[LogHit] = []
-        self._search_note: Line = ()
-        self.query_one("#hits-box").display = False
+        self._parts = LogParts(self.view)
         self.query_one("#entry").display = False
         self.query_one(LogView).focus()
 
@@ -158,8 +97,7 @@ class LogsScreen(TunerScreen):
         belongs = (state.name, server.identity.key)
         if belongs != self._of:
             self._of = belongs
-            self._part = None
-            self._asked.clear()
+            self._parts = LogParts(view)
             view.use(LogIndex(), self._filter, folding=self._folding)
         view.all_ranks = tuple(rank.tag for rank in server.ranks)
         view.show_log(server.log, dimmed=stale)
@@ -177,39 +115,13 @@ class LogsScreen(TunerScreen):
         self._draw_filters()
 
     def _draw_filters(self) -> None:
-        server, view = self.server, self.view
-        if self.changed("keys", view.following, self._filter, self.query_one("#hits-box").display):
-            self.refresh_bindings()
+        server, view = self.shell.server(), self.view
         if server is None:
             return
-        width, glyphs = self.size.width, self.glyphs
-        source = server.log.source or server.identity.log
-        where = clean(source.path or source.note or source.kind) if source else "no log known"
-        size = format_bytes(server.log.size) if server.log.size else ""
-        rank = "all" if self._filter.rank is None else self._filter.rank or "main"
-
-        def part(name: str, value: str, *, special: bool) -> list[Span]:
-            return [(f"  {name} ", "dim"), (value, "busy" if special else "text")]
-
-        spans = part("rank", rank, special=self._filter.rank is not None)
-        spans += part("level", _LEVEL_NAMES[self._filter.level], special=self._filter.level > Level.DEBUG)
-        if self._filter.text:
-            spans += part("text", f'"{clip(self._filter.text, 16, glyphs.ellipsis)}"', special=True)
-        spans += [("  folded" if self._folding else "  each line", "text" if self._folding else "busy")]
-        if view.index is not view.live:
-            spans += [("  older part ", "warn")]
-        elif view.following:
-            spans += [(f"  {glyphs.up} following ", "ok")]
-        elif view.waiting_lines:
-            spans += [(f"  {glyphs.stale} {view.waiting_lines:,} newer ", "warn")]
-        else:
-            behind = view.index.last - 1 - view.current
-            spans += [(f"  {glyphs.stale} {behind:,} behind ", "warn")]
-        room = width - width_of(spans) - 3
-        with_size = room >= len(where) + len(size) + 3
-        shown = where if len(where) <= room else glyphs.ellipsis + where[len(where) - room + 1 :]
-        left: Line = ((" ", "text"), (shown, "strong"), (f"  {size}" if with_size else "", "dim"))
-        self.query_one("#filters", Rows).show([spread(left, spans, width, glyphs.ellipsis)])
+        line = head_line(server, view, self._filter, self.size.width, self.glyphs)
+        self.query_one("#filters", Rows).show([line])
+        if self.changed("keys", view.following, self._filter, self.query_one(SearchPanel).open):
+            self.refresh_bindings()
 
     def on_log_moved(self, message: LogMoved) -> None:
         """The view shows another place."""
@@ -231,13 +143,13 @@ class LogsScreen(TunerScreen):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Escape is shown where it would do something."""
         if action == "back" and self.is_mounted:
-            opened = self.query_one("#entry").display or self.query_one("#hits-box").display
+            opened = self.query_one("#entry").display or self.query_one(SearchPanel).open
             return opened or self._filter.active or not self.view.following
         return super().check_action(action, parameters)
 
     def action_rank(self, step: int) -> None:
         """Show only the next rank."""
-        server = self.server
+        server = self.shell.server()
         tags = [rank.tag for rank in server.ranks] if server else []
         tags += [tag for tag in self.view.live.ranks if tag not in tags]
         choices: list[str | None] = [None, *tags, ""]
@@ -249,7 +161,7 @@ class LogsScreen(TunerScreen):
 
     def action_level(self) -> None:
         """Raise the least severity shown."""
-        level = _LEVELS[(_LEVELS.index(self._filter.level) + 1) % len(_LEVELS)]
+        level = LEVELS[(LEVELS.index(self._filter.level) + 1) % len(LEVELS)]
         self._filter = LogFilter(rank=self._filter.rank, level=level, text=self._filter.text)
         self._apply()
 
@@ -270,11 +182,12 @@ class LogsScreen(TunerScreen):
         """Close what is open, innermost first."""
         if self.query_one("#entry").display:
             self._close_entry()
-        elif self.query_one("#hits-box").display:
-            self.query_one("#hits-box").display = False
+        elif self.query_one(SearchPanel).open:
+            self.query_one(SearchPanel).close()
             self.view.pattern = None
             self.view.repaint()
             self.view.focus()
+            self._draw_filters()
         elif self._filter.active:
             self._filter = LogFilter()
             self._apply()
@@ -339,15 +252,11 @@ class LogsScreen(TunerScreen):
         except re.error as error:
             self.notify(f"Not a regular expression: {error}", severity="error")
             return
-        view, state, server = self.view, self.state, self.server
+        view, state, server = self.view, self.shell.snapshot, self.shell.server()
         if state is None or server is None:
             return
         view.pattern = pattern
-        self._hits = []
-        hits = self.query_one("#hits", OptionList)
-        hits.clear_options()
-        self.query_one("#hits-box").display = True
-        self._search_head(text, 0, done=False, error=None)
+        self.query_one(SearchPanel).begin(text)
         found = view.index.find(pattern, view.current, -1)
         if found is not None:
             view.go_to(found)
@@ -357,44 +266,21 @@ class LogsScreen(TunerScreen):
     def on_search_progressed(self, message: SearchProgressed) -> None:
         """Hits of the host, newest first."""
         message.stop()
-        if self.view.pattern is None:
+        panel = self.query_one(SearchPanel)
+        if not panel.open:
             return
-        new = message.hits[: max(0, HITS_MAX - len(self._hits))]
-        self._hits.extend(new)
-        options = self.query_one("#hits", OptionList)
-        width = max(20, self.size.width - 4)
-        options.add_options(
-            [Option(Text(clip(clean(hit.text), width, self.glyphs.ellipsis), no_wrap=True)) for hit in new]
-        )
-        if len(self._hits) == len(new) and new:
-            options.highlighted = 0
-            if self.focused is self.view:
-                options.focus()
-        self._search_head(message.pattern, message.scanned_bytes, done=message.done, error=message.error)
+        first = panel.progress(message.hits, message.scanned_bytes, done=message.done, error=message.error)
+        if first and self.focused is self.view:
+            panel.focus_hits()
 
-    def _search_head(self, text: str, scanned: int, *, done: bool, error: str | None) -> None:
-        found = len(self._hits)
-        count = f"{found}{'+' if found >= HITS_MAX else ''} hit{'' if found == 1 else 's'}"
-        left: list[Span] = [(f' "{clip(clean(text), 30, self.glyphs.ellipsis)}"  ', "strong"), (count, "text")]
-        if error:
-            left.append((f"  {self.glyphs.warn} {clean(error)}", "warn"))
-        elif done:
-            left.append((f"  {self.glyphs.ok} {format_bytes(scanned)} searched on the host", "ok"))
-        else:
-            left.append((f"  {self.glyphs.busy} searching {self.glyphs.ellipsis} {format_bytes(scanned)}", "busy"))
-        keys: Line = ()
-        if self.size.width >= 110:
-            keys = (("newest first  enter: go there  n N: next  esc: close ", "dim"),)
-        self.query_one("#hits-head", Rows).show([spread(left, keys, self.size.width, self.glyphs.ellipsis)])
-
-    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+    def on_search_panel_chosen(self, message: SearchPanel.Chosen) -> None:
         """Go to a hit, fetching its part of the log when it is not held."""
-        event.stop()
-        self.go_to_offset(self._hits[event.option_index].offset)
+        message.stop()
+        self.go_to_offset(message.hit.offset)
 
     def go_to_offset(self, offset: int) -> None:
         """Show the line at a byte offset of the current log."""
-        view, server = self.view, self.server
+        view, server = self.view, self.shell.server()
         if server is None:
             return
         log = server.log
@@ -406,7 +292,7 @@ class LogsScreen(TunerScreen):
                 view.go_to(found)
                 view.focus()
                 return
-        self._fetch("hit", max(0, offset - PART_BYTES // 2), PART_BYTES, about=offset)
+        self._fetch(self._parts.around(offset))
 
     def action_hit(self, step: int) -> None:
         """The next line that matches, older or newer."""
@@ -437,74 +323,38 @@ class LogsScreen(TunerScreen):
 
     # Older parts ---------------------------------------------------------------------------------------------
 
-    def _fetch(self, purpose: str, offset: int, length: int, about: int | None = None) -> None:
-        state, server = self.state, self.server
-        if state is None or server is None or purpose in self._asked or length <= 0:
-            return
-        self._asked.add(purpose)
-        self._about = about
-        self.post_message(LogPartRequested(self, state.name, server.identity.key, offset, length, purpose))
+    def _fetch(self, wanted: Wanted | None) -> None:
+        if wanted is not None and self._of is not None:
+            message = LogPartRequested(self, *self._of, wanted.offset, wanted.length, wanted.purpose)
+            self.post_message(message)
 
     def on_older_lines_requested(self, message: OlderLinesRequested) -> None:
         """The reader is at the oldest line held: fetch more."""
         message.stop()
-        view, server = self.view, self.server
-        if server is None or view.index.building:
-            return
-        if view.index is view.live:
-            start = self._oldest_offset(server)
-            if view.live.older_rows >= OLDER_ROWS_MAX:
-                self.notify("So far back one goes by search: press /", timeout=4)
-                return
-        else:
-            start = self._part[0] if self._part else 0
-        if start > 0:
-            offset = max(0, start - PART_BYTES)
-            self._fetch("older", offset, start - offset)
-
-    def _oldest_offset(self, server: ServerState) -> int:
-        rows = self.view.live.rows
-        first = rows[0] if rows and self.view.live.older_rows else None
-        if first is None:
-            return server.log.start
-        return first.offset if isinstance(first, LogLine) else first.line.offset
+        server = self.shell.server()
+        if self._parts.full:
+            self.notify("So far back one goes by search: press /", timeout=4)
+        elif server is not None:
+            self._fetch(self._parts.older(server))
 
     def on_newer_lines_requested(self, message: NewerLinesRequested) -> None:
-        """The reader is at the end of a part shown apart: fetch on."""
+        """The reader is at the end of a part shown apart: go on, with what is held if it is that."""
         message.stop()
-        server = self.server
-        if self._part is None or server is None:
-            return
-        if server.log.blocks and self._part[1] >= server.log.start:
-            self.go_to_offset(self._part[1])
-            return
-        self._fetch("newer", self._part[1], PART_BYTES)
+        server = self.shell.server()
+        offset = self._parts.reached_live(server) if server is not None else None
+        if offset is not None:
+            self.go_to_offset(offset)
+        else:
+            self._fetch(self._parts.newer())
 
     def on_log_part_arrived(self, message: LogPartArrived) -> None:
         """Older or later lines came from the host."""
         message.stop()
-        self._asked.discard(message.purpose)
-        view = self.view
+        self._parts.arrived(message)
         if message.error:
             self.notify(message.error, severity="warning", title="Older lines")
-            return
-        if not message.lines:
-            return
-        if message.purpose == "hit":
-            about = self._about if self._about is not None else message.offset
-            self._part = (message.lines[0].offset, message.end)
-            view.show_part(message.lines, about)
-            view.focus()
-        elif message.purpose == "older":
-            view.index.prepend(message.lines)
-            if self._part is not None and view.index is not view.live:
-                self._part = (message.lines[0].offset, self._part[1])
-            view.repaint()
-        elif message.purpose == "newer" and view.index is not view.live:
-            view.index.extend(message.lines)
-            if self._part is not None:
-                self._part = (self._part[0], message.end)
-            view.repaint()
+        elif message.purpose == "hit":
+            self.view.focus()
         self._draw_filters()
 
     # Lines ---------------------------------------------------------------------------------------------------

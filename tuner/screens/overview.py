@@ -15,8 +15,9 @@ from tuner.domain.state import HostState, ServerState
 from tuner.messages import ScreenRequested, ServerRequested
 from tuner.screens.base import TunerScreen
 from tuner.units import format_bytes
-from tuner.widgets import status
+from tuner.widgets import notes, status
 from tuner.widgets.chart import Chart, sparkline
+from tuner.widgets.log_head import source_text
 from tuner.widgets.log_index import LogFilter, LogIndex
 from tuner.widgets.log_view import LogTail
 from tuner.widgets.rank_table import layout_for, rows_of, table_lines
@@ -86,8 +87,8 @@ class OverviewScreen(TunerScreen):
         with_chart = self.wide and server is not None and bool(server.series.get("tok_s"))
         left = width - (self._chart_width if with_chart else 0)
         table = self._draw_table(state, server, left, age, stale=stale)
-        notes = self._draw_notes(state, server, left, table)
-        self._lay_out(table, notes, with_chart=with_chart)
+        noted = self._draw_notes(state, server, left, table)
+        self._lay_out(table, noted, with_chart=with_chart)
         if with_chart and server is not None:
             self._draw_chart(state, server, stale=stale)
         self._draw_log(state, server, width, stale=stale)
@@ -133,13 +134,13 @@ class OverviewScreen(TunerScreen):
         about = (server.ranks, server.phase) if server else ()
         if self.changed("table", state.samples, state.gpu_table, state.foreign, *about, width, *title, stale):
             table.show(table_lines(state, server, width, self.glyphs, title), dimmed=stale)
-            line = status.legend_line(rows_of(state, server), server, width, self.glyphs)
+            line = notes.legend_line(rows_of(state, server), server, width, self.glyphs)
             legend.show([line] if line else [], dimmed=stale)
         return len(table.lines)
 
     def _draw_notes(self, state: HostState, server: ServerState | None, width: int, table: int) -> int:
         """Draw what wants a look, as much as there is room for; returns its height."""
-        notes = self.query_one("#notes", Rows)
+        rows_below = self.query_one("#notes", Rows)
         masks = str([sample.throttle_mask for sample in state.samples])
         parts = (state.link, state.problems, state.foreign, state.xids, state.lost_lines, state.gpu_table, masks)
         about = (
@@ -152,10 +153,10 @@ class OverviewScreen(TunerScreen):
             silent = rows if layout_for(rows, width, self.glyphs).note <= 1 else ()
             room = max(2, self.size.height - self._fixed - max(3, table) - _LOG_MIN)
             whole, compact = (
-                status.note_items(state, server, width, self.glyphs, rows=silent, most=most) for most in (3, 1)
+                notes.note_items(state, server, width, self.glyphs, rows=silent, most=most) for most in (3, 1)
             )
-            notes.show(status.note_lines(whole, compact, room, self.glyphs))
-        return len(notes.lines)
+            rows_below.show(notes.note_lines(whole, compact, room, self.glyphs))
+        return len(rows_below.lines)
 
     @property
     def _fixed(self) -> int:
@@ -167,11 +168,11 @@ class OverviewScreen(TunerScreen):
     def _chart_width(self) -> int:
         return round(self.size.width * _CHART_SHARE)
 
-    def _lay_out(self, table: int, notes: int, *, with_chart: bool) -> None:
+    def _lay_out(self, table: int, noted: int, *, with_chart: bool) -> None:
         """Share the height: all rows of the table if it leaves some lines of log, else it scrolls."""
         legend = len(self.query_one("#legend", Rows).lines)
-        box = max(3, min(table, self.size.height - self._fixed - notes - _LOG_MIN)) if table else 0
-        left = box + legend + notes
+        box = max(3, min(table, self.size.height - self._fixed - noted - _LOG_MIN)) if table else 0
+        left = box + legend + noted
         height = max(left, min(_CHART_HEIGHT, self.size.height // 3)) if with_chart else left
         if self.changed("layout", box, height, with_chart, self._chart_width):
             chart = self.query_one(Chart)
@@ -195,14 +196,14 @@ class OverviewScreen(TunerScreen):
             tail.display = False
             return
         tail.display = True
-        log, source = server.log, server.log.source or server.identity.log
+        log = server.log
         belongs = (state.name, server.identity.key)
         if belongs != self._tail_of:
             self._tail_of = belongs
             tail.use(LogIndex(keep_rows=200), LogFilter(level=Level.INFO))
         tail.all_ranks = tuple(rank.tag for rank in server.ranks)
-        where = clean(source.path or source.note or source.kind) if source else "no log known"
-        left: Line = ((" log  ", "head"), (where, "text" if source and source.path else "warn"))
+        where, readable = source_text(server)
+        left: Line = ((" log  ", "head"), (where, "text" if readable else "warn"))
         size = f"{format_bytes(log.size)}  " if log.size else ""
         right: Line = ((f"{size}all ranks folded, info and above ", "dim"),)
         head.show([spread(left, right, width, self.glyphs.ellipsis)], dimmed=stale)
@@ -211,12 +212,12 @@ class OverviewScreen(TunerScreen):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """No key is shown before it works."""
         if action == "next_server":
-            return self.state is not None and len(self.state.servers) > 1
+            return self.shell.snapshot is not None and len(self.shell.snapshot.servers) > 1
         return super().check_action(action, parameters)
 
     def action_next_server(self) -> None:
         """Show the next server of this host."""
-        state, server = self.state, self.server
+        state, server = self.shell.snapshot, self.shell.server()
         if state is None or server is None:
             return
         keys = [each.identity.key for each in state.servers]

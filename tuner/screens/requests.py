@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import functools
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 from tuner.core.engine import Engine
 from tuner.domain.events import CheckResult, ReadResult, SearchResult
 from tuner.domain.state import HostState
+from tuner.engines import load_engines
 from tuner.errors import TunerError
 from tuner.messages import (
     ChecksArrived,
@@ -17,14 +19,15 @@ from tuner.messages import (
     SearchProgressed,
     SearchRequested,
 )
+from tuner.screens.shell import Player
 from tuner.widgets.log_part import lines_of
 
 
 class SessionLike(Protocol):
-    """What the app needs of `tuner.session.Session`. `replay`, where there is one, is a `ReplayControl`."""
+    """What the app needs of `tuner.session.session.Session`."""
 
     state: HostState
-    engines: Mapping[str, Engine]
+    player: Player | None
 
     async def run(self) -> None:
         """Connect and stay connected until closed."""
@@ -57,6 +60,11 @@ class SessionLike(Protocol):
         """End."""
 
 
+@functools.cache
+def _engines() -> dict[str, Engine]:
+    return load_engines()
+
+
 async def search(session: SessionLike, ask: SearchRequested) -> None:
     """Pass on the hits of a search as they come; the last message says that it has ended, and how."""
     scanned, done, error = 0, False, None
@@ -81,7 +89,7 @@ async def log_part(session: SessionLike, ask: LogPartRequested) -> None:
         post(LogPartArrived(ask.purpose, (), error=str(problem)))
         return
     server = next((each for each in session.state.servers if each.identity.key == ask.key), None)
-    lines = () if server is None else lines_of(server, session.engines.get(server.identity.engine), result)
+    lines = () if server is None else lines_of(server, _engines().get(server.identity.engine), result)
     post(LogPartArrived(ask.purpose, lines, offset=result.offset, end=result.end, size=result.size, error=result.error))
 
 

@@ -1,4 +1,4 @@
-"""The log on screen: draws the visible rows of a `LogIndex` and nothing else.
+"""The log on screen: takes in what arrives, and moves.
 
 It scrolls by itself instead of through the layout, because a log that grows by thousands of lines a second must not
 cause a layout each time. Positions are row ids, so nothing moves under the reader when lines come or go.
@@ -10,31 +10,22 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from rich.cells import chop_cells
-from rich.segment import Segment
-from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
-from textual.selection import Selection
 from textual.strip import Strip
 
-from tuner.domain.logs import Level, LogLine
+from tuner.domain.logs import LogLine
 from tuner.domain.state import LogState
 from tuner.messages import LineOpened, LogMoved, NewerLinesRequested, OlderLinesRequested
 from tuner.widgets.glyphs import Glyphs
+from tuner.widgets.log_canvas import LogCanvas
 from tuner.widgets.log_index import Fold, LogFilter, LogIndex, line_of
-from tuner.widgets.rows import Styled, overlay
-from tuner.widgets.spans import clip
 
-_GUTTER = 3
-_PREFIX = re.compile(r"\[[^\]]{4,40}\] ?|\([A-Za-z_]+ ?[^)]{0,30}\) ?")
 _DATED = re.compile(r"\[\d{4}-\d\d-\d\d ")
-_ID_BASE = 1 << 40
-"""Makes row ids, which may be negative, usable as lines of a text selection."""
 
 
-class LogView(Styled, can_focus=True):
+class LogView(LogCanvas, can_focus=True):
     """A viewport over a log."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -49,31 +40,13 @@ class LogView(Styled, can_focus=True):
         Binding("enter", "open", "Whole line", show=False, id="log.open", tooltip="The line in full, with its facts"),
     ]
 
-    DEFAULT_CSS = """
-    LogView { height: 1fr; }
-    """
-
     def __init__(self, glyphs: Glyphs, index: LogIndex | None = None, *, id: str | None = None) -> None:  # noqa: A002
-        super().__init__(id=id)
-        self._glyphs = glyphs
-        self.index = index if index is not None else LogIndex()
+        super().__init__(glyphs, index, id=id)
         self.live = self.index
         """The index of the log's live end; `index` is another one while an older part is shown."""
-        self.following = True
-        self.wrap = False
-        self.cursor = 0
-        """Row id of the current line; means something while not following."""
-        self.all_ranks: tuple[str, ...] = ()
-        """Tags of all ranks, to name the one that is missing in a fold."""
-        self.pattern: re.Pattern[str] | None = None
-        """What is searched for; its matches stand out."""
         self.waiting_lines = 0
         """Lines that arrived since the reader stopped following and that are not taken in yet."""
-        self._top = (0, 0)
-        self._x = 0
         self._log: LogState | None = None
-        self._places: list[tuple[int, int]] = []
-        self._places_key: tuple[object, ...] = ()
 
     # What is shown -------------------------------------------------------------------------------------------
 
@@ -126,17 +99,7 @@ class LogView(Styled, can_focus=True):
             self._top = (max(self.index.first, self.cursor - self.size.height // 2), 0)
         self.repaint()
 
-    def repaint(self) -> None:
-        """Draw again, all visible rows."""
-        self._places_key = ()
-        self.refresh()
-
     # Where we are --------------------------------------------------------------------------------------------
-
-    @property
-    def text_width(self) -> int:
-        """Cells for the text of a line."""
-        return max(1, self.size.width - _GUTTER - 1)
 
     @property
     def current(self) -> int:
@@ -272,192 +235,6 @@ class LogView(Styled, can_focus=True):
             self.go_to(places[row][0])
         elif event.chain == 2:
             self.action_open()
-
-    def on_resize(self) -> None:
-        """Other lines are visible."""
-        self._places_key = ()
-
-    # Drawing -------------------------------------------------------------------------------------------------
-
-    def _clamped(self, row_id: int) -> tuple[int, int]:
-        lowest, highest = self.index.first, max(self.index.first, self.index.last - self.size.height)
-        if self.wrap:
-            highest = max(self.index.first, self.index.last - 1)
-        return min(max(row_id, lowest), highest), 0
-
-    def shown_text(self, line: LogLine) -> str:
-        """A line's text as it is drawn."""
-        return line.text.replace("\t", "    ")
-
-    def _pieces(self, row_id: int) -> list[str]:
-        """A row's text as the lines it takes when wrapped."""
-        row = self.index[row_id]
-        text = self.shown_text(line_of(row))
-        badge = self._badge(row)
-        # Text beside a badge must not run under it: what is cut off there would be nowhere.
-        width = max(8, self.text_width - (len(badge) + 1 if badge else 0))
-        if len(text) <= width and text.isascii():
-            return [text]
-        if text.isascii():
-            return [text[at : at + width] for at in range(0, len(text), width)]
-        return chop_cells(text, width) or [""]
-
-    def _visible(self) -> list[tuple[int, int]]:
-        """Row id and piece of each line on screen."""
-        index = self.index
-        key = (index, index.version, self.size, self.wrap, self.following, self._top)
-        if key != self._places_key:
-            self._places = self._visible_from(None if self.following else self._top)
-            self._places_key = key
-        return self._places
-
-    def _visible_from(self, top: tuple[int, int] | None) -> list[tuple[int, int]]:
-        index, height = self.index, self.size.height
-        if not self.wrap:
-            start = max(index.first, index.last - height) if top is None else min(max(top[0], index.first), index.last)
-            return [(row_id, 0) for row_id in range(start, min(index.last, start + height))]
-        places: list[tuple[int, int]] = []
-        if top is None:
-            for row_id in range(index.last - 1, index.first - 1, -1):
-                pieces = [(row_id, piece) for piece in range(len(self._pieces(row_id)))]
-                places[0:0] = pieces
-                if len(places) >= height:
-                    return places[-height:]
-            return places
-        for row_id in range(max(top[0], index.first), index.last):
-            skip = top[1] if row_id == top[0] else 0
-            places += [(row_id, piece) for piece in range(skip, len(self._pieces(row_id)))]
-            if len(places) >= height:
-                break
-        return places[:height]
-
-    def render_line(self, y: int) -> Strip:
-        """Draw one line of the viewport."""
-        width = self.size.width
-        places = self._visible()
-        if y >= len(places):
-            return Strip.blank(width, self.rich_style)
-        row_id, piece = places[y]
-        row = self.index[row_id]
-        line = line_of(row)
-        strips = [self._gutter(row_id, piece, line)]
-        badge = self._badge(row) if piece == 0 else ""
-        room = self.text_width - (len(badge) + 1 if badge else 0)
-        strips.append(self._text(row_id, piece, line, room))
-        if badge:
-            strips.append(self.strip(((f" {badge}", "rank"),), len(badge) + 1))
-        strips.append(self._scrollbar(y))
-        strip = Strip.join(strips)
-        if not self.following and row_id == self.cursor and self.has_focus:
-            # What was searched for keeps its own background.
-            under, plain = Style(bgcolor=self.style_named("cursor").bgcolor), self.rich_style.bgcolor
-            strip = Strip(
-                [
-                    Segment(text, style + under if style and style.bgcolor == plain else style, control)
-                    for text, style, control in strip
-                ],
-                strip.cell_length,
-            )
-        return strip
-
-    def _gutter(self, row_id: int, piece: int, line: LogLine) -> Strip:
-        glyphs = self._glyphs
-        mark = glyphs.cursor if not self.following and row_id == self.cursor else " "
-        sign, style = " ", "text"
-        if piece == 0 and not line.continued and not line.marker:
-            if line.level >= Level.ERROR:
-                sign, style = glyphs.bad, "bad"
-            elif line.level >= Level.WARNING:
-                sign, style = glyphs.warn, "warn"
-        return self.strip(((mark, "busy"), (sign, style), (" ", "text")), _GUTTER)
-
-    def _text(self, row_id: int, piece: int, line: LogLine, room: int) -> Strip:
-        if line.marker:
-            return self.strip(((self._rule(line.text, room), "warn"),), room)
-        if self.wrap:
-            pieces = self._pieces(row_id)
-            text, start = pieces[piece], sum(len(each) for each in pieces[:piece])
-        else:
-            text, start = self.shown_text(line), 0
-            if self._x and text.isascii():
-                text, start = text[self._x : self._x + room + 1], self._x
-        style = "bad" if line.level >= Level.ERROR else "warn" if line.level >= Level.WARNING else "text"
-        style = "debug" if line.level <= Level.DEBUG else style
-        prefix = _PREFIX.match(text) if start == 0 and style == "text" and not line.continued else None
-        spans = self._spans(text[: room + 1] if text.isascii() else text, style, prefix.end() if prefix else 0)
-        strip = Strip([Segment(part, self.style_named(name)) for part, name in spans])
-        if self._dimmed:
-            strip = self.strip(tuple(spans), max(1, strip.cell_length))
-        if self._x and not self.wrap and start == 0:
-            strip, start = strip.crop(self._x), self._x
-        if strip.cell_length > room:
-            strip = Strip.join([strip.crop(0, room - 1), self.strip(((self._glyphs.ellipsis, "dim"),), 1)])
-        strip = strip.adjust_cell_length(room, self.rich_style)
-        selection = self.text_selection
-        if selection is not None:
-            strip = self._mark(strip, row_id, start, selection)
-        return strip.apply_offsets(start, row_id + _ID_BASE)
-
-    def _spans(self, text: str, style: str, prefix: int) -> list[tuple[str, str]]:
-        spans = [(text[:prefix], "dim"), (text[prefix:], style)] if prefix else [(text, style)]
-        if self.pattern is None:
-            return spans
-        marked: list[tuple[str, str]] = []
-        for part, name in spans:
-            at = 0
-            for match in self.pattern.finditer(part):
-                if match.end() > match.start():
-                    marked += [(part[at : match.start()], name), (match[0], "match")]
-                    at = match.end()
-            marked.append((part[at:], name))
-        return [span for span in marked if span[0]]
-
-    def _mark(self, strip: Strip, row_id: int, start: int, selection: Selection) -> Strip:
-        span = selection.get_span(row_id + _ID_BASE)
-        if span is None:
-            return strip
-        first = max(0, span[0] - start)
-        last = strip.cell_length if span[1] < 0 else min(strip.cell_length, span[1] - start)
-        if first >= last:
-            return strip
-        marked = overlay(strip.crop(first, last), self.selection_style)
-        return Strip.join([strip.crop(0, first), marked, strip.crop(last)])
-
-    def _badge(self, row: LogLine | Fold) -> str:
-        if not isinstance(row, Fold) or len(row.ranks) < 2:
-            return ""
-        missing = [tag for tag in self.all_ranks if tag not in row.ranks]
-        count = f"{self._glyphs.times}{len(row.ranks)}"
-        if missing and len(missing) <= 2:
-            return f"{count}, not {' '.join(missing)}"
-        return f"{count} ranks"
-
-    def _rule(self, text: str, room: int) -> str:
-        rule = self._glyphs.rule
-        words = clip(text, max(1, room - 8), self._glyphs.ellipsis)
-        return f"{rule * 3} {words} ".ljust(room, rule)[:room]
-
-    def _scrollbar(self, y: int) -> Strip:
-        total, height = len(self.index.rows), self.size.height
-        if total <= height:
-            return self.strip(((" ", "text"),), 1)
-        top = self._visible()[0][0] - self.index.first
-        size = max(1, round(height * height / total))
-        at = round(top / max(1, total - height) * (height - size))
-        inside = at <= y < at + size
-        return self.strip((((self._glyphs.thumb, "dim") if inside else (self._glyphs.track, "dim")),), 1)
-
-    def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        """The selected text, for the clipboard."""
-        first = self.index.first if selection.start is None else selection.start.y - _ID_BASE
-        last = self.index.last - 1 if selection.end is None else selection.end.y - _ID_BASE
-        parts: list[str] = []
-        for row_id in range(max(first, self.index.first), min(last, self.index.last - 1) + 1):
-            text = self.shown_text(line_of(self.index[row_id]))
-            span = selection.get_span(row_id + _ID_BASE)
-            if span is not None:
-                parts.append(text[span[0] : None if span[1] < 0 else span[1]])
-        return "\n".join(parts), "\n"
 
 
 class LogTail(LogView, can_focus=False):

@@ -26,9 +26,9 @@ class HostTab(Struct, frozen=True):
     """Of the host's first server."""
 
 
-def tab_of(state: HostState, *, chosen: bool) -> HostTab:
+def tab_of(name: str, state: HostState, *, chosen: bool) -> HostTab:
     """The tab of a host."""
-    return HostTab(state.name, chosen, state.link.phase, state.servers[0].phase if state.servers else None)
+    return HostTab(name, chosen, state.link.phase, state.servers[0].phase if state.servers else None)
 
 
 class HostTabs(Rows):

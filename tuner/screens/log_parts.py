@@ -1,0 +1,91 @@
+"""Older parts of a log, fetched from the host: what to ask for next, and where the answer belongs."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from tuner.domain.state import ServerState
+from tuner.messages import LogPartArrived
+from tuner.widgets.log_index import line_of
+from tuner.widgets.log_view import LogView
+
+PART_BYTES = 262_144
+"""How much is fetched at once."""
+OLDER_ROWS_MAX = 20_000
+"""How many fetched rows are held in front of the live part; farther back one goes by search."""
+
+
+class Wanted(Struct, frozen=True):
+    """Bytes to fetch, and what for: `hit`, `older` or `newer`."""
+
+    purpose: str
+    offset: int
+    length: int
+
+
+class LogParts:
+    """The parts of one log that are shown besides its live end."""
+
+    def __init__(self, view: LogView) -> None:
+        self._view = view
+        self._asked: set[str] = set()
+        self._part: tuple[int, int] | None = None
+        """The bytes of the part shown apart."""
+        self._about = 0
+
+    def around(self, offset: int) -> Wanted | None:
+        """The part in which a hit lies."""
+        self._about = offset
+        return self._want("hit", max(0, offset - PART_BYTES // 2), PART_BYTES)
+
+    def older(self, server: ServerState) -> Wanted | None:
+        """The part before the oldest line shown."""
+        view = self._view
+        if view.index.building:
+            return None
+        start = self._part[0] if self._part and view.index is not view.live else server.log.start
+        if view.index is view.live and view.live.older_rows:
+            start = line_of(view.live.rows[0]).offset
+        offset = max(0, start - PART_BYTES)
+        return self._want("older", offset, start - offset)
+
+    @property
+    def full(self) -> bool:
+        """No more is held in front of the live part."""
+        return self._view.index is self._view.live and self._view.live.older_rows >= OLDER_ROWS_MAX
+
+    def reached_live(self, server: ServerState) -> int | None:
+        """The offset at which the part shown apart meets what is held; None while it does not."""
+        if self._part is None or not server.log.blocks or self._part[1] < server.log.start:
+            return None
+        return self._part[1]
+
+    def newer(self) -> Wanted | None:
+        """What follows the part shown apart."""
+        return self._want("newer", self._part[1], PART_BYTES) if self._part else None
+
+    def _want(self, purpose: str, offset: int, length: int) -> Wanted | None:
+        if purpose in self._asked or length <= 0:
+            return None
+        self._asked.add(purpose)
+        return Wanted(purpose, offset, length)
+
+    def arrived(self, answer: LogPartArrived) -> None:
+        """Put the lines where they belong."""
+        self._asked.discard(answer.purpose)
+        view, lines = self._view, answer.lines
+        if not lines:
+            return
+        apart = view.index is not view.live
+        if answer.purpose == "hit":
+            self._part = (lines[0].offset, answer.end)
+            view.show_part(lines, self._about)
+        elif answer.purpose == "older":
+            view.index.prepend(lines)
+            if apart and self._part is not None:
+                self._part = (lines[0].offset, self._part[1])
+            view.repaint()
+        elif apart and self._part is not None:
+            view.index.extend(lines)
+            self._part = (self._part[0], answer.end)
+            view.repaint()

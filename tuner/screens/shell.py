@@ -1,0 +1,116 @@
+"""The app as its screens see it: what is on screen now, whose numbers they are, and how to draw."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from textual.app import App, SystemCommand
+from textual.filter import LineFilter
+from textual.reactive import var
+from textual.screen import Screen
+
+from tuner.domain.link import LinkPhase
+from tuner.domain.state import HostState, ServerState
+from tuner.widgets.glyphs import ASCII, UNICODE, AsciiFilter
+from tuner.widgets.tabs import HostTab, tab_of
+from tuner.widgets.themes import THEMES, memory_colors
+
+
+class Player(Protocol):
+    """The controls of a recording."""
+
+    position: float
+    """Seconds of it that were played."""
+    duration: float
+    paused: bool
+    speed: float
+    """1 is as it was; 0 is as fast as possible."""
+
+    def pause(self) -> None:
+        """Hold still."""
+
+    def resume(self) -> None:
+        """Go on."""
+
+
+class Shell(App[None]):
+    """State on screen and ways to draw; holds no session.
+
+    Args:
+        ascii: Draw without box and block characters.
+        theme: Name of a theme; ours is the default.
+        keymap: Keys by binding id, instead of the default ones.
+        clock: Seconds, monotonic; tests give their own.
+    """
+
+    snapshot: var[HostState | None] = var(None)
+    """Newest state of the host on screen."""
+    server_key: var[str | None] = var(None)
+    """The server on screen, where the operator chose one."""
+    tick: var[int] = var(0)
+    """Changes when something besides `snapshot` is to be drawn again: other hosts, the age of old numbers."""
+
+    def __init__(
+        self,
+        *,
+        ascii: bool = False,  # noqa: A002
+        theme: str | None = None,
+        keymap: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        # The library asks for line filters and theme variables while it is set up.
+        self.glyphs = ASCII if ascii else UNICODE
+        super().__init__()
+        for ours in THEMES:
+            self.register_theme(ours)
+        self.theme = theme if theme in self.available_themes else THEMES[0].name
+        self.animation_level = "none"
+        self.keymap: Mapping[str, str] = dict(keymap or {})
+        self.set_keymap(self.keymap)
+        self.set_class(ascii, "-ascii")
+        self.snapshots: dict[str, HostState] = {}
+        """By host; only the app writes here."""
+        self.host = ""
+        self._clock = clock
+        self._fresh: dict[str, tuple[float, float]] = {}
+
+    def server(self) -> ServerState | None:
+        """The server on screen: the chosen one while it is known, else the first."""
+        servers = self.snapshot.servers if self.snapshot is not None else ()
+        return next((each for each in servers if each.identity.key == self.server_key), servers[0] if servers else None)
+
+    def age_s(self) -> float | None:
+        """Seconds since the host on screen last said something; None while the link is up."""
+        state = self.snapshot
+        if state is None or state.link.phase is LinkPhase.UP or self.host not in self._fresh:
+            return None
+        return max(0.0, self._clock() - self._fresh[self.host][1])
+
+    def keep(self, host: str, state: HostState) -> None:
+        """Take in a newer state of a host, and when it came: the host's own clock is no measure of our waiting."""
+        self.snapshots[host] = state
+        if host not in self._fresh or state.mono > self._fresh[host][0]:
+            self._fresh[host] = (state.mono, self._clock())
+
+    def tabs(self) -> tuple[HostTab, ...]:
+        """All hosts."""
+        return tuple(tab_of(name, state, chosen=name == self.host) for name, state in self.snapshots.items())
+
+    def player(self) -> Player | None:
+        """The controls of the host on screen, when it is a recording."""
+        return None
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """Memory colours for themes that are not ours."""
+        return memory_colors(dark=self.current_theme.dark)
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """In ASCII mode nothing else reaches the terminal, not even the library's borders."""
+        filters = super().get_line_filters()
+        return [*filters, AsciiFilter()] if self.glyphs is ASCII else filters
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """Our providers replace the library's list, but for its screenshot."""
+        yield SystemCommand("Save a picture", "The screen as SVG", self.deliver_screenshot)

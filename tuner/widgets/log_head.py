@@ -1,0 +1,56 @@
+"""The line above a log: which one it is, what of it is shown, and where the reader is."""
+
+from __future__ import annotations
+
+from tuner.domain.logs import Level
+from tuner.domain.state import ServerState
+from tuner.units import format_bytes
+from tuner.widgets.glyphs import Glyphs
+from tuner.widgets.log_index import LogFilter
+from tuner.widgets.log_view import LogView
+from tuner.widgets.spans import Line, Span, clean, clip, spread, width_of
+
+LEVELS = (Level.DEBUG, Level.INFO, Level.WARNING, Level.ERROR)
+_LEVEL_NAMES = {Level.DEBUG: "all", Level.INFO: "info+", Level.WARNING: "warning+", Level.ERROR: "error"}
+
+
+def source_text(server: ServerState) -> tuple[str, bool]:
+    """Where a server's log is, in words, and whether it can be read there."""
+    source = server.log.source or server.identity.log
+    if source is None:
+        return "no log known", False
+    return clean(source.path or source.note or source.kind), bool(source.path)
+
+
+def where_spans(view: LogView, glyphs: Glyphs) -> Line:
+    """Following, or how far behind."""
+    if view.index is not view.live:
+        return (("  older part ", "warn"),)
+    if view.following:
+        return ((f"  {glyphs.up} following ", "ok"),)
+    if view.waiting_lines:
+        return ((f"  {glyphs.stale} {view.waiting_lines:,} newer ", "warn"),)
+    return ((f"  {glyphs.stale} {view.index.last - 1 - view.current:,} behind ", "warn"),)
+
+
+def head_line(server: ServerState, view: LogView, log_filter: LogFilter, width: int, glyphs: Glyphs) -> Line:
+    """The whole line. Facts stand two spaces apart; the first word of each is its name."""
+
+    def part(name: str, value: str, *, special: bool) -> list[Span]:
+        return [(f"  {name} ", "dim"), (value, "busy" if special else "text")]
+
+    rank = "all" if log_filter.rank is None else log_filter.rank or "main"
+    right = part("rank", clean(rank), special=log_filter.rank is not None)
+    right += part("level", _LEVEL_NAMES[log_filter.level], special=log_filter.level > Level.DEBUG)
+    if log_filter.text:
+        right += part("text", f'"{clip(log_filter.text, 16, glyphs.ellipsis)}"', special=True)
+    folding = view.live.folding
+    right += [("  folded" if folding else "  each line", "text" if folding else "busy"), *where_spans(view, glyphs)]
+    room = width - width_of(right) - 3
+    where, _ = source_text(server)
+    size = format_bytes(server.log.size) if server.log.size else ""
+    # The end of a path tells more than its beginning.
+    shown = where if len(where) <= room else glyphs.ellipsis + where[len(where) - room + 1 :]
+    with_size = room >= len(where) + len(size) + 3
+    left: Line = ((" ", "text"), (shown, "strong"), (f"  {size}" if with_size else "", "dim"))
+    return spread(left, right, width, glyphs.ellipsis)

@@ -1,0 +1,221 @@
+"""The lines below the rank table: what the bars stand for, and everything that wants a look, most urgent first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tuner.domain.link import LinkPhase
+from tuner.domain.server import Phase
+from tuner.domain.state import HostState, ServerState
+from tuner.units import format_gib
+from tuner.widgets.glyphs import TERMS, Glyphs
+from tuner.widgets.rank_table import Row, throttled
+from tuner.widgets.spans import Line, Span, clean, clip, clip_line, fit, width_of
+from tuner.widgets.wording import problem_text
+
+
+def _spread_text(values: Sequence[int]) -> str:
+    low, high = format_gib(min(values)), format_gib(max(values))
+    return low if low == high else f"{low}-{high}"
+
+
+def legend_line(rows: Sequence[Row], server: ServerState | None, width: int, glyphs: Glyphs) -> Line:
+    """What the fills of the bars stand for, with GiB per rank."""
+    names = {
+        "weights": "weights",
+        "kv": "KV pool",
+        "graphs": "graphs",
+        "context": "context, NCCL" if width >= 100 else "context",
+        "other": "other",
+        "foreign": "foreign",
+    }
+    by_term: dict[str, list[int]] = {}
+    for row in rows:
+        if row.is_rank or not any(other.is_rank for other in rows):
+            for term, value in row.terms:
+                by_term.setdefault(term, []).append(value)
+    parts: list[Line] = []
+    for term in TERMS:
+        values = by_term.get(term)
+        if not values or (term == "other" and max(values) < 1 << 26):
+            continue
+        name = "in use" if term == "other" and len(by_term.keys() - {"foreign"}) == 1 else names[term]
+        text = f" {name} {_spread_text(values)}"
+        if term == "kv" and server and server.kv_tokens is not None:
+            text += f" ({server.kv_tokens:,} tokens)"
+        parts.append(((glyphs.terms[term], term), (text, "text")))
+    left = fit(parts, width - 2, ("  ", "text"))
+    return ((" ", "text"), *left) if left else ()
+
+
+def throttle_lines(rows: Sequence[Row], width: int, glyphs: Glyphs) -> list[Line]:
+    """Which ranks the driver slows down and why, in one line."""
+    grouped: dict[tuple[str, ...], list[str]] = {}
+    for label, limits in throttled(rows):
+        grouped.setdefault(limits, []).append(label)
+    if not grouped:
+        return []
+    words = "; ".join(f"{_labels(labels, len(rows))} {', '.join(limits)}" for limits, labels in grouped.items())
+    return wrapped((f"{glyphs.warn} throttle:", "warn"), words, width, glyphs.ellipsis)
+
+
+def _labels(labels: Sequence[str], of: int) -> str:
+    if len(labels) == of and of > 1:
+        return f"all {of}"
+    return " ".join(labels[:4]) + (f" +{len(labels) - 4}" if len(labels) > 4 else "")
+
+
+def foreign_lines(state: HostState, width: int, glyphs: Glyphs) -> list[Line]:
+    """Processes that hold GPU memory and belong to nobody we know: gpu, pid, owner, command, GiB."""
+    by_pid: dict[int, list[int]] = {}
+    for index, process in enumerate(state.foreign):
+        by_pid.setdefault(process.pid, []).append(index)
+    lines: list[Line] = []
+    for pid, indices in by_pid.items():
+        processes = [state.foreign[index] for index in indices]
+        first = processes[0]
+        known = [process.memory_bytes for process in processes if process.memory_bytes is not None]
+        size = f"{format_gib(sum(known))} GiB" if known else "size n/a"
+        gpus = ",".join(str(process.gpu) for process in processes)
+        user = clean(first.user or "unknown user")
+        lines.append(
+            clip_line(
+                (
+                    (f" {glyphs.terms['foreign']} foreign ", "foreign"),
+                    (f"gpu {gpus}  {size}  pid {pid}  {user}  ", "text"),
+                    (clean(first.command or "command not readable"), "dim"),
+                ),
+                width,
+                glyphs.ellipsis,
+            )
+        )
+    return lines
+
+
+def wrapped(sign: Span, text: str, width: int, ellipsis: str, most: int = 2) -> list[Line]:
+    """A sign and a sentence over at most `most` lines; words stay whole."""
+    room = max(10, width - width_of((sign,)) - 3)
+    rows = [""]
+    for word in text.split(" "):
+        if rows[-1] and len(rows[-1]) + 1 + len(word) > room and len(rows) < most:
+            rows.append(word)
+            room = max(10, width - 4)
+        else:
+            rows[-1] = f"{rows[-1]} {word}" if rows[-1] else word
+    first = max(10, width - width_of((sign,)) - 3)
+    lines: list[Line] = [((" ", "text"), sign, (" ", "text"), (clip(rows[0], first, ellipsis), "text"))]
+    lines += [(("   ", "text"), (clip(row, max(10, width - 4), ellipsis), "text")) for row in rows[1:]]
+    return lines
+
+
+Item = list[Line]
+"""One thing that wants a look: a line, and its continuation."""
+
+
+def failure_items(server: ServerState, width: int, glyphs: Glyphs, most: int) -> list[Item]:
+    """Why a start failed or a server died: phase, ranks, which came first, and its words."""
+    items: list[Item] = []
+
+    def add(sign: str, style: str, text: str, lines: int = 2) -> None:
+        items.append(wrapped((sign, style), text, width, glyphs.ellipsis, min(most, lines)))
+
+    first = server.errors[0] if server.errors else None
+    if server.phase is Phase.FAILED:
+        where = f" in {first.phase}" if first and first.phase is not Phase.UNKNOWN else ""
+        ranks = ""
+        if first and first.ranks:
+            ranks = f" {glyphs.separator} {clean(first.ranks[0])}"
+            ranks += f" first of {len(first.ranks)} ranks" if len(first.ranks) > 1 else ""
+        words = first.text if first else server.phase_evidence
+        text = clean(words or "its processes are gone; the log does not say why")
+        add(f"{glyphs.bad} FAILED{where}{ranks}:", "bad", text, 3)
+    elif first and server.phase is not Phase.STOPPED:
+        ranks = f" {clean(first.ranks[0])}:" if first.ranks else ":"
+        add(f"{glyphs.bad} error{ranks}", "bad", clean(first.text))
+    elif server.phase is Phase.STOPPED:
+        add(f"{glyphs.down} stopped:", "warn", clean(server.phase_evidence or "its processes are gone"))
+    if server.left_pids:
+        pids = ", ".join(str(pid) for pid in server.left_pids[:6])
+        add(f"{glyphs.warn} left behind:", "warn", f"pid {pids} outlived the server and may hold GPU memory")
+    return items
+
+
+def problem_items(state: HostState, server: ServerState | None, width: int, glyphs: Glyphs, most: int) -> list[Item]:
+    """What does not work on the host, serious things first."""
+    names = {each.identity.key: f"pid {each.identity.pid}" for each in state.servers}
+    chosen = server.identity.key if server else None
+    texts: list[tuple[str, bool]] = []
+    for problem in state.problems:
+        if problem.cleared:
+            continue
+        own = problem.subject == chosen
+        subject = names.get(problem.subject, problem.subject)
+        if problem.code == "gpu-lost" and subject.isdigit():
+            subject = f"GPU {subject}"
+        texts.append(problem_text(problem.code, "" if own else subject, problem.detail))
+    if server is not None and server.http_problem:
+        texts.append((clean(server.http_problem), False))
+    if state.gpu_table is not None and state.gpu_table.reason and not any(p.code == "no-gpu" for p in state.problems):
+        texts.append((clean(state.gpu_table.reason), False))
+    if state.lost_lines:
+        texts.append((f"{state.lost_lines} lines of the probe were lost on the way", False))
+    texts.sort(key=lambda each: not each[1])
+    signs = {True: (glyphs.bad, "bad"), False: (glyphs.warn, "warn")}
+    return [wrapped(signs[serious], text, width, glyphs.ellipsis, most) for text, serious in texts]
+
+
+def note_items(
+    state: HostState,
+    server: ServerState | None,
+    width: int,
+    glyphs: Glyphs,
+    *,
+    rows: Sequence[Row] = (),
+    most: int = 3,
+) -> list[Item]:
+    """Everything that wants a look, most urgent first: failure, link, XID, problems, foreign processes, throttling.
+
+    Args:
+        state: The host.
+        server: The server on screen.
+        width: Cells of a line.
+        glyphs: Signs to draw with.
+        rows: Name the ranks among these that the driver slows down, where the table has no room for it.
+        most: Lines that one item may take.
+    """
+    items = failure_items(server, width, glyphs, most) if server is not None else []
+    link = state.link
+    if link.reason and link.phase is not LinkPhase.UP:
+        todo = ". Press R to try again" if link.final else ""
+        sign = (f"{glyphs.link(link.phase)} link {link.phase}:", "bad" if link.final else "warn")
+        items.append(wrapped(sign, f"{clean(link.reason).rstrip('.')}{todo}", width, glyphs.ellipsis, most))
+    bus_ids = {info.bus_id: info.index for info in state.gpu_table.gpus if info.bus_id} if state.gpu_table else {}
+    for xid in state.xids[-2:]:
+        gpu = bus_ids.get(xid.bus_id)
+        where = f"GPU {gpu}" if gpu is not None else clean(xid.bus_id)
+        sign = (f"{glyphs.bad} XID {xid.xid} on {where}:", "bad")
+        items.append(wrapped(sign, clean(xid.text), width, glyphs.ellipsis, most))
+    items += problem_items(state, server, width, glyphs, min(most, 2))
+    items += [[line] for line in foreign_lines(state, width, glyphs)]
+    if throttling := throttle_lines(rows, width, glyphs):
+        items.append(throttling)
+    return items
+
+
+def note_lines(items: Sequence[Item], compact: Sequence[Item], room: int, glyphs: Glyphs) -> list[Line]:
+    """As many items as there is room for, whole ones only; the rest is counted.
+
+    Args:
+        items: The items as they should be.
+        compact: The same in one line each.
+        room: Lines there are.
+        glyphs: Signs to draw with.
+    """
+    lines = [line for item in items for line in item]
+    if len(lines) <= room:
+        return lines
+    lines = [line for item in compact for line in item]
+    if len(lines) <= room:
+        return lines
+    kept = lines[: max(0, room - 1)]
+    return [*kept, ((f" {glyphs.ellipsis} and {len(lines) - len(kept)} more: i shows all", "dim"),)]

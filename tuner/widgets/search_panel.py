@@ -1,0 +1,110 @@
+"""What a search on the host has found, newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.message import Message
+from textual.widgets import OptionList
+from textual.widgets.option_list import Option
+
+from tuner.domain.logs import LogHit
+from tuner.units import format_bytes
+from tuner.widgets.glyphs import Glyphs
+from tuner.widgets.rows import Rows
+from tuner.widgets.spans import Line, Span, clean, clip, spread
+
+HITS_MAX = 500
+
+
+class SearchPanel(Vertical):
+    """A line that says how the search goes, and the hits; hidden until there is a search."""
+
+    DEFAULT_CSS = """
+    SearchPanel {
+        height: auto;
+        display: none;
+        &.-open { display: block; }
+        #hits-head { background: $surface; }
+        #hits { height: auto; max-height: 9; border: none; padding: 0; background: $background; }
+    }
+    """
+
+    class Chosen(Message):
+        """A hit was chosen."""
+
+        def __init__(self, hit: LogHit) -> None:
+            super().__init__()
+            self.hit = hit
+
+    def __init__(self, glyphs: Glyphs) -> None:
+        super().__init__()
+        self._glyphs = glyphs
+        self._pattern = ""
+        self._hits: list[LogHit] = []
+
+    def compose(self) -> ComposeResult:
+        """Head and list."""
+        yield Rows(id="hits-head")
+        yield OptionList(id="hits", markup=False)
+
+    @property
+    def open(self) -> bool:
+        """Whether it is shown."""
+        return self.has_class("-open")
+
+    def begin(self, pattern: str) -> None:
+        """A new search: forget the one before."""
+        self._pattern, self._hits = pattern, []
+        self.query_one(OptionList).clear_options()
+        self.add_class("-open")
+        self._head(0, done=False, error=None)
+
+    def close(self) -> None:
+        """Hide it."""
+        self.remove_class("-open")
+
+    def progress(self, hits: Sequence[LogHit], scanned_bytes: int, *, done: bool, error: str | None) -> bool:
+        """Add hits.
+
+        Returns:
+            Whether these are the first.
+        """
+        first = not self._hits
+        new = hits[: max(0, HITS_MAX - len(self._hits))]
+        self._hits.extend(new)
+        options = self.query_one(OptionList)
+        width = max(20, self.size.width - 4)
+        texts = [clip(clean(hit.text), width, self._glyphs.ellipsis) for hit in new]
+        options.add_options([Option(Text(text, no_wrap=True)) for text in texts])
+        self._head(scanned_bytes, done=done, error=error)
+        if first and new:
+            options.highlighted = 0
+        return first and bool(new)
+
+    def focus_hits(self) -> None:
+        """Let keys choose among the hits."""
+        self.query_one(OptionList).focus()
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Enter or a click."""
+        event.stop()
+        self.post_message(self.Chosen(self._hits[event.option_index]))
+
+    def _head(self, scanned_bytes: int, *, done: bool, error: str | None) -> None:
+        glyphs, found, width = self._glyphs, len(self._hits), self.app.size.width
+        count = f"{found}{'+' if found >= HITS_MAX else ''} hit{'' if found == 1 else 's'}"
+        left: list[Span] = [(f' "{clip(clean(self._pattern), 30, glyphs.ellipsis)}"  ', "strong"), (count, "text")]
+        if error:
+            left.append((f"  {glyphs.warn} {clean(error)}", "warn"))
+        elif done:
+            left.append((f"  {glyphs.ok} {format_bytes(scanned_bytes)} searched on the host", "ok"))
+        else:
+            left.append((f"  {glyphs.busy} searching {glyphs.ellipsis} {format_bytes(scanned_bytes)}", "busy"))
+        keys: Line = ()
+        if width >= 110:
+            keys = (("newest first  enter: go there  n N: next  esc: close ", "dim"),)
+        self.query_one(Rows).show([spread(left, keys, width, glyphs.ellipsis)])
