@@ -28,7 +28,7 @@ from tuner.simhost.engine.memory import GIB, MIB
 async def until(fact: Callable[[], Any], seconds: float = 20.0) -> Any:
     """Wait for something to be true."""
     async with asyncio.timeout(seconds):
-        while not (found := fact()):
+        while not (found := fact()):  # noqa: ASYNC110 - facts of other processes, on disk
             await asyncio.sleep(0.02)
     return found
 
@@ -177,7 +177,7 @@ def test_the_leader_is_in_proc_with_its_log_and_port(healthy: SimHost) -> None:
     assert b"VIRTUAL_ENV=" in (folder / "environ").read_bytes()
     assert f":{fact['port']:04X} " in (folder / "net" / "tcp").read_text()
     if sys.platform == "linux":
-        assert os.path.samefile(f"/proc/{fact['pid']}/fd/1", log)
+        assert log.samefile(f"/proc/{fact['pid']}/fd/1")
     titles = {
         (root / name.name / "cmdline").read_bytes().rstrip(b"\0") for name in root.iterdir() if name.name.isdigit()
     }
@@ -339,22 +339,30 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("victim", ["parent", "host"])
-async def test_nothing_is_left_after_a_kill(victim: str) -> None:
+def _seen(line: bytes) -> tuple[int, Path, list[int]]:
+    """Host process, folder, and all that its /proc shows."""
+    pid, folder = json.loads(line)
+    return pid, Path(folder), [int(p.name) for p in Path(folder).glob("root/proc/[0-9]*") if p.name != "1"]
+
+
+@pytest.fixture
+def parent() -> Iterator[subprocess.Popen[bytes]]:
+    """Somebody who started a simulated host and does not live to end it."""
     env = {**os.environ, "PYTHONPATH": str(Path(simhost.__file__).resolve().parents[2])}
-    parent = subprocess.Popen([sys.executable, "-c", _PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+    with subprocess.Popen(
+        [sys.executable, "-c", _PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+    ) as it:
+        yield it
+        it.kill()
+
+
+@pytest.mark.parametrize("victim", ["parent", "host"])
+async def test_nothing_is_left_after_a_kill(parent: subprocess.Popen[bytes], victim: str) -> None:
     assert parent.stdout is not None
-    assert parent.stdin is not None
-    pid, folder = json.loads(parent.stdout.readline())
-    facts = [json.loads(path.read_text()) for path in Path(folder, "run").glob("*.json")]
-    shown = [int(p.name) for p in Path(folder, "root", "proc").iterdir() if p.name.isdigit() and p.name != "1"]
-    pids = [pid, facts[0]["pid"], *shown]
+    pid, folder, shown = _seen(parent.stdout.readline())
     assert len(shown) == 12  # leader, eight ranks, two helpers, the tenant
     os.kill(parent.pid if victim == "parent" else pid, signal.SIGKILL)
-    await until(lambda: not [p for p in pids if _alive(p)] and not Path(folder).exists())
-    parent.stdin.close()
-    parent.stdout.close()
-    parent.wait()
+    await until(lambda: not [p for p in (pid, *shown) if _alive(p)] and not folder.exists())
 
 
 async def test_a_given_folder_is_kept(tmp_path: Path) -> None:
@@ -370,9 +378,10 @@ async def test_a_running_demo_is_found_and_a_dead_one_is_not(tmp_path: Path) -> 
     assert found == host.address
     os.kill(host.pid, signal.SIGKILL)
     host.close()
-    assert len(list(tmp_path.glob("demo-*.json"))) == 1
+    entry = tmp_path / f"demo-{host.pid}.json"
+    assert entry.exists()
     assert simhost.running(tmp_path) is None
-    assert list(tmp_path.glob("demo-*.json")) == []
+    assert not entry.exists()
     await until(lambda: not host.address.dir.exists())
 
 

@@ -28,7 +28,7 @@ VERSIONS = tuple(_REAL)
 async def until(fact: Callable[[], Any], seconds: float = 25.0) -> Any:
     """Wait for something to be true."""
     async with asyncio.timeout(seconds):
-        while not (found := fact()):
+        while not (found := fact()):  # noqa: ASYNC110 - facts of other processes, on disk
             await asyncio.sleep(0.02)
     return found
 
@@ -177,10 +177,11 @@ async def test_hang_capture(version: str) -> None:
         check_shapes(host, version)
 
 
+@pytest.mark.timeout(150)
 async def test_story() -> None:
-    async with simhost.start("story", "0.5.9", speed=15) as host:
+    async with simhost.start("story", "0.5.9", speed=20) as host:
         assert "fired up" in log_of(host, "base-88-good")
-        await until(lambda: re.search(r"gen throughput \(token/s\): 89\.\d", log_of(host, "base-88")))
+        await until(lambda: re.search(r"gen throughput \(token/s\): 89\.\d", log_of(host, "base-88")), 60)
         for name, fraction in (("frac-055-nccl-2ch", 0.55), ("frac-055-custom-ar", 0.55), ("frac-050", 0.5)):
             assert f"mem_fraction_static={fraction}\n" in log_of(host, name)
             assert "Received sigquit" in log_of(host, name)
@@ -255,8 +256,9 @@ async def test_sigterm_to_the_whole_group_is_taken_for_a_crash(version: str) -> 
         os.killpg(facts_of(host)[0]["pid"], signal.SIGTERM)
         await gone(host)
         log = log_of(host, "base-88")
-        assert "SIGQUIT received" in log
-        assert ("Subprocess scheduler_" in log) == (version == "0.5.23")
+        # The old version does not watch its processes, and drains what is no more.
+        for words in ("SIGQUIT received", "Subprocess scheduler_"):
+            assert (words in log) == (version == "0.5.23")
         assert "Scheduler hit an exception" not in log
         check_shapes(host, version)
 

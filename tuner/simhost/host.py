@@ -42,7 +42,7 @@ class Host:
         )  # fmt: skip
         port = listener.get_port()
         identity, known_hosts = self._write_keys(host_key, user_key, port)
-        while not world.shown:
+        while not world.shown:  # noqa: ASYNC110 - other processes show themselves by files
             await asyncio.sleep(0.004)
         world.first_look()
         facts = {

@@ -161,9 +161,9 @@ class Tree:
         rss = process.rss_kb // 4
         session = process.session or process.pid
         tail = (
-            f"{process.state} {process.ppid} {session} {session} 0 -1 4194560 91000 0 12 0 {cpu} {cpu // 9} 0 0 20 0 42 0 "
-            f"{ticks} {process.rss_kb * 9 * 1024} {rss} 18446744073709551615 1 1 0 0 0 0 0 16781312 17642 0 0 0 17 5 "
-            "0 0 0 0 0 0 0 0 0 0 0 0 0"
+            f"{process.state} {process.ppid} {session} {session} 0 -1 4194560 91000 0 12 0 {cpu} {cpu // 9} 0 0 20 0 "
+            f"42 0 {ticks} {process.rss_kb * 9 * 1024} {rss} 18446744073709551615 1 1 0 0 0 0 0 16781312 17642 "
+            "0 0 0 17 5 0 0 0 0 0 0 0 0 0 0 0 0 0"
         )
         self._write(f"{process.pid}/stat", f"{process.pid} ({process.comm[:15]}) {tail}\n")
         uid = process.uid
@@ -181,8 +181,9 @@ class Tree:
             if process.port is not None:
                 local = int.from_bytes(bytes((127, 0, 0, 1)), sys.byteorder)
                 rows.append(
-                    f"{len(rows) - 1:4d}: {local:08X}:{process.port:04X} 00000000:0000 0A 00000000:00000000 00:00000000 "
-                    f"00000000 {process.uid:5d}        0 {_inode(process.pid)} 1 0000000000000000 100 0 0 10 0\n"
+                    f"{len(rows) - 1:4d}: {local:08X}:{process.port:04X} 00000000:0000 0A 00000000:00000000 "
+                    f"00:00000000 00000000 {process.uid:5d}        0 {_inode(process.pid)} 1 0000000000000000 "
+                    "100 0 0 10 0\n"
                 )
         table = "".join(rows)
         self._write("net/tcp", table)

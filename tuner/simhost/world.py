@@ -209,23 +209,19 @@ class World:
             if fact is None:
                 if gone:
                     self._forget(pid)
-                else:
-                    seen.add(pid)
-                    self._show_young(pid)
                 continue
-            members = [m for m in fact["members"] if not gone or _alive(m["pid"])]
+            members = fact["members"]
             if gone:
                 self._let_go(fact, now)
+                members = [{**m, "memory_bytes": 0, "orphan": True} for m in members if _alive(m["pid"])]
                 if not members:
                     self._forget(pid)
                     continue
-                members = [{**m, "memory_bytes": 0, "orphan": True} for m in members]
             else:
                 seen.add(pid)
                 self._show_leader(pid, fact)
-                for number, load in enumerate(fact["loads"]):
-                    if number < len(fact["members"]) or fact["members"]:
-                        loads[number] = load
+                if members:
+                    loads = [dict(load) for load in fact["loads"]]
             for member in members:
                 seen.add(member["pid"])
                 self._show_member(pid, fact, member)
@@ -242,6 +238,7 @@ class World:
         self.driver.update(time.monotonic(), loads, holders)
 
     def fact(self, pid: int) -> dict[str, Any] | None:
+        """What a server last said of itself; None before it said anything."""
         path = self.run_dir / f"{pid}.json"
         try:
             stamp = path.stat().st_mtime_ns
@@ -268,9 +265,6 @@ class World:
         self.facts.pop(pid, None)
         self.logged.pop(pid, None)
 
-    def _show_young(self, pid: int) -> None:
-        """A server that has not said anything of itself yet: there is a process, and that is all."""
-
     def _show_leader(self, pid: int, fact: dict[str, Any]) -> None:
         self.tree.put(
             Process(
@@ -289,7 +283,8 @@ class World:
         self.tree.put(
             Process(
                 member["pid"], 1 if member.get("orphan") else leader, title.encode(),
-                fact["started_at"] + (0.6 if kind == "resource_tracker" else 1.1), comm=title[:15] if titled else "python",
+                fact["started_at"] + (0.6 if kind == "resource_tracker" else 1.1),
+                comm=title[:15] if titled else "python",
                 state=member["state"], session=leader, env=fact["env"], cwd=fact["cwd"], exe=self.python,
                 log=self.logged.get(leader), rss_kb=0 if dead else 2_876_628 if scheduler else 1_029_640,
                 cpu_share=0.0 if dead else 1.0 if scheduler else 0.02,
@@ -310,7 +305,8 @@ class World:
             Process(
                 pid, 1, b"python\0train.py\0--config\0lora-7b.yaml\0", self.now - 5 * 3600, uid=1001,
                 env={"USER": "alice", "HOME": "/home/alice", "CUDA_VISIBLE_DEVICES": str(tenant.gpu)},
-                cwd="/home/alice/lora", exe="/usr/bin/python3.12", cgroup="/user.slice/user-1001.slice/session-31.scope",
+                cwd="/home/alice/lora", exe="/usr/bin/python3.12",
+                cgroup="/user.slice/user-1001.slice/session-31.scope",
                 rss_kb=4_212_000, cpu_share=0.9,
             )
         )  # fmt: skip

@@ -61,7 +61,7 @@ class Family:
         with contextlib.suppress(BaseException):
             os.close(self._hold)
             os.close(self._served)
-            _wait(*pipes, stays=stays)
+            _wait(*pipes, stays=stays, tracker=kind == "resource_tracker")
         os._exit(0)
 
     def serving(self) -> None:
@@ -94,10 +94,12 @@ class Family:
         return next(child for child in self.children if child.rank == rank)
 
 
-def _wait(leash: int, served: int, lifeline: int | None, *, stays: bool) -> None:
+def _wait(leash: int, served: int, lifeline: int | None, *, stays: bool, tracker: bool) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+        # Python's resource tracker goes only with its parent.
+        polite = tracker and number in (signal.SIGTERM, signal.SIGINT)
+        signal.signal(number, signal.SIG_IGN if polite else signal.SIG_DFL)
     select.select([leash] if lifeline is None else [leash, lifeline], [], [])
     if stays and lifeline is not None and os.read(served, 1) != b"S":
         select.select([lifeline], [], [])

@@ -32,7 +32,7 @@ class Ends:
         """Notice children that die."""
         assert self.server.family is not None
         while True:
-            ended = self.server.family.reap()
+            ended = [child for child in self.server.family.reap() if child.kind != "resource_tracker"]
             if ended and not self.dying:
                 await self._child_died(ended[0])
             await asyncio.sleep(0.1)
@@ -61,8 +61,8 @@ class Ends:
                 f"Subprocess {name} (pid={child.pid}) crashed with exit code {child.code}. "
                 "Triggering SIGQUIT for cleanup..."
             )
-        elif child.kind != "scheduler":
-            self.dying = False  # 0.5.9 does not watch its helpers: it goes on, and clients hang
+        else:
+            self.dying = False  # 0.5.9 does not watch its processes: it goes on, and clients hang
             return
         await self.sigquit()
 
@@ -146,17 +146,16 @@ class Ends:
         serving = self.server.serving
         if serving is not None:
             serving.draining = True
-        while True:
+        rids: list[str] | None = None
+        while rids != []:
             await self._pause(5.0)
-            if self.dying:
-                return  # a child died meanwhile, and that has its own end
+            if self._overtaken():
+                return
             rids = [r.rid for r in (*serving.running, *serving.prefilling, *serving.waiting)] if serving else []
             self.server.log.line(
                 f"Gracefully exiting... Remaining number of requests {len(rids)}. "
                 f"Remaining requests remaining_rids={rids}."
             )
-            if not rids:
-                break
         self.dying = True
         if not self.server.config.new:
             self._kill_all()
@@ -169,6 +168,10 @@ class Ends:
         self.server.log.line(f"kill_process_tree called: parent_pid={pid}, include_parent=False, pid={pid}")
         self._shutdown_lines()
         os._exit(0)
+
+    def _overtaken(self) -> bool:
+        """A child died meanwhile, and that has its own end."""
+        return self.dying
 
     def _shutdown_lines(self) -> None:
         pid = os.getpid()
