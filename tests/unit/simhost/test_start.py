@@ -126,3 +126,40 @@ def test_an_unknown_flag_ends_like_argparse() -> None:
         server("0.5.9", 0.88, "--no-such-thing")
     with pytest.raises(SystemExit, match="--cuda-graph-max-bs"):
         server("0.5.23", 0.88, "--cuda-graph-max-bs", "8")
+
+
+def _phases(log: str) -> list[str]:
+    words = r"Load weight end|KV Cache is allocated|graph begin|max_total_num_tokens|Init \w+(?: \w+)? begin"
+    return re.findall(rf"TP0\] .*?({words})", log)
+
+
+def test_the_old_version_makes_its_draft_after_the_targets_graphs() -> None:
+    plain, spec = server(), server("0.5.9", 0.88, "--speculative-algorithm", "EAGLE")
+    for played in (plain, spec):
+        played.replay(T0, T0 + 760)
+
+    assert _phases(log_of(spec)) == [
+        "Init torch distributed begin", "Load weight end", "KV Cache is allocated", "graph begin",
+        "Init torch distributed begin", "Load weight end", "KV Cache is allocated", "graph begin", "graph begin",
+        "max_total_num_tokens",
+    ]  # fmt: skip
+    assert spec.machine.tokens == plain.machine.tokens
+    assert spec.machine.max_running == 48
+    taken = plain.startup_free[3] - spec.startup_free[3]
+    assert taken == spec.machine.box.ranks[3].draft > GIB
+
+
+def test_the_new_version_counts_its_draft_into_the_pool() -> None:
+    plain, spec = server("0.5.23"), server("0.5.23", 0.88, "--speculative-algorithm", "EAGLE")
+    for played in (plain, spec):
+        played.replay(T0, T0 + 760)
+
+    log = log_of(spec)
+    assert _phases(log)[:5] == [
+        "Init parallel begin", "Load weight end", "Load weight end", "KV Cache is allocated", "KV Cache is allocated",
+    ]  # fmt: skip
+    assert "Capture target verify CUDA graph begin" in log
+    assert "TP0] Capture draft decode CUDA graph begin" in log
+    assert "TP1] Capture draft decode CUDA graph begin" not in log
+    lost = plain.machine.tokens - spec.machine.tokens
+    assert lost == pytest.approx((1_409_286_144 + 159_277 * 1_152) / (70_272 + 1_152), rel=0.01)

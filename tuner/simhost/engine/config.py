@@ -40,6 +40,8 @@ class Spec:
     traffic: str = "office"
     foreign: dict[int, int] = field(default_factory=dict)
     """Bytes of others by GPU when this server starts."""
+    foreign_pid: int = 0
+    """Whose they are."""
     capacity_bytes: int = 0
     faults: dict[str, float] = field(default_factory=dict)
     """What goes wrong, by name, with a parameter: hang_capture (captures done), big_prefill (seconds after ready),

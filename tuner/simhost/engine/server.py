@@ -70,7 +70,7 @@ class Server:
         self.pending: list[str] | None = None
         self.log = start.Log(self._write, self.clock.now, self.stamps)
         self.machine = start.machine(spec, config, self.log)
-        self.lines = text.Lines(config.new)
+        self.lines = text.Lines(config.new, config.speculative)
         self.serving: Serving | None = None
         self.family: Family | None = None
         self.socket: socket.socket | None = None

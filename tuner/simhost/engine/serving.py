@@ -87,7 +87,7 @@ class Serving:
         self.machine = machine
         self.config: Config = machine.config
         self.traffic = traffic
-        self.lines = Lines(machine.config.new)
+        self.lines = Lines(machine.config.new, machine.config.speculative)
         self.write = write
         self.rng = random.Random(machine.spec.seed + 1)  # noqa: S311 - a seeded play, no secret
         self.now = now

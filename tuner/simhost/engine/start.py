@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
-from tuner.simhost.engine import memory
+from tuner.simhost.engine import draft, memory
 from tuner.simhost.engine.config import Config, Spec
 from tuner.simhost.engine.memory import MIB, Box, RankMemory, gib
 from tuner.simhost.engine.text import FORCED_CUSTOM_AR, Lines
@@ -98,16 +98,23 @@ def machine(spec: Spec, config: Config, log: Log) -> Machine:
 
 def steps(m: Machine) -> Steps:
     """Everything from the first line to the capacity line."""
-    lines = Lines(m.config.new)
+    lines = Lines(m.config.new, m.config.speculative)
     yield from _args(m)
     yield from _distributed(m, lines)
     yield from _weights(m, lines)
+    if m.config.speculative and m.config.new:
+        yield from draft.load(m, lines)
     yield from _pool(m, lines)
+    if m.config.speculative and m.config.new:
+        yield from draft.pool(m, lines)
     if m.config.prefill_graphs:
         yield from _capture(m, lines, "prefill")
     if m.config.args["disable_cuda_graph"] is not True:
         yield from _capture(m, lines, "decode")
-    m.max_running = min(m.tokens // 2, int(m.config.args["max_running_requests"] or m.max_running))
+    if m.config.speculative:
+        yield from draft.after_graphs(m, lines)
+    wanted = m.config.args["max_running_requests"] or (48 if m.config.speculative else m.max_running)
+    m.max_running = min(m.tokens // 2, m.max_running, int(wanted))
     m.log.line(lines.capacity(m.tokens, m.config.args, m.max_running, m.config.context_length, m.box.free(0)), 0)
     if m.config.new:
         for rank in m.everyone():
@@ -206,7 +213,8 @@ def _pool(m: Machine, lines: Lines) -> Steps:
     if not m.config.new:
         m.log.line("Using KV cache dtype: torch.bfloat16", 0)
     config, after = m.config, m.box.least_free()
-    tokens = memory.pool_tokens(gib(m.before), gib(after), config.fraction, memory.MLA_CELL_BYTES)
+    cell = draft.cell_bytes(counted=config.new and config.speculative)
+    tokens = memory.pool_tokens(gib(m.before), gib(after), config.fraction, cell)
     if tokens <= 0:
         raise StartFailed("pool", dict.fromkeys(range(config.tp), _no_memory(m, after)))
     cap = config.args["max_total_tokens"]
@@ -321,7 +329,9 @@ def out_of_memory(m: Machine, rank: int, tried: int) -> str:
     mine, free = m.box.ranks[rank], m.box.free(rank)
     private = mine.graphs + mine.prefill_graphs
     reserved = min(mine.activations, 402 * MIB)
-    others = f"Process {9120} has {_size(m.box.foreign[rank])} memory in use. " if m.box.foreign[rank] else ""
+    others = (
+        f"Process {m.spec.foreign_pid} has {_size(m.box.foreign[rank])} memory in use. " if m.box.foreign[rank] else ""
+    )
     pools = f", with {_size(private)} allocated in private pools (e.g., CUDA Graphs)," if private else ","
     return (
         f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {_size(tried)}. "

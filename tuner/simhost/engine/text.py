@@ -30,6 +30,10 @@ class Lines:
     """The lines whose words differ between the two versions. Sizes are bytes, printed as GiB under the name GB."""
 
     new: bool
+    speculative: bool = False
+
+    def _target(self, what: str) -> str:
+        return "verify" if what == "decode" and self.speculative else what
 
     def init_begin(self) -> str:
         """Start of the distributed set-up of one rank."""
@@ -75,8 +79,10 @@ class Lines:
         """Graph capture of one rank begins. `what`: decode or prefill (0.5.23 only)."""
         if not self.new:
             return f"Capture cuda graph begin. This can take up to several minutes. avail mem={gib(free):.2f} GB"
-        shape = f"num_tokens={sizes}" if what == "prefill" else "num_tokens_per_req=1"
-        return f"Capture target {what} CUDA graph begin. backend={backend}, {shape}, avail mem={gib(free):.2f} GB"
+        per_request = 4 if self.speculative else 1
+        shape = f"num_tokens={sizes}" if what == "prefill" else f"num_tokens_per_req={per_request}"
+        name = self._target(what)
+        return f"Capture target {name} CUDA graph begin. backend={backend}, {shape}, avail mem={gib(free):.2f} GB"
 
     def capture_end(self, what: str, elapsed_s: float, used: int, free: int, sizes: list[int]) -> str:
         """Graph capture of one rank ended."""
@@ -87,8 +93,8 @@ class Lines:
             )
         shape = f"bs={sizes}, " if what == "decode" else ""
         return (
-            f"Capture target {what} CUDA graph end. {shape}elapsed={elapsed_s:.2f} s, mem usage={gib(used):.2f} GB, "
-            f"avail mem={gib(free):.2f} GB."
+            f"Capture target {self._target(what)} CUDA graph end. {shape}elapsed={elapsed_s:.2f} s, "
+            f"mem usage={gib(used):.2f} GB, avail mem={gib(free):.2f} GB."
         )
 
     def capture_bar(self, what: str, size: int, free: int, done: int, total: int, elapsed_s: float) -> str:
