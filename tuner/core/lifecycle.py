@@ -93,10 +93,26 @@ def apply_members(server: ServerState, identity: ServerIdentity) -> ServerState:
     )
     server = msgspec.structs.replace(server, identity=identity, ranks=ranks)
     dead = [r for r in ranks if not r.alive]
-    if dead and not server.phase.ended and server.phase is not Phase.STOPPING:
-        names = ", ".join(f"{r.tag} (pid {r.pid})" for r in dead)
-        return _enter(server, Phase.FAILED, None, f"rank died: {names}")
-    return server
+    if not dead or server.phase in (Phase.STOPPING, Phase.STOPPED):
+        return server
+    told = {tag for error in server.errors for tag in error.ranks}
+    silent = [r for r in dead if r.tag not in told]
+    if silent and len(dead) < len(ranks) and not any(error.silent for error in server.errors):
+        # What the others print (a connection closed by its peer) is the consequence; the silence came first.
+        names = ", ".join(f"{r.tag} (pid {r.pid})" for r in silent)
+        entry = ErrorLine(
+            text=f"{names} died without an error of its own: killed from outside, or crashed in native code",
+            ranks=tuple(r.tag for r in silent),
+            offset=server.log.end,
+            at=server.errors[0].at if server.errors else None,
+            phase=server.errors[0].phase if server.errors else server.phase,
+            silent=True,
+        )
+        server = msgspec.structs.replace(server, errors=(entry, *server.errors), phase_evidence=entry.text)
+    if server.phase.ended:
+        return server
+    names = ", ".join(f"{r.tag} (pid {r.pid})" for r in dead)
+    return _enter(server, Phase.FAILED, None, server.errors[0].text if server.errors else f"rank died: {names}")
 
 
 def apply_gone(server: ServerState, left: tuple[int, ...], at: float | None) -> ServerState:
@@ -202,9 +218,17 @@ def _progress(server: ServerState, fact: LogFact) -> ServerState:
         return server
     if not _speaks_for_server(server, fact.rank):
         return server
+    if phase is Phase.WEIGHT_LOAD and fact.kind == f.PHASE_BEGIN and _has_weights(server, fact.rank):
+        phase = Phase.DRAFT_INIT
+        if server.phases[-1].phase is Phase.KV_ALLOC and server.kv_tokens is None:
+            # SGLang 0.5.14 and later load the draft before they size any pool.
+            server = msgspec.structs.replace(server, phases=server.phases[:-1])
     seen = [record.phase for record in server.phases]
     if phase not in seen or (fact.kind == f.PHASE_BEGIN and phase is not server.phase):
         server = _enter(server, phase, fact)
+    if fact.kind == f.WEIGHTS and server.phase in (Phase.WEIGHT_LOAD, Phase.DRAFT_INIT):
+        # Engines size the KV pool next and say so only when it is allocated; a start that fails in between fails there.
+        server = _enter(server, Phase.KV_ALLOC, fact)
     if fact.kind == f.PROGRESS and server.phases and server.phases[-1].phase is phase:
         last = msgspec.structs.replace(
             server.phases[-1],
@@ -214,6 +238,11 @@ def _progress(server: ServerState, fact: LogFact) -> ServerState:
         )
         server = msgspec.structs.replace(server, phases=(*server.phases[:-1], last))
     return server
+
+
+def _has_weights(server: ServerState, rank: str | None) -> bool:
+    """The rank has loaded weights before: what it loads now is the draft model."""
+    return any(r.log_terms.weights_bytes is not None for r in server.ranks if rank in (None, r.tag))
 
 
 def _speaks_for_server(server: ServerState, rank: str | None) -> bool:

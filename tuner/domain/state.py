@@ -146,6 +146,8 @@ class ErrorLine(Struct, frozen=True, kw_only=True):
     phase: Phase = Phase.UNKNOWN
     header: bool = False
     """Only announces an error whose own line has not come yet."""
+    silent: bool = False
+    """No line of the log: ranks that vanished from the process table without one."""
 
 
 class ServerState(Struct, frozen=True, kw_only=True):

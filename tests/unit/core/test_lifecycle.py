@@ -7,6 +7,7 @@ from tuner.core import lifecycle
 from tuner.domain.logs import LogFact
 from tuner.domain.server import Member, Phase, ServerIdentity
 from tuner.domain.state import RankState, ServerState
+from tuner.units import from_gib
 
 STARTED_AT = 1_772_000_000.0
 ZONE = 3600.0 * 9
@@ -52,7 +53,7 @@ def test_a_start_goes_through_its_phases_with_times_in_host_time() -> None:
         (Phase.ARGS, 0.0),
         (Phase.DIST_INIT, 30.0),
         (Phase.WEIGHT_LOAD, 40.0),
-        (Phase.KV_ALLOC, 96.0),
+        (Phase.KV_ALLOC, 95.0),
         (Phase.GRAPH_CAPTURE, 97.0),
         (Phase.WARMUP, 121.0),
     ]
@@ -85,7 +86,7 @@ def test_an_error_while_starting_is_a_failed_start_with_all_its_ranks() -> None:
     assert server.phase is Phase.FAILED
     (entry,) = server.errors
     assert entry.ranks == tuple(f"TP{i}" for i in range(8))
-    assert (entry.count, entry.phase, entry.at) == (8, Phase.WEIGHT_LOAD, STARTED_AT + 96)
+    assert (entry.count, entry.phase, entry.at) == (8, Phase.KV_ALLOC, STARTED_AT + 96)
 
 
 def test_the_exception_replaces_the_line_that_announces_it() -> None:
@@ -106,6 +107,32 @@ def test_a_tag_that_no_process_has_is_no_rank() -> None:
         server = play(fact(f.KV_POOL, 50, tag, kv_gib=10.0, tokens=9), server=server)
     assert [r.tag for r in server.ranks] == ["TP0", "TP1"]
     assert all(r.log_terms.kv_bytes is None for r in server.ranks)
+
+
+def test_a_second_set_of_weights_is_the_draft_model() -> None:
+    drafted = (
+        *START[:7],
+        fact(f.PHASE_BEGIN, 95, "TP0", phase="weight-load"),
+        fact(f.WEIGHTS, 99, "TP0", used_gib=4.0),
+        *START[7:],
+    )
+    server = play(*drafted)
+    phases = [record.phase for record in server.phases]
+    assert phases[2:5] == [Phase.WEIGHT_LOAD, Phase.DRAFT_INIT, Phase.KV_ALLOC]
+    assert server.ranks[0].log_terms.weights_bytes == from_gib(72.33) + from_gib(4.0)
+
+
+def test_ranks_that_vanish_without_a_word_come_before_what_their_peers_say() -> None:
+    ranks = tuple(RankState(tag=f"TP{i}", pid=11 + i) for i in range(3))
+    left = tuple(Member(pid=11 + i, ppid=10, start_ticks=1, title="") for i in (0, 1))
+    gloo = fact(f.ERROR, 300, "TP0", summary="Connection closed by peer", fatal=True)
+    server = play(*READY, gloo, server=ServerState(identity=identity(), ranks=ranks))
+    server = lifecycle.apply_members(server, identity(members=left))
+    assert server.errors[0].ranks == ("TP2",)
+    assert "TP2 (pid 13) died without an error of its own" in server.phase_evidence
+    assert server.errors[1].text == "Connection closed by peer"
+    again = lifecycle.apply_members(server, identity(members=left))
+    assert again.errors == server.errors
 
 
 def test_a_secondary_error_is_noted_and_decides_nothing() -> None:

@@ -94,7 +94,7 @@ def test_a_whole_start_is_read_from_its_log_and_remembered() -> None:
     assert server.ranks[0].memory.weights_bytes == 60 * GIB
     (kept,) = [c for c in commands if isinstance(c, KeepStart)]
     assert kept.record.outcome == "ready"
-    assert kept.record.phases_s[Phase.WEIGHT_LOAD] == pytest.approx(16.0)
+    assert kept.record.phases_s[Phase.WEIGHT_LOAD] == pytest.approx(15.0)
     assert kept.record.source == "/log"
 
 
