@@ -533,13 +533,14 @@ class Engine:
 class Proc:
     """A process as last seen."""
 
-    __slots__ = ("argv", "leads", "line", "pid", "ppid", "raw", "state", "ticks", "titled", "young_until")
+    __slots__ = ("argv", "comm", "leads", "line", "pid", "ppid", "raw", "state", "ticks", "titled", "young_until")
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.ppid = 0
         self.ticks = 0
         self.state = "?"
+        self.comm = b""
         self.raw = b"\0"
         self.argv: Tuple[str, ...] = ()
         self.line = ""
@@ -553,12 +554,13 @@ class Proc:
         return self.state not in "ZX"
 
 
-def read_stat(pid: int) -> Optional[Tuple[str, int, int]]:
-    """State letter, parent and start ticks of a process; None when there is no such process."""
+def read_stat(pid: int) -> Optional[Tuple[str, int, int, bytes]]:
+    """State letter, parent, start ticks and short name of a process; None when there is no such process."""
     try:
         data = glance("%s/%d/stat" % (PROC, pid))
-        fields = data[data.rindex(b")") + 2 :].split()
-        return fields[0].decode("ascii"), int(fields[1]), int(fields[19])
+        end = data.rindex(b")")
+        fields = data[end + 2 :].split(None, 20)
+        return fields[0].decode("ascii"), int(fields[1]), int(fields[19]), data[data.index(b"(") : end]
     except (OSError, ValueError, IndexError):
         return None
 
@@ -567,74 +569,103 @@ class ProcTable:
     """The process table, read incrementally: a full look costs milliseconds on a busy host.
 
     New and young processes are read at each scan (shells exec, engines set titles late), kin of a server too, and a
-    slice of all others in turn, so that a late exec or a reused PID is found within some 20 scans.
+    slice of all others in turn, so that a late exec or a reused PID is found within a minute at most
+    on all but the busiest hosts.
     """
 
     YOUNG_S = 45.0
-    SLICE = 40
+    SLICE = 20
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self._engines = engines
+        self._names: Dict[str, int] = {}
         self._turn: List[int] = []
-        self._uptime_at_zero = 0.0
+        self._young: Set[int] = set()
+        self._marked: Set[int] = set()
+        self._below: Dict[int, Set[int]] = collections.defaultdict(set)
         boot = boot_time()
         self._boot = boot if boot is not None else time.time()
+        self._scans = 0
         self.procs: Dict[int, Proc] = {}
         self.kin: Set[int] = set()
 
     def scan(self) -> None:
         """Look for processes that came, went or changed. Raises OSError when /proc cannot be listed."""
         now = time.monotonic()
-        live = {int(name) for name in os.listdir(PROC) if name.isdigit()}
-        live.discard(os.getpid())
-        for pid in [pid for pid in self.procs if pid not in live]:
-            del self.procs[pid]
+        self._scans += 1
+        names = set(os.listdir(PROC))
+        for name in self._names.keys() - names:
+            self._forget(self._names.pop(name))
         if not self._turn:
             self._turn = list(self.procs)
-        due = set(self._turn[-self.SLICE :])
+        due = {pid for pid in self._turn[-self.SLICE :] if pid in self.procs} | self._young | self.kin
         del self._turn[-self.SLICE :]
-        for pid in live:
-            proc = self.procs.get(pid)
-            if proc is None or proc.young_until > now or pid in self.kin or pid in due:
-                self._read(pid, proc, now)
+        for name in names - self._names.keys():
+            if name.isdigit() and int(name) != os.getpid():
+                self._names[name] = int(name)
+                due.add(int(name))
+        for pid in due:
+            self._read(pid, now)
 
-    def _read(self, pid: int, proc: Optional[Proc], now: float) -> None:
+    def _forget(self, pid: int) -> None:
+        proc = self.procs.pop(pid, None)
+        if proc is not None:
+            self._below[proc.ppid].discard(pid)
+            if not self._below[proc.ppid]:
+                del self._below[proc.ppid]
+        self._young.discard(pid)
+        self._marked.discard(pid)
+
+    def _read(self, pid: int, now: float) -> None:
         found = read_stat(pid)
         if found is None:
-            self.procs.pop(pid, None)
+            self._forget(pid)
             return
-        state, ppid, ticks = found
+        state, ppid, ticks, comm = found
+        proc = self.procs.get(pid)
         if proc is None or proc.ticks != ticks:
+            self._forget(pid)
             proc = self.procs[pid] = Proc(pid)
-            proc.ticks = ticks
+            proc.ppid, proc.ticks = ppid, ticks
             age = time.time() - (self._boot + ticks / HZ)
-            proc.young_until = now + max(0.0, self.YOUNG_S - max(age, 0.0))
-        proc.state, proc.ppid = state, ppid
+            proc.young_until = now + self.YOUNG_S - max(age, 0.0)
+            self._young.add(pid)
+            self._below[ppid].add(pid)
+        elif proc.ppid != ppid:
+            self._below[proc.ppid].discard(pid)
+            self._below[ppid].add(pid)
+            proc.ppid = ppid
+        proc.state = state
+        if proc.young_until < now:
+            self._young.discard(pid)
+            # An exec, and nearly every new title, changes the short name too; the rest is seen now and then.
+            if proc.comm == comm and not (pid in self.kin and self._scans % 5 == 0):
+                return
         if not proc.alive or pid == 2 or ppid == 2:
             return
+        proc.comm = comm
         try:
             raw = slurp("%s/%d/cmdline" % (PROC, pid), 131_072)
         except OSError:
             return
-        if raw == proc.raw:
-            return
+        if raw != proc.raw:
+            self._recognise(proc, raw)
+
+    def _recognise(self, proc: Proc, raw: bytes) -> None:
         proc.raw = raw
         proc.argv = tuple(part.decode("utf-8", "replace") for part in raw.rstrip(b"\0").split(b"\0")) if raw else ()
         proc.line = " ".join(proc.argv)
         proc.leads = next((e for e in self._engines if e.leads(proc.argv, proc.line)), None)
         proc.titled = next((e for e in self._engines if e.titled(proc.line)), None)
+        if proc.leads is None and proc.titled is None:
+            self._marked.discard(proc.pid)
+        else:
+            self._marked.add(proc.pid)
 
     def recheck(self, pid: int, ticks: int) -> bool:
         """Look now whether a process is still that one and alive."""
         found = read_stat(pid)
         return found is not None and found[2] == ticks and found[0] not in "ZX"
-
-    def children(self) -> Dict[int, List[int]]:
-        """Children by parent."""
-        tree: Dict[int, List[int]] = {}
-        for proc in self.procs.values():
-            tree.setdefault(proc.ppid, []).append(proc.pid)
-        return tree
 
     def ancestors(self, pid: int) -> Iterator[Proc]:
         """Parents of a process, nearest first."""
@@ -646,16 +677,16 @@ class ProcTable:
             if proc is not None:
                 yield proc
 
-    def descendants(self, pid: int, tree: Dict[int, List[int]]) -> Iterator[Proc]:
+    def descendants(self, pid: int) -> Iterator[Proc]:
         """The whole tree below a process, without itself."""
-        stack = list(tree.get(pid, ()))
+        stack = list(self._below.get(pid, ()))
         seen = {pid}
         while stack:
             child = stack.pop()
             if child in seen:
                 continue
             seen.add(child)
-            stack.extend(tree.get(child, ()))
+            stack.extend(self._below.get(child, ()))
             proc = self.procs.get(child)
             if proc is not None:
                 yield proc
@@ -664,10 +695,11 @@ class ProcTable:
         """Leaders, and topmost titled processes that have no leader above them."""
         leaders: List[Proc] = []
         orphans: List[Proc] = []
-        for proc in self.procs.values():
-            if not proc.alive or (proc.leads is None and proc.titled is None):
+        for pid in sorted(self._marked):
+            proc = self.procs[pid]
+            if not proc.alive:
                 continue
-            above = [a for a in self.ancestors(proc.pid) if a.alive]
+            above = [a for a in self.ancestors(pid) if a.alive]
             if any(a.leads is not None for a in above):
                 continue
             if proc.leads is not None:
@@ -1237,6 +1269,10 @@ class Tail:
     def _room(self) -> bool:
         return self.probe.out.wait_for_room(lambda: self._stopped)
 
+    def _sleep(self, seconds: float) -> None:
+        if self._wake.wait(seconds):
+            self._wake.clear()
+
     @property
     def _over(self) -> bool:
         return self._stopped or (self._finish_at is not None and time.monotonic() >= self._finish_at)
@@ -1392,13 +1428,12 @@ class FileTail(Tail):
                     checked = now
                     if self._moved():
                         continue
-                if idle >= 2 or self._finish_at is None:
+                if not self.caught_up.is_set() and (idle >= 2 or self._finish_at is None):
                     self.caught_up.set()
                 if self._over:
                     self._flush_torn()
                     return
-                self._wake.wait(0.1 if idle < 20 else 0.25)
-                self._wake.clear()
+                self._sleep(0.15 if idle < 15 else 0.4)
         except OSError as e:
             self._unreadable(e)
         finally:
@@ -1417,8 +1452,7 @@ class FileTail(Tail):
                     self._unreadable(e)
                     told = True
                 self.caught_up.set()
-                self._wake.wait(1.0)
-                self._wake.clear()
+                self._sleep(1.0)
                 continue
             if told:
                 self.probe.problems.clear("log-denied", self.server.key)
@@ -1488,8 +1522,7 @@ class FileTail(Tail):
             self._window_start, self._window_sent, self._window_size = now, 0, size
             return False
         if full:
-            self._wake.wait(max(0.0, self._window_start + 1.0 - now))
-            self._wake.clear()
+            self._sleep(max(0.0, self._window_start + 1.0 - now))
             return False
         self._window_sent += count
         return True
@@ -1529,8 +1562,7 @@ class FileTail(Tail):
             try:
                 status = self._open(self.target.opens)
             except OSError:
-                self._wake.wait(0.25)
-                self._wake.clear()
+                self._sleep(0.25)
                 continue
             self.probe.problems.clear("log-vanished", self.server.key)
             self._opened("replaced", status.st_size, 0)
@@ -1586,8 +1618,7 @@ class JournalTail(Tail):
                 return
             cursor, offset = self._stream(follow, cursor, offset)
             self.caught_up.set()
-            self._wake.wait(1.0)
-            self._wake.clear()
+            self._sleep(1.0)
 
     def _entries(self, argv: Sequence[str], idle: Callable[[], None]) -> Iterator[Tuple[str, bytes]]:
         """Cursor and text of each entry of a running journalctl; `idle` is called when there is none for a moment."""
@@ -2051,38 +2082,54 @@ class HttpClient:
             at = newline + 4 + size
 
 
-def changed_series(body: bytes, wanted: Set[bytes], last: Dict[bytes, bytes]) -> Tuple[Dict[str, float], bool]:
-    """Values of the wanted Prometheus series that differ from `last`, which is brought up to date.
+class SeriesFilter:
+    """Picks the wanted series out of Prometheus text, and of those the ones that changed.
 
-    Only the names are looked at before a line is dropped: an answer has a thousand lines, a screen needs forty.
-
-    Returns:
-        Changed values by series as printed, and whether the text looks like Prometheus at all.
+    An answer has a thousand lines, a screen needs forty, and from one answer to the next the lines stay where they
+    are: where the wanted ones were found is remembered, and only when they moved all names are looked at again.
     """
-    changed: Dict[str, float] = {}
-    plausible = False
-    for line in body.split(b"\n"):
-        if line[:1] == b"#":
-            plausible = True
-            continue
-        brace = line.find(b"{")
-        name = line[:brace] if brace > 0 else line.split(b" ", 1)[0]
-        if name not in wanted:
-            continue
-        plausible = True
-        series, _, value = line.rstrip().rpartition(b" ")
-        if brace > 0 and not series.endswith(b"}"):
-            series, _, value = series.rpartition(b" ")  # a time stamp follows the value
-        if last.get(series) == value:
-            continue
-        try:
-            number = float(value)
-        except ValueError:
-            continue
-        last[series] = value
-        if number - number == 0.0:  # neither NaN nor infinite, which JSON cannot say
-            changed[series.decode("utf-8", "replace")] = number
-    return changed, plausible
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._wanted = {name.encode() for name in names}
+        self._count = -1
+        self._places: List[Tuple[int, bytes]] = []
+        self._values: Dict[bytes, bytes] = {}
+
+    def changed(self, body: bytes) -> Optional[Dict[str, float]]:
+        """Values of series, as printed, that differ from the last answer's; None for what is no Prometheus text."""
+        lines = body.split(b"\n")
+        moved = len(lines) != self._count or not all(lines[at].startswith(head) for at, head in self._places)
+        if moved and not self._look(lines) and body.strip():
+            return None
+        out: Dict[str, float] = {}
+        for at, head in self._places:
+            value = lines[at][len(head) :].split(b" ", 1)[0].rstrip()  # a time stamp may follow
+            if self._values.get(head) == value:
+                continue
+            try:
+                number = float(value)
+            except ValueError:
+                continue
+            self._values[head] = value
+            if number - number == 0.0:  # neither NaN nor infinite, which JSON cannot say
+                out[head[:-1].decode("utf-8", "replace")] = number
+        return out
+
+    def _look(self, lines: Sequence[bytes]) -> bool:
+        self._count = len(lines)
+        self._places = []
+        plausible = False
+        for at, line in enumerate(lines):
+            if line[:1] == b"#":
+                plausible = True
+                continue
+            brace = line.find(b"{")
+            name = line[:brace] if brace > 0 else line.split(b" ", 1)[0]
+            if name in self._wanted:
+                end = line.rfind(b"} ") + 2 if brace > 0 else len(name) + 1
+                if end > 1:
+                    self._places.append((at, line[:end]))
+        return plausible or bool(self._places)
 
 
 class Poller:
@@ -2096,14 +2143,13 @@ class Poller:
         self._every_s = float(plan.get("every_s", 1.0))
         self._timeout_s = float(plan.get("timeout_s", 2.0))
         self._parse: str = plan.get("parse", "json")
-        self._wanted = {name.encode() for name in plan.get("series", ())}
+        self._series = SeriesFilter(plan.get("series", ()))
         self._drop = set(plan.get("drop", ()))
         self._unless: Optional[str] = plan.get("unless")
         self._auth = bool(plan.get("auth", False))
         self._quiet = bool(plan.get("quiet", False))
         self._client = HttpClient()
         self._winner: Optional[str] = None
-        self._series: Dict[bytes, bytes] = {}
         self._body: Optional[bytes] = None
         self._failures = 0
         self._entered = False
@@ -2214,8 +2260,8 @@ class Poller:
         if status != 200 or self._parse == "status":
             return
         if self._parse == "prometheus":
-            series, plausible = changed_series(body, self._wanted, self._series)
-            if not plausible and body.strip():
+            series = self._series.changed(body)
+            if series is None:
                 raise HttpProblem("http-nonsense", "no metrics: %r" % body[:40])
             event["series"] = series
             return
@@ -2577,13 +2623,18 @@ class NvmlGpus:
             return None
         return int((value - before[1]) * unit / (now - before[0]))
 
-    def slow_sample(self, stop: Callable[[], bool]) -> None:
-        """PCIe traffic the slow way (20 ms in the driver per direction): a few GPUs at each call, in turn."""
+    def slow_sample(self) -> bool:
+        """PCIe traffic the slow way (20 ms in the driver per direction): a few GPUs at each call, in turn.
+
+        Returns:
+            False when there is nothing to read this way.
+        """
         count = len(self._handles)
+        found = False
         for _ in range(min(2, count)):
             gpu = self._pcie_turn = (self._pcie_turn + 1) % count
             fast = any(item[0] == _FIELD_PCIE_RX for item in self._fields.get(gpu, ()))
-            if stop() or fast or self._handles[gpu] is None:
+            if fast or self._handles[gpu] is None:
                 continue
             try:
                 rx = self._ask(gpu, "nvmlDeviceGetPcieThroughput", 1)
@@ -2593,6 +2644,8 @@ class NvmlGpus:
             if rx is not None or tx is not None:
                 convert = [value * 1000 if value is not None else None for value in (rx, tx)]
                 self._slow[gpu] = (time.monotonic(), convert[0], convert[1])
+                found = True
+        return found
 
     def processes(self, graphics: bool) -> List[List[Any]]:
         """Memory by GPU and process: [gpu, pid, bytes or None]."""
@@ -2778,8 +2831,9 @@ class SmiGpus:
             out.append([sample[name] for name in SAMPLE_FIELDS])
         return out, errors
 
-    def slow_sample(self, stop: Callable[[], bool]) -> None:
+    def slow_sample(self) -> bool:
         """nvidia-smi tells no PCIe traffic in its tables."""
+        return False
 
     def processes(self, graphics: bool) -> List[List[Any]]:
         """Memory by GPU and process: [gpu, pid, bytes or None]."""
@@ -3019,8 +3073,8 @@ class GpuReader:
 
     def _traffic(self) -> None:
         gpus = self.gpus
-        while gpus is self.gpus and not self.probe.pause(1.0):
-            gpus.slow_sample(lambda: self.probe.ending)
+        while gpus is self.gpus and not self.probe.pause(1.0 if gpus.slow_sample() else 10.0):
+            pass
 
 
 def driver_hints() -> bool:
@@ -3295,7 +3349,7 @@ class Server(Followed):
         self._owners: Dict[int, int] = {}
         self._ports_due = 0.0
         self.members: Dict[int, Json] = {}
-        self._titled: Set[int] = set()
+        self._states: List[Any] = []
         self._sent: Any = None
         self._sent_at = 0.0
         self.target = find_log(pid, probe.table.procs, engine.markers)
@@ -3344,11 +3398,22 @@ class Server(Followed):
         """Bring members, ports and log up to date, and tell what changed."""
         now = time.monotonic()
         table = self.probe.table
-        tree = table.children()
-        live = [self.leader, *sorted(table.descendants(self.leader.pid, tree), key=lambda proc: proc.pid)]
+        live = [self.leader, *sorted(table.descendants(self.leader.pid), key=lambda proc: proc.pid)]
         # Whoever was a member stays one, also when its parent died and init adopted it.
         known = {proc.pid for proc in live}
         live += [table.procs[pid] for pid in self.members if pid not in known and pid in table.procs]
+        states = [(proc.pid, proc.ticks, proc.ppid, proc.state in "ZTX" and proc.state, proc.raw) for proc in live]
+        if states != self._states:
+            self._states = states
+            self._look_at_members(live)
+        if now >= self._ports_due:
+            self._look_at_ports(now)
+        if now >= self._target_due:
+            self._target_due = now + (5.0 if now - self._seen_at < 60.0 else 30.0)
+            self._look_at_log()
+        self._tell(now)
+
+    def _look_at_members(self, live: Sequence[Proc]) -> None:
         members: Dict[int, Json] = {}
         for proc in live:
             old = self.members.get(proc.pid)
@@ -3360,12 +3425,6 @@ class Server(Followed):
             self._ports_due = 0.0
             self.probe.gpu.processes_due.set()
         self.members = members
-        if now >= self._ports_due:
-            self._look_at_ports(now)
-        if now >= self._target_due:
-            self._target_due = now + (5.0 if now - self._seen_at < 60.0 else 30.0)
-            self._look_at_log()
-        self._tell(now)
 
     def _member(self, proc: Proc, old: Optional[Json]) -> Json:
         state = proc.state if proc.state in "ZTX" else "S"

@@ -146,14 +146,25 @@ toy:bucket{le="+Inf"} 12
 
 
 def test_only_wanted_series_that_changed() -> None:
-    wanted = {b"toy:running", b"toy:up", b"toy:stamped"}
-    last: dict[bytes, bytes] = {}
-    first, plausible = agent.changed_series(METRICS, wanted, last)
-    assert plausible
+    series = agent.SeriesFilter(["toy:running", "toy:up", "toy:stamped"])
+    first = series.changed(METRICS)
     assert first == {'toy:running{rank="0"}': 3.0, "toy:up": 1.0, 'toy:stamped{a="b c"}': 5.0}
-    assert agent.changed_series(METRICS, wanted, last) == ({}, True)
-    assert agent.changed_series(METRICS.replace(b"up 1", b"up 0"), wanted, last) == ({"toy:up": 0.0}, True)
-    assert agent.changed_series(b"<html>busy</html>", wanted, last) == ({}, False)
+    assert series.changed(METRICS) == {}
+    assert series.changed(METRICS.replace(b"up 1", b"up 0")) == {"toy:up": 0.0}
+    assert series.changed(METRICS.replace(b"NaN", b"4")) == {'toy:running{rank="1"}': 4.0, "toy:up": 1.0}
+
+
+def test_series_are_found_again_when_lines_move() -> None:
+    series = agent.SeriesFilter(["toy:up", "toy:new"])
+    assert series.changed(b"toy:a 1\ntoy:up 1\n") == {"toy:up": 1.0}
+    assert series.changed(b"toy:up 2\ntoy:a 1\n") == {"toy:up": 2.0}
+    assert series.changed(b"toy:up 2\ntoy:new 1\ntoy:a 1\n") == {"toy:new": 1.0}
+    assert series.changed(b"") == {}
+
+
+@pytest.mark.parametrize("body", [b"<html>busy</html>", b"{}", b"\xff\x00"])
+def test_what_is_no_metrics(body: bytes) -> None:
+    assert agent.SeriesFilter(["toy:up"]).changed(body) is None
 
 
 @pytest.mark.parametrize(
