@@ -50,10 +50,10 @@ def test_a_start_takes_ten_minutes_and_its_times_agree(version: str) -> None:
     played.replay(T0, T0 + 700)
     log = log_of(played)
 
-    assert 560 < played.ready_at - T0 < 700
+    assert played.ready_at - T0 == pytest.approx(598, abs=12)
     for rank in range(8):
         elapsed = _last(r"Load weight end\. elapsed=([\d.]+)", log, rank)[0]
-        assert elapsed == pytest.approx(506, rel=0.03)
+        assert elapsed == pytest.approx(506 if version == "0.5.9" else 446, rel=0.03)
     assert log.index("server_args=") < log.index("Load weight begin") < log.index("KV Cache is") < log.index("Uvicorn")
     assert log.index("Uvicorn running") < log.index("The server is fired up and ready to roll!")
 
