@@ -1,0 +1,142 @@
+"""A host made of recorded input: eight GPUs and an SGLang server on all of them, for the real probe.
+
+/proc is a tree of files, NVML a module of Python in the server's virtual environment, the log a file that grows and
+HTTP a small server that answers what a real one answered, with other numbers each second.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from common import ROOT, Wire, line, own_home
+
+from tests.fixtures.proc.tree import ProcTree, make_venv
+from tests.support.sshd import public_key, world
+
+RANKS = 8
+OTHERS = 300
+"""Processes that have nothing to do with it: a host has some hundreds."""
+LEADER = 4000
+LOG_LINES_S = 2.0
+HTTP = ROOT / "tests/golden/http/sglang/0.5.23"
+NVML = ROOT / "tests/fixtures/proc/fake_pynvml.py"
+DECODE = (
+    "[2026-11-29 16:24:{s:02d} TP0] Decode batch, #running-req: 32, #token: {n}, token usage: 0.41, cuda graph: True, "
+    "gen throughput (token/s): 1505.78, #queue-req: 3\n"
+)
+READY = "[2026-11-29 16:20:00] The server is fired up and ready to roll!\n"
+_MOVING = re.compile(
+    rb"(?m)^(sglang:(?:\w+_(?:total|sum|count)|num_\w+|gen_throughput|cache_hit_rate|token_usage)\{.*\} )(\d+\.\d+)$"
+)
+"""What changes while a server serves: counters, and the gauges of its batches."""
+
+
+class RecordedHost:
+    """The folder for HOST_ROOT and what lives around it.
+
+    Args:
+        folder: Where everything is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "root"
+        self.log = folder / "server.log"
+        self.log.write_text(READY + "".join(DECODE.format(s=i % 60, n=i) for i in range(2000)))
+        self._metrics = (HTTP / "metrics-tp2.txt").read_bytes()
+        self._info = (HTTP / "server_info-tp2.json").read_bytes()
+        self._began = time.monotonic()
+        self._stop = threading.Event()
+        self._web = self._serve()
+        port = self._web.server_address[1]
+        tree = ProcTree(self.root)
+        self._fill(tree, folder, port)
+        tree.listen(LEADER, int(port))
+        self._writer: threading.Thread | None = None
+
+    def _fill(self, tree: ProcTree, folder: Path, port: int | str) -> None:
+        users = [[gpu, LEADER + 1 + gpu, 85 << 30] for gpu in range(RANKS)]
+        control = {"gpus": RANKS, "counters": True, "links": 0, "processes": users}
+        # What the module would read from its file at each call is written into it: that is the fake's cost, not ours.
+        binding = f"{NVML.read_text()}\n\ndef _control():\n    return CONTROL\n\n\nCONTROL = {control!r}\n"
+        python = str(make_venv(folder / "venv", package="sglang", version="0.5.23", binding=binding))
+        arguments = ["--model-path", "/models/llm", "--tp", str(RANKS), "--port", str(port), "--enable-metrics"]
+        env = {"PATH": "/usr/bin", "HOME": "/root", **{f"SETTING_{i}": "x" * 40 for i in range(60)}}
+        output = {1: self.log, 2: self.log}
+        argv = [python, "-m", "sglang.launch_server", *arguments]
+        tree.add(LEADER, argv, ticks=1000, env=env, fds=output)
+        for rank in range(RANKS):
+            title = [f"sglang::scheduler_TP{rank}"]
+            tree.add(LEADER + 1 + rank, title, ppid=LEADER, ticks=1000, env=env, fds=output)
+        tree.add(LEADER + 20, ["sglang::detokenizer"], ppid=LEADER, ticks=1000, env=env, fds=output)
+        for i in range(OTHERS):
+            tree.add(10_000 + i, ["/usr/bin/something", str(i)], ticks=900)
+
+    def _serve(self) -> ThreadingHTTPServer:
+        answers = {"/metrics": self.metrics, "/server_info": lambda: self._info, "/ready": lambda: b""}
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                make = answers.get(self.path)
+                body = make() if make else b"{}"
+                self.send_response(200 if make else 404)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return server
+
+    def metrics(self) -> bytes:
+        """The recorded answer, with what moves while a server serves grown by the seconds since the start."""
+        grown = time.monotonic() - self._began
+        return _MOVING.sub(lambda found: b"%s%.6f" % (found[1], float(found[2]) + grown), self._metrics)
+
+    def write_log(self) -> None:
+        """Let the log grow from now on."""
+        self._writer = threading.Thread(target=self._write, daemon=True)
+        self._writer.start()
+
+    def _write(self) -> None:
+        number = 0
+        with self.log.open("a") as log:
+            while not self._stop.wait(1 / LOG_LINES_S):
+                number += 1
+                log.write(DECODE.format(s=number % 60, n=100_000 + number * 37))
+                log.flush()
+
+    def close(self) -> None:
+        """End what runs."""
+        self._stop.set()
+        if self._writer is not None:
+            self._writer.join()
+        self._web.shutdown()
+        self._web.server_close()
+
+
+@contextmanager
+def recorded_host(folder: Path) -> Iterator[tuple[RecordedHost, Wire]]:
+    """A recorded host behind a real sshd, and the port by which it is reached; the host key is known."""
+    home = folder / "home"
+    host = RecordedHost(folder)
+    try:
+        with world(home) as made:
+            sshd = made.server(options=f"SetEnv HOST_ROOT={host.root}", known=False)
+            with line(sshd.port) as wire:
+                own_home(home)
+                made.known_hosts.write_text(f"[127.0.0.1]:{wire.port} {public_key(sshd.host_key)}\n")
+                yield host, wire
+    finally:
+        host.close()
