@@ -22,7 +22,7 @@ from tuner.transports import Ask
 def connect(targets: Sequence[Target]) -> int:
     """Show hosts, a tab each; a host named twice has one."""
     with ExitStack() as stack:
-        hosts = [stack.enter_context(at_home(target)) for target in dict.fromkeys(targets)]
+        hosts = [stack.enter_context(at_home(target)) for target in {t.name: t for t in targets}.values()]
         return _show(hosts)
 
 
