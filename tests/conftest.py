@@ -16,6 +16,7 @@ _KEPT = ("GPUTUNER_ENGINES", "GPUTUNER_CI_RUN")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of this suite."""
     parser.addoption("--no-skips", action="store_true", help="a skipped test has failed: CI has all that is needed")
+    parser.addoption("--update-pictures", action="store_true", help="draw the README's pictures again")
 
 
 @pytest.hookimpl(wrapper=True)
