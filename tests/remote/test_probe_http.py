@@ -117,6 +117,12 @@ def test_json_is_sent_once_and_without_what_is_dropped(tree: ProcTree, web: Web)
         assert probe.first(e.HttpAnswer, lambda x: x.body is not None, after=probe.count()).body == {"a": 2}
 
 
+def test_what_json_can_say_and_the_wire_cannot(tree: ProcTree, web: Web) -> None:
+    web.answers["/info"] = (200, b'{"big": 1e999, "half": "\\ud800", "fine": 1.5}')
+    with running(tree.root, plan(endpoint("info"))) as probe:
+        assert probe.first(e.HttpAnswer).body == {"big": None, "half": "?", "fine": 1.5}
+
+
 def test_paths_are_tried_and_the_winner_is_kept(tree: ProcTree, web: Web) -> None:
     web.answers["/new"] = (500, b"")
     web.answers["/old"] = (200, b"{}")

@@ -124,6 +124,10 @@ def test_pings_are_answered_and_keep_it_alive(tree: ProcTree) -> None:
 def test_broken_orders_are_told_and_survived(tree: ProcTree) -> None:
     probe = RunningProbe(sys.executable, {"HOST_ROOT": str(tree.root)})
     probe.send_raw(b"not json\n[]\n{}\n\xff\xfe\n" + b'{"op":"interval","s":"x"}\n{"op":"nonsense"}\n')
+    broken = toy_plan()
+    broken["engines"][0]["leaders"] = ["("]
+    probe.send(**broken)
+    probe.send(op="nvml", z="bm8gemxpYg==")
     probe.send(**toy_plan())
     probe.first(e.ScanEnded)
     probe.settle()

@@ -240,7 +240,8 @@ class Outbox:
     @staticmethod
     def _encoded(event: Json) -> bytes:
         event["mono"] = round(time.monotonic(), 4)
-        return json.dumps(event, separators=(",", ":"), allow_nan=False).encode("ascii")
+        text = json.dumps(event, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+        return text.encode("utf-8", "replace")  # half a surrogate pair is no UTF-8
 
     def put(self, event: Json, urgent: bool = False) -> None:
         """Queue a line that must arrive."""
@@ -620,6 +621,7 @@ class ProcTable:
         found = read_stat(pid)
         if found is None:
             self._forget(pid)
+            self._names.pop(str(pid), None)
             return
         state, ppid, ticks, comm = found
         proc = self.procs.get(pid)
@@ -1818,6 +1820,7 @@ class Searches:
                 # A signal that comes just before a wait without end would go unnoticed.
                 job = self._jobs.get(timeout=1.0)
             except queue.Empty:
+                self._probe.check_link()  # here too: the conductor may be stuck on a dead disk
                 continue
             ident = int(job.get("id", 0))
             if ident in self._cancelled:
@@ -2132,6 +2135,12 @@ class SeriesFilter:
         return plausible or bool(self._places)
 
 
+def finite(text: str) -> Optional[float]:
+    """A number of JSON text; None for one beyond all measure, which JSON itself cannot say again."""
+    number = float(text)
+    return number if number - number == 0.0 else None
+
+
 class Poller:
     """Asks one endpoint of one server; a thread of its own, so that a slow endpoint delays no other."""
 
@@ -2266,7 +2275,8 @@ class Poller:
             event["series"] = series
             return
         try:
-            value = json.loads(body.decode("utf-8", "replace"), parse_constant=lambda _: None)
+            text = body.decode("utf-8", "replace")
+            value = json.loads(text, parse_constant=lambda _: None, parse_float=finite)
         except ValueError:
             raise HttpProblem("http-nonsense", "no JSON: %r" % body[:40]) from None
         if self._drop and isinstance(value, dict):
@@ -3682,8 +3692,8 @@ class Probe:
             try:
                 order = json.loads(line.decode("utf-8", "replace"))
                 self._obey(order)
-            except (ValueError, KeyError, TypeError, AttributeError) as e:
-                self.fault("order", e)
+            except Exception as e:
+                self.fault("order", e)  # whatever it was: the end of input must still be seen
 
     def _obey(self, order: Json) -> None:
         op = order["op"]
@@ -3755,12 +3765,14 @@ class Probe:
 
     def _conduct(self) -> None:
         while not self._planned.wait(self.TICK_S):
-            self._check_link()
+            self.check_link()
         self.table = ProcTable(self.engines)
         try:
             self._scan(first=True)
         except OSError as e:
             self.problems.note("proc-denied", "/proc", "/proc cannot be read: %s" % e)
+        except Exception as e:
+            self.fault("scan", e)
         hidden = hidepid() if ME else None
         if hidden:
             self.problems.note("proc-denied", "/proc", hidden)
@@ -3779,7 +3791,7 @@ class Probe:
                 self.fault("conductor", e)
 
     def _tick(self) -> None:
-        self._check_link()
+        self.check_link()
         self._check_clock()
         self.gpu.watch()
         for server in self.live_servers():
@@ -3791,7 +3803,8 @@ class Probe:
             # A process table of thousands takes its time: look less often rather than cost more.
             self._scan_due = now + (0.9 if time.monotonic() - now < 0.005 else 1.9)
 
-    def _check_link(self) -> None:
+    def check_link(self) -> None:
+        """End when the laptop has been silent for too long."""
         if time.monotonic() - self._pinged > self._ping_timeout_s:
             self.log("no ping for %g s: ending" % self._ping_timeout_s)
             self.exit()
@@ -3822,11 +3835,18 @@ class Probe:
         for proc, engine, orphaned in found:
             key = "%d:%d" % (proc.pid, proc.ticks)
             if engine is not None and key not in self.servers and key not in self._past:
-                server = Server(self, engine, proc, orphaned)
+                try:
+                    server = Server(self, engine, proc, orphaned)
+                except Exception as e:  # one that cannot be understood must not hide the others
+                    self.fault("server %s" % key, e)
+                    continue
                 self.servers[key] = server
                 fresh.append(server)
         for server in self.live_servers():
-            server.look()
+            try:
+                server.look()
+            except Exception as e:
+                self.fault("server %s" % server.key, e)
         for server in fresh:
             server.begin()
         table.kin = {pid for server in self.servers.values() for pid in server.members}
