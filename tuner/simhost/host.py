@@ -54,7 +54,10 @@ class Host:
         sys.stdout.write(json.dumps(facts) + "\n")
         sys.stdout.flush()
         loop = asyncio.get_running_loop()
-        loop.add_reader(sys.stdin.fileno(), self._stdin)
+        try:
+            loop.add_reader(sys.stdin.fileno(), self._stdin)
+        except PermissionError:
+            self.closing.set()  # a file or /dev/null cannot be waited for, and has ended already
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self.closing.set)
         try:
