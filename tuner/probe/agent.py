@@ -8,7 +8,7 @@ One thread per thing that can block: NVML (a driver may hang for seconds), each 
 The conductor scans the process table, and the main thread runs searches, because only there a signal can interrupt
 a regular expression that does not end.
 
-With HOST_ROOT set in its environment, /proc and /sys are read below that folder.
+With HOST_ROOT set in its environment, /proc, /sys and the names of users are read below that folder.
 """
 
 from __future__ import annotations
@@ -136,6 +136,11 @@ def user_name(uid: Optional[int]) -> Optional[str]:
     """Name of a user, its number as text where it has none, None for None."""
     if uid is None:
         return None
+    if HOST_ROOT:
+        for line in (text_of(HOST_ROOT + "/etc/passwd") or "").splitlines():
+            fields = line.split(":")
+            if len(fields) > 2 and fields[2] == str(uid):
+                return fields[0]
     try:
         import pwd
 
