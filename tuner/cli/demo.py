@@ -60,13 +60,18 @@ def runtime_folder() -> Path:
 
 
 def target_of(address: Address) -> Target:
-    """A simulated host as a target: its own key is known, nothing of the operator's is used."""
+    """A simulated host as a target: its own key is known, nothing of the operator's is used or added to."""
     return Target(
         name="demo",
         host=address.host,
         port=address.port,
         user=address.user,
-        options={"known_hosts": str(address.known_hosts), "identity": str(address.identity), "config": "none"},
+        options={
+            "known_hosts": str(address.known_hosts),
+            "identity": str(address.identity),
+            "config": "none",
+            "history": str(address.dir / "history.sqlite3"),
+        },
     )
 
 

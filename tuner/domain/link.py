@@ -29,7 +29,7 @@ class Target(Struct, frozen=True, kw_only=True):
     user: str | None = None
     port: int | None = None
     options: dict[str, str] = {}
-    """For hosts that gputuner itself started (demo): known_hosts, identity, config."""
+    """For hosts that gputuner itself started (demo): known_hosts, identity, config, history."""
 
 
 class HostKeyQuestion(Struct, frozen=True, kw_only=True):

@@ -384,7 +384,7 @@ def open_session(
         ask=ask,
         journal=Journal(record, target.name, time.time()) if record is not None else None,
         # A recording must neither add to the history nor be changed by it.
-        history=None if recorded else History(history_file()),
+        history=None if recorded else History(Path(target.options.get("history") or history_file())),
         plan=plan or plan_for(engines, once=once),
         retry=retry and not once,
         timing=timing,
