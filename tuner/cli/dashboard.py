@@ -28,9 +28,11 @@ def connect(targets: Sequence[Target]) -> int:
 
 def demo(scenario: str, version: str, speed: float) -> int:
     """Show a simulated host of our own."""
-    # It starts while this process imports the application.
     with DemoHost(scenario=scenario, version=version, speed=speed) as host:
-        import tuner.app  # noqa: F401
+        # All that takes long to import, while the host starts.
+        import tuner.app
+        import tuner.session.session
+        import tuner.transports.ssh  # noqa: F401
 
         return _show([host.target()])
 
