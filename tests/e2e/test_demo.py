@@ -90,6 +90,15 @@ def test_keys_work(demo: Terminal) -> None:
     assert demo.end() == 0
 
 
+def test_a_dead_host_beside_a_living_one() -> None:
+    with Terminal(GPUTUNER, "connect", "127.0.0.1:1", "demo", "local", columns=120, rows=40) as terminal:
+        terminal.see("127.0.0.1:1", "demo", "local", "nothing listens on port 1")
+        terminal.send("]")
+        terminal.see("TP0", "TP7", "READY", limit_s=30)
+        terminal.send("q")
+        assert terminal.end() == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_gives_the_terminal_back_and_ends_the_host(number: signal.Signals) -> None:
     with Terminal(GPUTUNER, "demo", columns=100, rows=30) as terminal:

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from tests.engine.servers import Server, Sglang, Vllm, members, titles
@@ -126,6 +127,8 @@ async def test_without_its_metrics_sglang_is_asked_for_its_load(engines: Path, t
             assert loaded.metrics.source in ("loads", "log")
         assert "GET /health" not in server.log.read_text()
         assert members(server.pid), "a session that ends leaves the server alone"
+        ours = psutil.Process().children(recursive=True)
+        assert {child.pid for child in ours} <= set(members(server.pid)), "and takes the probe with it"
 
 
 def without_http() -> ProbePlan:
