@@ -32,6 +32,8 @@ LEVELS = {
 _LEVEL_HEADS = frozenset(name[:4] for name in LEVELS)
 
 _POLLED = re.compile(r'"GET /(?:metrics|v1/loads|get_load|ready|health|(?:get_)?server_info)[/? ]')
+_ROUTINE = ("Decode batch", "Prefill batch")
+"""What a busy server prints most, and never a warning; to look for words in it would cost more than all the rest."""
 _ERROR = re.compile(
     r"hit an exception|crashed with exit code|[Ww]atchdog timeout \(|scheduler is dead|died during initialization"
     r"|SIGQUIT received|[Rr]eceived sigquit|Initialization failed|Health check failed|^Traceback"
@@ -99,6 +101,8 @@ def quick_start(text: str) -> int:
 
 def level(message: str) -> Level:
     """Severity by the words of a message."""
+    if message.startswith(_ROUTINE):
+        return Level.INFO
     if _ERROR.search(message) is not None:
         return Level.WARNING if _NOT_ERROR.search(message) is not None else Level.ERROR
     return Level.WARNING if _WARNING.search(message) is not None else Level.INFO
