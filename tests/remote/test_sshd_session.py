@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,9 +14,10 @@ from msgspec.structs import replace
 
 from tests.support.asking import Operator
 from tests.support.facts import until
-from tests.support.growing_log import GrowingEngine, GrowingServer
+from tests.support.growing_log import GrowingServer
 from tests.support.sshd import Sshd, SshWorld, descendants, world
 from tuner import transports
+from tuner.core.engine import Engine
 from tuner.domain import events as e
 from tuner.domain.link import LinkPhase, Target
 from tuner.session.link import Timing
@@ -25,8 +26,6 @@ from tuner.session.tasks import spawn
 from tuner.store.journal import Journal, read_events
 
 pytestmark = [pytest.mark.sshd, pytest.mark.timeout(180)]
-
-ENGINES = {"plain": GrowingEngine()}
 
 
 @pytest.fixture
@@ -44,16 +43,19 @@ def growing(tmp_path: Path) -> Iterator[GrowingServer]:
 
 
 @contextlib.asynccontextmanager
-async def at_work(server: Sshd, journal: Path, timing: Timing | None = None) -> AsyncIterator[Session]:
+async def at_work(
+    server: Sshd, journal: Path, timing: Timing | None = None, engines: Mapping[str, Engine] | None = None
+) -> AsyncIterator[Session]:
+    engines = engines or {}
     target = Target(name="box", host="127.0.0.1", port=server.port)
     session = Session(
         target,
         transports.opener(target),
-        ENGINES,
+        engines,
         ask=Operator(),
         journal=Journal(journal, "box", time.time()),
         # All of the log from its beginning, however long the start took.
-        plan=replace(plan_for(ENGINES), tail_bytes=1 << 30),
+        plan=replace(plan_for(engines), tail_bytes=1 << 30),
         timing=timing,
     )
     work = spawn(session.run(), name="session")
@@ -98,14 +100,15 @@ async def test_over_ten_random_cuts_no_line_is_lost_or_repeated(
     journal = tmp_path / "journal"
     growing.grow(100)
     hasty = Timing(backoff=(0.05,), steady=0.0)
-    async with at_work(server, journal, hasty) as session:
+    async with at_work(server, journal, hasty, {"plain": growing.engine}) as session:
         for _ in range(10):
             growing.grow(1_000, 0.0002)
             await until(lambda: is_up(session), 60)
             await asyncio.sleep(chance.uniform(0.0, 0.4))  # the moment of the cut is what is random
             await cut(server)
         growing.grow(5)
-        written = await asyncio.to_thread(growing.finish)
+        await until(growing.all_written, 60)
+        written = growing.log.read_bytes()
         await until(lambda: session.state.servers and session.state.servers[0].log.end == len(written), 60)
     taken, data = shown(journal)
     assert data == written

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,10 +32,13 @@ for line in sys.stdin:
 
 
 class GrowingEngine(PlainEngine):
-    """Recognises it."""
+    """Recognises one such process, and no other that may run beside it."""
+
+    def __init__(self, script: Path) -> None:
+        self._script = script
 
     def plan(self) -> EnginePlan:
-        return EnginePlan(name="plain", leaders=(r"/growing_server\.py\b",), titles=(), package="plain")
+        return EnginePlan(name="plain", leaders=(re.escape(str(self._script)),), titles=(), package="plain")
 
 
 class GrowingServer:
@@ -43,7 +47,9 @@ class GrowingServer:
     def __init__(self, folder: Path) -> None:
         script = folder / "growing_server.py"
         script.write_text(_SERVER)
+        self.engine = GrowingEngine(script)
         self.log = folder / "growing.log"
+        self._told = 0
         with self.log.open("wb") as log:
             self._process = subprocess.Popen([sys.executable, "-u", str(script)], stdin=subprocess.PIPE, stdout=log)
 
@@ -54,15 +60,14 @@ class GrowingServer:
     def grow(self, lines: int, pause_s: float = 0.0) -> None:
         """Write so many lines, with a pause after each."""
         assert self._process.stdin
+        self._told += lines
         self._process.stdin.write(f"{lines} {pause_s}\n".encode())
         self._process.stdin.flush()
 
-    def finish(self) -> bytes:
-        """Let it write what it was told, and end. All that it wrote."""
-        assert self._process.stdin
-        self._process.stdin.close()
-        self._process.wait(timeout=120)
-        return self.log.read_bytes()
+    def all_written(self) -> bool:
+        """It has written what it was told. It lives on."""
+        data = self.log.read_bytes()
+        return data.endswith(b"\n") and data.count(b"\n") == self._told
 
     def stop(self) -> None:
         """End it now."""
