@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.core.redact import MASK, mask, mask_argv
@@ -16,6 +16,7 @@ carriers = st.sampled_from(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(around, carriers, bodies, around)
 def test_a_secret_is_hidden_in_any_surroundings(left: str, carrier: str, body: str, right: str) -> None:
     masked = mask(f"{left} {carrier.format(body)} {right}")
@@ -23,6 +24,7 @@ def test_a_secret_is_hidden_in_any_surroundings(left: str, carrier: str, body: s
     assert mask(masked) == masked
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_is_taken_and_masking_is_stable(text: str) -> None:
     once = mask(text)
@@ -30,6 +32,7 @@ def test_any_text_is_taken_and_masking_is_stable(text: str) -> None:
     assert once.count("\n") == text.count("\n")
 
 
+@settings(deadline=None)
 @given(carriers, bodies, st.data())
 def test_a_cut_does_not_let_a_secret_through(carrier: str, body: str, data: st.DataObject) -> None:
     line = f"start {carrier.format(body)} end"
@@ -40,6 +43,7 @@ def test_a_cut_does_not_let_a_secret_through(carrier: str, body: str, data: st.D
             assert body[at : at + size] not in shown
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(ALNUM + "-= ", max_size=12), max_size=6), bodies)
 def test_an_argument_after_its_flag_is_hidden(others: list[str], body: str) -> None:
     assert body not in "\0".join(mask_argv([*others, "x", "--api-key", body, *others]))

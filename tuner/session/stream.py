@@ -101,6 +101,9 @@ class Stream:
                 case e.ServerGone():
                     for piece in self._let_go(event.key):
                         yield self._numbered(piece)
+                    if not event.left and (tail := self._tails.get(event.key)):
+                        # Nobody writes there any more, and the next server may write into the same file.
+                        tail.opened = False
                     yield self._numbered(event)
                 case _ if event.seq:
                     yield self._numbered(event)

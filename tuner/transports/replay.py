@@ -48,7 +48,7 @@ class Player:
         """Seconds of the journal that were played."""
         self.paused = False
         self._speed = speed
-        self._target = 0.0
+        self._target = -1.0
         """Up to here as fast as asked."""
         self._anchor: float | None = None
         """When, by the loop's clock, `position` was right."""

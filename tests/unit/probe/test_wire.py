@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.core.redact import MASK
@@ -117,6 +117,7 @@ def test_what_a_login_prints_before_the_first_line_is_no_problem() -> None:
     assert decoder.started
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=60), max_size=10))
 def test_any_bytes_are_taken(blocks: list[bytes]) -> None:
     for event in decoded(*blocks):
@@ -131,6 +132,7 @@ json_values = st.recursive(
 tags = st.sampled_from([kind.__struct_config__.tag for kind in e.AnyEvent.__args__])  # type: ignore[attr-defined]
 
 
+@settings(deadline=None)
 @given(
     tags,
     st.dictionaries(st.sampled_from(["key", "data", "z", "n", "server", "samples", "body", "id", "hits"]), json_values),

@@ -4,7 +4,7 @@ import itertools
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.core.redact import MASK, mask
@@ -81,6 +81,14 @@ def test_a_server_that_is_gone_leaves_no_line_held() -> None:
     stream = Stream()
     events = feed(stream, opened(), log(0, b"last words"), {"t": "server_gone", "key": "k"})
     assert [type(event).__name__ for event in events] == ["LogOpened", "LogBytes", "ServerGone"]
+
+
+def test_the_log_of_a_server_that_is_gone_is_not_resumed() -> None:
+    stream = Stream()
+    feed(stream, opened(), log(0, b"one\n"), {"t": "server_gone", "key": "k", "left": [7]})
+    assert stream.connect().keys() == {"k"}
+    feed(stream, {"t": "server_gone", "key": "k"})
+    assert stream.connect() == {}
 
 
 def test_numbers_tell_lost_lines_and_nothing_else() -> None:
@@ -207,6 +215,7 @@ lines = st.lists(
 ).map(lambda all_: "".join(line + "\n" for line in all_))
 
 
+@settings(deadline=None)
 @given(lines, st.lists(st.integers(0, 400), max_size=8), st.lists(st.booleans(), min_size=9, max_size=9))
 def test_however_a_log_is_cut_it_is_shown_whole_once_and_masked(text: str, cuts: list[int], pauses: list[bool]) -> None:
     data = text.encode()
@@ -230,6 +239,7 @@ def test_however_a_log_is_cut_it_is_shown_whole_once_and_masked(text: str, cuts:
         assert whole == mask(text)
 
 
+@settings(deadline=None)
 @given(lines, st.lists(st.integers(0, 300), min_size=1, max_size=6), st.randoms())
 def test_over_any_cuts_of_the_link_each_byte_is_shown_once(text: str, cuts: list[int], random: Any) -> None:
     data = text.encode()

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.domain.link import Target
@@ -50,6 +50,7 @@ def test_what_is_no_host_is_refused_in_one_line(text: str) -> None:
     assert "\n" not in str(refused.value)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=20))
 def test_any_text_is_a_host_or_refused(text: str) -> None:
     try:

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.asking import Operator
+from tests.support.facts import until
+from tuner import transports
+from tuner.domain import events as e
+from tuner.domain.link import Target
+from tuner.errors import ConnectionFailed, JournalError, ProtocolMismatch
+from tuner.store.journal import Journal
+from tuner.transports.replay import Player, ReplayOpener, ReplayProcess
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Events at 0, 1, ..., 9 seconds, numbered from 1."""
+    journal = Journal(tmp_path / "j.ndjson", "box", at=100.0)
+    for number in range(10):
+        journal.append(e.Pong(seq=number + 1, n=number), float(number))
+    journal.close()
+    return tmp_path / "j.ndjson"
+
+
+def tear(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-10])
+
+
+def remove(file: Path) -> None:
+    file.unlink()
+
+
+async def playing(file: Path, speed: float) -> tuple[ReplayProcess, Player]:
+    opener = transports.opener(Target(name="j", scheme="replay", host=str(file), options={"speed": str(speed)}))
+    assert isinstance(opener, ReplayOpener)
+    transport = opener()
+    await transport.connect(Operator())
+    return await transport.spawn(["ignored"]), opener.player
+
+
+async def numbers(process: ReplayProcess) -> list[int]:
+    read = b""
+    while block := await process.read():
+        read += block
+    return [json.loads(line)["n"] for line in read.splitlines()]
+
+
+async def test_all_is_played_as_fast_as_asked(file: Path) -> None:
+    process, player = await playing(file, 0)
+    assert player.header.host == "box"
+    assert player.duration == 9.0
+    assert await numbers(process) == list(range(10))
+    assert player.position == 9.0
+    assert await process.wait() == 0
+    assert process.errors() == ""
+
+
+async def test_blocks_are_never_longer_than_asked(file: Path) -> None:
+    process, _ = await playing(file, 0)
+    blocks = []
+    while block := await process.read(50):
+        blocks.append(block)
+    assert max(map(len, blocks)) <= 50
+    assert len(b"".join(blocks).splitlines()) == 10
+
+
+async def test_lines_come_when_their_time_has_come(file: Path) -> None:
+    process, player = await playing(file, 20)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert await numbers(process) == list(range(10))
+    assert 0.4 <= loop.time() - began < 5
+    assert player.position == 9.0
+
+
+async def test_a_pause_holds_and_a_resume_goes_on(file: Path) -> None:
+    process, player = await playing(file, 0)
+    player.pause()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(process.read(), 0.1)
+    player.resume()
+    assert await numbers(process) == list(range(10))
+
+
+async def test_the_speed_can_be_changed_while_waiting(file: Path) -> None:
+    process, player = await playing(file, 0.000001)
+    assert json.loads(await process.read())["n"] == 0
+    waiting = asyncio.ensure_future(numbers(process))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(waiting), 0.1)
+    player.speed = 0
+    assert await waiting == list(range(1, 10))
+
+
+async def test_seeking_forward_plays_what_lies_between_at_once(file: Path) -> None:
+    process, player = await playing(file, 0.000001)
+    player.seek(4.5)
+    read = b""
+    async with asyncio.timeout(10):
+        while read.count(b"\n") < 5:
+            read += await process.read()
+    assert [json.loads(line)["n"] for line in read.splitlines()] == [0, 1, 2, 3, 4]
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(process.read(), 0.1)
+
+
+async def test_seeking_backward_ends_the_stream_to_be_played_again(file: Path) -> None:
+    process, player = await playing(file, 0)
+    block = await process.read(150)
+    assert block
+    player.pause()
+    await until(lambda: player.position > 1)
+    player.seek(1.0)
+    assert player.rewound
+    while await process.read():
+        pass
+    again, _ = await playing(file, 0)
+    assert not again._owner.player.rewound
+    assert await numbers(again) == list(range(10))
+
+
+async def test_what_is_written_is_ignored_and_closing_ends_it(file: Path) -> None:
+    process, _ = await playing(file, 0.000001)
+    await process.write(b"x")
+    process.close_stdin()
+    await process.read()
+    await process.aclose()
+    assert await process.read() == b""
+    assert await process.wait() == 0
+
+
+async def test_a_torn_journal_is_played_as_far_as_it_goes(file: Path) -> None:
+    tear(file)
+    process, player = await playing(file, 0)
+    assert player.duration == 8.0
+    assert await numbers(process) == list(range(9))
+
+
+async def test_a_file_that_went_away(file: Path) -> None:
+    opener = transports.opener(Target(name="j", scheme="replay", host=str(file)))
+    remove(file)
+    with pytest.raises(ConnectionFailed) as failed:
+        await opener().connect(Operator())
+    assert failed.value.final
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [("", JournalError), ("x\n", JournalError), ('{"journal":9,"protocol":1,"host":"h","at":0}\n', ProtocolMismatch)],
+)
+def test_what_is_no_journal(tmp_path: Path, content: str, error: Any) -> None:
+    (tmp_path / "x").write_text(content)
+    with pytest.raises(error):
+        Player(tmp_path / "x")
+    with pytest.raises(JournalError):
+        Player(tmp_path / "none")
