@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -40,7 +41,7 @@ class TunerApp(Shell):
     """
 
     TITLE = "gputuner"
-    CSS_PATH = "theme.tcss"
+    CSS_PATH = Path(__file__).with_name("theme.tcss")
     MODES: ClassVar = {entry.name: entry.screen for entry in SCREENS}
     DEFAULT_MODE = SCREENS[0].name
     COMMANDS: ClassVar = {ScreenCommands, HostCommands, KeyCommands, SearchCommands, ThemeCommands}

@@ -70,6 +70,7 @@ class LogsScreen(TunerScreen):
         self._of: tuple[str, str] | None = None
         self._filter = LogFilter()
         self._folding = True
+        self._building = False
         self._regex = False
         self._typing = ""
         self._parts = LogParts(self.view)
@@ -101,16 +102,24 @@ class LogsScreen(TunerScreen):
             view.use(LogIndex(), self._filter, folding=self._folding)
         view.all_ranks = tuple(rank.tag for rank in server.ranks)
         view.show_log(server.log, dimmed=stale)
-        if view.live.building:
-            self.call_later(self._work)
+        self._build()
         self._draw_filters()
 
-    def _work(self) -> None:
+    def _build(self) -> None:
         """Index older lines in slices, so that keys are answered in between."""
-        view = self.view
-        if self.is_current and view.live.work():
+        if self.view.live.building and not self._building:
+            self._building = True
             self.call_later(self._work)
-        elif not view.following:
+
+    def _work(self) -> None:
+        self._building = False
+        if not self.is_current:
+            return
+        view = self.view
+        if view.live.work():
+            self._build()
+            return
+        if not view.following:
             view.repaint()
         self._draw_filters()
 
@@ -136,8 +145,7 @@ class LogsScreen(TunerScreen):
         if view.index is not view.live:
             view.action_follow()
         view.refilter()
-        if view.live.building:
-            self.call_later(self._work)
+        self._build()
         self._draw_filters()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:

@@ -123,6 +123,7 @@ class Chart(Rows):
         super().__init__(id=id)
         self._glyphs = glyphs
         self._drawn: tuple[object, ...] = ()
+        self._plot: list[str] = []
 
     def show_series(
         self, title: str, series: Series, now: float, *, dimmed: bool = False, foot: Sequence[Line] = ()
@@ -139,10 +140,8 @@ class Chart(Rows):
         width, height = self.size.width, self.size.height - 1 - len(foot)
         if width <= 0:
             return
-        slices = columns(
-            series, slice_end(now, WINDOW_S, max(1, width)) - WINDOW_S, slice_end(now, WINDOW_S, max(1, width)), width
-        )
-        drawn = (title, width, height, tuple(slices))
+        # The curve is drawn once a second at most; the numbers below it are always the newest.
+        drawn = (title, width, height, math.floor(now), bool(series))
         if drawn != self._drawn:
             self._drawn = drawn
             self._plot = draw(series, now, width - 1, height, self._glyphs)

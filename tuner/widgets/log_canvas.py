@@ -12,7 +12,7 @@ from textual.strip import Strip
 
 from tuner.domain.logs import Level, LogLine
 from tuner.widgets.glyphs import Glyphs
-from tuner.widgets.log_index import Fold, LogIndex, line_of
+from tuner.widgets.log_index import Fold, LogIndex, Row, line_of
 from tuner.widgets.rows import Styled, overlay
 from tuner.widgets.spans import clip
 
@@ -48,6 +48,8 @@ class LogCanvas(Styled):
         self._x = 0
         self._places: list[Place] = []
         self._places_key: tuple[object, ...] = ()
+        self._cached: dict[Place, tuple[Row, int, Strip]] = {}
+        self._cached_for: tuple[object, ...] = ()
 
     @property
     def text_width(self) -> int:
@@ -117,43 +119,63 @@ class LogCanvas(Styled):
 
     def render_line(self, y: int) -> Strip:
         """Draw one line of the viewport."""
-        width = self.size.width
         places = self._visible()
         if y >= len(places):
-            return Strip.blank(width, self.rich_style)
+            return Strip.blank(self.size.width, self.base_style)
         row_id, piece = places[y]
+        strip = self._row(row_id, piece)
+        if not self.following and row_id == self.cursor:
+            strip = self._as_current(strip)
+        selection = self.text_selection
+        if selection is not None:
+            strip = self._mark(strip, row_id, piece, selection)
+        return Strip.join([strip, self._scrollbar(y)])
+
+    def _row(self, row_id: int, piece: int) -> Strip:
+        """A row's strip but for cursor, selection and scroll bar. While a log runs by, rows move but look the same."""
+        settings = (self.index, self.text_width, self._x, self.wrap, self.pattern, self.all_ranks, self.style_version)
+        if settings != self._cached_for or len(self._cached) > 2_000:
+            self._cached_for = settings
+            self._cached.clear()
         row = self.index[row_id]
+        ranks = len(row.ranks) if isinstance(row, Fold) else 0
+        known = self._cached.get((row_id, piece))
+        if known is not None and known[0] is row and known[1] == ranks:
+            return known[2]
         line = line_of(row)
-        strips = [self._gutter(row_id, piece, line)]
         badge = self._badge(row) if piece == 0 else ""
-        room = self.text_width - (len(badge) + 1 if badge else 0)
-        strips.append(self._text(row_id, piece, line, room))
+        strips = [
+            self._gutter(piece, line),
+            self._text(row_id, piece, line, self.text_width - len(badge) - bool(badge)),
+        ]
         if badge:
             strips.append(self.strip(((f" {badge}", "rank"),), len(badge) + 1))
-        strips.append(self._scrollbar(y))
         strip = Strip.join(strips)
-        if not self.following and row_id == self.cursor and self.has_focus:
-            # What was searched for keeps its own background.
-            under, plain = Style(bgcolor=self.style_named("cursor").bgcolor), self.rich_style.bgcolor
-            strip = Strip(
-                [
-                    Segment(text, style + under if style and style.bgcolor == plain else style, control)
-                    for text, style, control in strip
-                ],
-                strip.cell_length,
-            )
+        self._cached[row_id, piece] = (row, ranks, strip)
         return strip
 
-    def _gutter(self, row_id: int, piece: int, line: LogLine) -> Strip:
+    def _as_current(self, strip: Strip) -> Strip:
+        mark = self.strip(((self._glyphs.cursor, "busy"),), 1)
+        strip = Strip.join([mark, strip.crop(1)])
+        if not self.has_focus:
+            return strip
+        # What was searched for keeps its own background.
+        under, plain = Style(bgcolor=self.style_named("cursor").bgcolor), self.base_style.bgcolor
+        segments = [
+            Segment(text, style + under if style and style.bgcolor == plain else style, control)
+            for text, style, control in strip
+        ]
+        return Strip(segments, strip.cell_length)
+
+    def _gutter(self, piece: int, line: LogLine) -> Strip:
         glyphs = self._glyphs
-        mark = glyphs.cursor if not self.following and row_id == self.cursor else " "
         sign, style = " ", "text"
         if piece == 0 and not line.continued and not line.marker:
             if line.level >= Level.ERROR:
                 sign, style = glyphs.bad, "bad"
             elif line.level >= Level.WARNING:
                 sign, style = glyphs.warn, "warn"
-        return self.strip(((mark, "busy"), (sign, style), (" ", "text")), _GUTTER)
+        return self.strip(((" ", "text"), (sign, style), (" ", "text")), _GUTTER)
 
     def _text(self, row_id: int, piece: int, line: LogLine, room: int) -> Strip:
         if line.marker:
@@ -170,17 +192,11 @@ class LogCanvas(Styled):
         prefix = _PREFIX.match(text) if start == 0 and style == "text" and not line.continued else None
         spans = self._spans(text[: room + 1] if text.isascii() else text, style, prefix.end() if prefix else 0)
         strip = Strip([Segment(part, self.style_named(name)) for part, name in spans])
-        if self._dimmed:
-            strip = self.strip(tuple(spans), max(1, strip.cell_length))
         if self._x and not self.wrap and start == 0:
             strip, start = strip.crop(self._x), self._x
         if strip.cell_length > room:
             strip = Strip.join([strip.crop(0, room - 1), self.strip(((self._glyphs.ellipsis, "dim"),), 1)])
-        strip = strip.adjust_cell_length(room, self.rich_style)
-        selection = self.text_selection
-        if selection is not None:
-            strip = self._mark(strip, row_id, start, selection)
-        return strip.apply_offsets(start, row_id + _ID_BASE)
+        return strip.adjust_cell_length(room, self.base_style).apply_offsets(start, row_id + _ID_BASE)
 
     def _spans(self, text: str, style: str, prefix: int) -> list[tuple[str, str]]:
         spans = [(text[:prefix], "dim"), (text[prefix:], style)] if prefix else [(text, style)]
@@ -196,12 +212,13 @@ class LogCanvas(Styled):
             marked.append((part[at:], name))
         return [span for span in marked if span[0]]
 
-    def _mark(self, strip: Strip, row_id: int, start: int, selection: Selection) -> Strip:
+    def _mark(self, strip: Strip, row_id: int, piece: int, selection: Selection) -> Strip:
         span = selection.get_span(row_id + _ID_BASE)
         if span is None:
             return strip
-        first = max(0, span[0] - start)
-        last = strip.cell_length if span[1] < 0 else min(strip.cell_length, span[1] - start)
+        start = sum(len(each) for each in self._pieces(row_id)[:piece]) if self.wrap else self._x
+        first = max(0, span[0] - start) + _GUTTER
+        last = strip.cell_length if span[1] < 0 else min(strip.cell_length, max(0, span[1] - start) + _GUTTER)
         if first >= last:
             return strip
         marked = overlay(strip.crop(first, last), self.selection_style)

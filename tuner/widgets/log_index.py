@@ -18,8 +18,8 @@ from tuner.domain.state import LogState
 
 WINDOW = 400
 """Equal lines of several ranks fold when they are at most so many lines apart."""
-SLICE = 4_000
-"""Lines indexed at once while rebuilding."""
+SLICE = 1_000
+"""Lines indexed at once while rebuilding: a few milliseconds, which a key can wait."""
 
 
 class LogFilter(Struct, frozen=True, kw_only=True):

@@ -55,8 +55,7 @@ class LogView(LogCanvas, can_focus=True):
 
         While the reader looks at old lines, blocks that would push those out of memory wait.
         """
-        repaint = dimmed != self._dimmed
-        self._dimmed = dimmed
+        repaint = self.set_dimmed(dimmed)
         previous, self._log = self._log, log
         if previous is not None and previous.blocks is log.blocks:
             if repaint:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
 
+from msgspec import Struct
 from rich.segment import Segment
 from rich.style import Style
+from textual.color import Color
 from textual.geometry import Region, Size
 from textual.selection import Selection
 from textual.strip import Strip
 from textual.widget import Widget
 
-from tuner.widgets.spans import STYLES, Line, text_of
+from tuner.widgets.spans import Line, text_of
 
 _DIM = Style(dim=True)
 
@@ -23,63 +24,111 @@ def overlay(strip: Strip, style: Style) -> Strip:
     return Strip(segments, strip.cell_length)
 
 
-class Styled(Widget):
-    """Has the closed list of styles as component classes, and draws lines in them."""
+class Look(Struct, frozen=True):
+    """A style of the closed list: names of theme variables."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {f"styled--{name}" for name in STYLES}
+    color: str
+    bold: bool = False
+    background: str = ""
+
+
+LOOKS: dict[str, Look] = {
+    "text": Look("foreground"),
+    "dim": Look("foreground-muted"),
+    "strong": Look("foreground", bold=True),
+    "head": Look("foreground-muted"),
+    "ok": Look("text-success"),
+    "warn": Look("text-warning"),
+    "bad": Look("text-error", bold=True),
+    "busy": Look("text-accent", bold=True),
+    "weights": Look("memory-weights"),
+    "kv": Look("memory-kv"),
+    "graphs": Look("memory-graphs"),
+    "context": Look("memory-context"),
+    "other": Look("memory-other"),
+    "foreign": Look("memory-foreign", bold=True),
+    "chart": Look("memory-kv"),
+    "debug": Look("foreground-muted"),
+    "rank": Look("text-primary"),
+    "match": Look("background", background="warning"),
+    "cursor": Look("foreground", background="block-cursor-blurred-background"),
+}
+"""How each style looks. Not component classes: the library would match selectors for each of them on each widget at
+every change of screen, which takes a tenth of a second."""
+
+
+def theme_color(variables: Mapping[str, str], name: str, over: Color) -> Color:
+    """A theme variable as a colour on a background; variables may carry an opacity (`#d5d9e3 60%`)."""
+    base, _, opacity = variables[name].partition(" ")
+    color = Color.parse(base)
+    if opacity.endswith("%"):
+        color = color.with_alpha(float(opacity[:-1]) / 100)
+    return color if color.ansi is not None else over + color
+
+
+class Styled(Widget):
+    """Draws lines in the closed list of styles."""
 
     DEFAULT_CSS = """
-    Styled {
-        width: 1fr;
-        .styled--text { color: $foreground; }
-        .styled--dim { color: $foreground-muted; }
-        .styled--strong { color: $foreground; text-style: bold; }
-        .styled--head { color: $foreground-muted; }
-        .styled--ok { color: $text-success; }
-        .styled--warn { color: $text-warning; }
-        .styled--bad { color: $text-error; text-style: bold; }
-        .styled--busy { color: $text-accent; text-style: bold; }
-        .styled--weights { color: $memory-weights; }
-        .styled--kv { color: $memory-kv; }
-        .styled--graphs { color: $memory-graphs; }
-        .styled--context { color: $memory-context; }
-        .styled--other { color: $memory-other; }
-        .styled--foreign { color: $memory-foreign; text-style: bold; }
-        .styled--chart { color: $memory-kv; }
-        .styled--debug { color: $foreground-muted; }
-        .styled--rank { color: $text-primary; }
-        .styled--match { color: $background; background: $warning; }
-        .styled--cursor { background: $block-cursor-blurred-background; }
-        .styled--selected { color: $text-primary; text-style: bold reverse; }
-    }
+    Styled { width: 1fr; }
     """
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id, classes=classes)
         self._style_cache: dict[str, Style] = {}
+        self.style_version = 0
+        """Grows when styles change; whoever keeps strips compares it."""
         self._dimmed = False
 
     def notify_style_update(self) -> None:
         """Forget styles when the theme changes."""
-        self._style_cache.clear()
+        self._forget_styles()
         super().notify_style_update()
 
+    def _forget_styles(self) -> None:
+        self._style_cache.clear()
+        self.style_version += 1
+
     def style_named(self, name: str) -> Style:
-        """A style of the closed list, as the theme has it."""
+        """A style of the closed list, as the theme has it; dimmed while the numbers are old."""
         try:
             return self._style_cache[name]
         except KeyError:
-            style = self._style_cache[name] = self.get_component_rich_style(f"styled--{name}")
+            style = self._style(LOOKS[name])
+            if self._dimmed:
+                style += _DIM
+            self._style_cache[name] = style
             return style
+
+    def _style(self, look: Look) -> Style:
+        variables = self.app.theme_variables
+        under = self.background_colors[1]
+        if look.background:
+            under = theme_color(variables, look.background, under)
+        color = theme_color(variables, look.color, under)
+        return Style(color=color.rich_color, bgcolor=under.rich_color, bold=look.bold or None)
+
+    @property
+    def base_style(self) -> Style:
+        """Of cells without text. Kept, because the library works out its `rich_style` anew at each use."""
+        try:
+            return self._style_cache[""]
+        except KeyError:
+            style = self._style_cache[""] = self.rich_style
+            return style
+
+    def set_dimmed(self, dimmed: bool) -> bool:
+        """Dim everything, or not. Returns whether that is a change."""
+        if dimmed == self._dimmed:
+            return False
+        self._dimmed = dimmed
+        self._forget_styles()
+        return True
 
     def strip(self, line: Line, width: int) -> Strip:
         """A line as the terminal gets it, exactly `width` cells."""
         style_of = self.style_named
-        if self._dimmed:
-            segments = [Segment(text, style_of(name) + _DIM) for text, name in line]
-        else:
-            segments = [Segment(text, style_of(name)) for text, name in line]
-        return Strip(segments).adjust_cell_length(width, self.rich_style)
+        return Strip([Segment(text, style_of(name)) for text, name in line]).adjust_cell_length(width, self.base_style)
 
     def mark_selection(self, strip: Strip, y: int) -> Strip:
         """Show what the mouse has selected in content row `y`."""
@@ -138,8 +187,8 @@ class Rows(Styled):
             dimmed: The numbers are old.
         """
         old, new = self._lines, tuple(lines)
-        repaint_all = dimmed != self._dimmed
-        self._lines, self._dimmed = new, dimmed
+        repaint_all = self.set_dimmed(dimmed)
+        self._lines = new
         if len(old) != len(new):
             self.refresh(layout=True)
         elif repaint_all:
@@ -161,7 +210,7 @@ class Rows(Styled):
         """Draw one row."""
         width = self.size.width
         if y >= len(self._lines):
-            return Strip.blank(width, self.rich_style)
+            return Strip.blank(width, self.base_style)
         strip = self.strip(self._lines[y], width)
         return self.mark_selection(strip, y).apply_offsets(0, y)
 

@@ -12,32 +12,8 @@ from rich.cells import cell_len, set_cell_size
 
 from tuner.core import logtext
 
-STYLES: tuple[str, ...] = (
-    "text",
-    "dim",
-    "strong",
-    "head",
-    "ok",
-    "warn",
-    "bad",
-    "busy",
-    "weights",
-    "kv",
-    "graphs",
-    "context",
-    "other",
-    "foreign",
-    "chart",
-    "debug",
-    "rank",
-    "match",
-    "cursor",
-    "selected",
-)
-"""The closed list of style names; each is a component class of `Rows`."""
-
 Span = tuple[str, str]
-"""Text and the name of its style."""
+"""Text and the name of its style, one of `rows.LOOKS`."""
 Line = tuple[Span, ...]
 
 

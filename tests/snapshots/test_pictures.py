@@ -1,0 +1,37 @@
+"""How the screens look. Few: all but layout and colour has a cheaper test. Look at the report before updating."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support import states
+from tests.support.sessions import FakeSession
+from tuner.app import TunerApp
+
+NARROW, WIDE = (80, 24), (160, 48)
+CASES = {
+    "overview-wide": ("serving", WIDE, (), {}),
+    "overview-narrow": ("serving", NARROW, (), {}),
+    "overview-starting": ("starting", NARROW, (), {}),
+    "overview-failed": ("failed", NARROW, (), {}),
+    "overview-stale": ("stale", NARROW, (), {}),
+    "overview-empty": ("empty", NARROW, (), {}),
+    "overview-ascii": ("serving", WIDE, (), {"ascii": True}),
+    "logs-failed": ("failed", NARROW, ("l", "e"), {}),
+    "details": ("serving", NARROW, ("i",), {}),
+    "help-light": ("serving", NARROW, ("question_mark",), {"theme": "gputuner-light"}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_picture(snap_compare: Callable[..., bool], name: str) -> None:
+    state, size, keys, options = CASES[name]
+    app = TunerApp([FakeSession(states.ALL[state]())], clock=lambda: 0.0, **options)
+
+    async def settle(pilot: Any) -> None:
+        await pilot.pause()
+
+    assert snap_compare(app, press=keys, terminal_size=size, run_before=settle)
