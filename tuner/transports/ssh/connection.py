@@ -131,7 +131,7 @@ class SshTransport:
                     algorithms = "-*-cert-*"
                 else:
                     await self._unknown_key(hop, door, ask, error)
-            except asyncssh.DisconnectError as error:
+            except (asyncssh.DisconnectError, ConnectionResetError, BrokenPipeError) as error:
                 if not door.known or door.passed or algorithms == "default":
                     raise self._explain(hop, error) from error
                 # Perhaps none of the known kinds of key is offered, and either side may be the first to hang up:
