@@ -68,8 +68,8 @@ class Session:
         timing: Timing | None = None,
     ) -> None:
         self.target: Final = target
-        self.player: Final = getattr(transport, "player", None)
-        """The controls of a recording; None for a host."""
+        self.player: Any = getattr(transport, "player", None)
+        """The controls of a recording (`transports.replay.Player`); None for a host."""
         self.state = initial(self.player.header.host if self.player else target.name)
         """The newest."""
         self._transport = transport
