@@ -98,6 +98,28 @@ async def test_several_hosts_have_tabs_and_a_dead_one_stalls_nobody(app_on: AppO
         assert app.host == "root@gpu-box-9"
 
 
+async def test_many_hosts_on_a_narrow_screen_keep_the_chosen_one_in_sight(app_on: AppOn) -> None:
+    app, _ = app_on(*(states.REPLACE(states.serving(), name=f"root@gpu-box-{at:02d}") for at in range(12)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        for _ in range(12):
+            await pilot.pause()
+            assert f"[{app.host} ● ✔" in app.screen.query_one(HostTabs).text
+            await pilot.press("right_square_bracket")
+
+
+async def test_the_next_attempt_counts_down(app_on: AppOn, clock: Any) -> None:
+    app, (session,) = app_on(states.serving())
+    async with app.run_test(size=(160, 48)) as pilot:
+        await pilot.pause()
+        session.push(states.stale())
+        await pilot.pause()
+        assert "reconnecting 3 in 4 s" in app.screen.query_one("#status", Rows).text
+        clock.now += 3
+        app._second()
+        await pilot.pause()
+        assert "reconnecting 3 in 1 s" in app.screen.query_one("#status", Rows).text
+
+
 async def test_one_host_needs_no_tab(app_on: AppOn) -> None:
     app, _ = app_on(states.serving())
     async with app.run_test(size=(80, 24)) as pilot:

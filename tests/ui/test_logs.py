@@ -193,6 +193,18 @@ async def test_search_finds_what_is_held_then_asks_the_host(app_on: AppOn) -> No
         assert view.pattern is None
 
 
+async def test_the_current_line_stays_in_sight_when_hits_take_room(app_on: AppOn) -> None:
+    state = states.serving()
+    hits = tuple(LogHit(at, f"hit {at}") for at in range(20))
+    app, _ = app_on(FakeSession(state, found=(SearchResult(id=1, hits=hits, done=True),)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l", "slash", *"decode batch", "enter")
+        await pilot.pause()
+        view = view_of(app)
+        assert view.size.height < 15
+        assert view.current in [row_id for row_id, _ in view._visible()]
+
+
 async def test_older_and_newer_hits(app_on: AppOn) -> None:
     app, _ = app_on(states.serving())
     async with app.run_test(size=(80, 24)) as pilot:

@@ -234,9 +234,9 @@ class DetailsScreen(TunerScreen):
             return
         width, glyphs = self.size.width, self.glyphs
         stale = state.link.phase is not LinkPhase.UP
-        self.query_one("#status", Rows).show(
-            [status.status_line(state, server, width, glyphs, age_s=self.shell.age_s())]
-        )
+        age, retry = self.shell.age_s(), self.shell.retry_in_s()
+        line = status.status_line(state, server, width, glyphs, age_s=age, retry_in_s=retry)
+        self.query_one("#status", Rows).show([line])
         about = (
             (server.identity, server.settings, server.phase, server.ranks, server.errors, server.model, server.gone)
             if server

@@ -103,7 +103,7 @@ class SecretDialog(Dialog):
     def compose(self) -> ComposeResult:
         """The host's own words, and a field."""
         question = self.question
-        again = f" (attempt {question.attempt}: the last one was not accepted)" if question.attempt > 1 else ""
+        again = f", attempt {question.attempt}" if question.attempt > 1 else ""
         with Vertical(classes="dialog"):
             yield Static(
                 plain(f"{clean(question.target)} asks for a {clean(question.kind)}{again}"), classes="dialog-title"

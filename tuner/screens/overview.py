@@ -97,12 +97,14 @@ class OverviewScreen(TunerScreen):
         self, state: HostState, server: ServerState | None, width: int, age: float | None, *, stale: bool
     ) -> None:
         glyphs = self.glyphs
-        self.query_one("#status", Rows).show([status.status_line(state, server, width, glyphs, age_s=age)])
+        retry = self.shell.retry_in_s()
+        line = status.status_line(state, server, width, glyphs, age_s=age, retry_in_s=retry)
+        self.query_one("#status", Rows).show([line])
         if server is None:
             phases = status.no_server_line(state, glyphs)
         elif not self.wide and server.phase in (Phase.READY, Phase.STOPPING):
-            line = sparkline(server.series.get("tok_s", ()), state.mono, 9, glyphs)
-            phases = status.serving_line(state, server, width, glyphs, line)
+            spark = sparkline(server.series.get("tok_s", ()), state.mono, 9, glyphs)
+            phases = status.serving_line(state, server, width, glyphs, spark)
         else:
             phases = status.phase_line(state, server, width, glyphs)
         self.query_one("#phases", Rows).show([phases], dimmed=stale)

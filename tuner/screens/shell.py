@@ -75,6 +75,7 @@ class Shell(App[None]):
         self.host = ""
         self._clock = clock
         self._fresh: dict[str, tuple[float, float]] = {}
+        self._link_since: dict[str, float] = {}
 
     def server(self) -> ServerState | None:
         """The server on screen: the chosen one while it is known, else the first."""
@@ -88,8 +89,18 @@ class Shell(App[None]):
             return None
         return max(0.0, self._clock() - self._fresh[self.host][1])
 
+    def retry_in_s(self) -> float | None:
+        """Seconds until the next attempt to reach the host on screen."""
+        wait = self.snapshot.link.retry_in_s if self.snapshot is not None else None
+        return (
+            None if wait is None else max(0.0, wait - (self._clock() - self._link_since.get(self.host, self._clock())))
+        )
+
     def keep(self, host: str, state: HostState) -> None:
         """Take in a newer state of a host, and when it came: the host's own clock is no measure of our waiting."""
+        before = self.snapshots.get(host)
+        if before is None or before.link != state.link:
+            self._link_since[host] = self._clock()
         self.snapshots[host] = state
         if host not in self._fresh or state.mono > self._fresh[host][0]:
             self._fresh[host] = (state.mono, self._clock())

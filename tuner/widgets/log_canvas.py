@@ -62,8 +62,11 @@ class LogCanvas(Styled):
         self.refresh()
 
     def on_resize(self) -> None:
-        """Other lines are visible."""
+        """Other lines are visible; the current one stays among them."""
         self._places_key = ()
+        places = self._visible()
+        if not self.following and places and self.cursor > places[-1][0]:
+            self._top = (max(self.index.first, self.cursor - max(1, self.size.height // 2)), 0)
 
     def _clamped(self, row_id: int) -> tuple[int, int]:
         lowest, highest = self.index.first, max(self.index.first, self.index.last - self.size.height)

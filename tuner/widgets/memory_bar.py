@@ -10,7 +10,7 @@ from tuner.widgets.spans import Line, Span
 Terms = tuple[tuple[str, int], ...]
 """Names of `glyphs.TERMS` and their bytes, in stacking order."""
 
-_VISIBLE_FROM = 0.35
+_VISIBLE_FROM = 0.25
 """A term of at least so much of a cell gets a whole one: small is not nothing."""
 
 

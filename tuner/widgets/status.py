@@ -66,7 +66,9 @@ def age(state: HostState, server: ServerState) -> str:
     return "" if started is None or state.now is None or server.gone else format_duration(state.now - started)
 
 
-def link_spans(link: LinkState, glyphs: Glyphs, *, age_s: float | None, wide: bool) -> Line:
+def link_spans(
+    link: LinkState, glyphs: Glyphs, *, age_s: float | None, retry_in_s: float | None = None, wide: bool
+) -> Line:
     """State of the link in a word, with round trip and traffic while it is up."""
     phase = link.phase
     style = {LinkPhase.UP: "ok", LinkPhase.DOWN: "bad"}.get(phase, "warn")
@@ -75,7 +77,7 @@ def link_spans(link: LinkState, glyphs: Glyphs, *, age_s: float | None, wide: bo
         word = f"stale {age_s:.0f} s"
     elif phase is LinkPhase.RECONNECTING:
         attempt = f" {link.attempt}" if link.attempt else ""
-        word = f"reconnecting{attempt}" + (f" in {link.retry_in_s:.0f} s" if link.retry_in_s and wide else "")
+        word = f"reconnecting{attempt}" + (f" in {retry_in_s:.0f} s" if retry_in_s is not None and wide else "")
     spans: list[Span] = []
     if phase is LinkPhase.UP:
         if link.rtt_s is not None:
@@ -87,11 +89,17 @@ def link_spans(link: LinkState, glyphs: Glyphs, *, age_s: float | None, wide: bo
 
 
 def status_line(
-    state: HostState, server: ServerState | None, width: int, glyphs: Glyphs, *, age_s: float | None = None
+    state: HostState,
+    server: ServerState | None,
+    width: int,
+    glyphs: Glyphs,
+    *,
+    age_s: float | None = None,
+    retry_in_s: float | None = None,
 ) -> Line:
     """The first line: where we are, what runs there, and whether the link is up."""
     wide = width >= 120
-    right = link_spans(state.link, glyphs, age_s=age_s, wide=wide)
+    right = link_spans(state.link, glyphs, age_s=age_s, retry_in_s=retry_in_s, wide=wide)
     infos = state.gpu_table.gpus if state.gpu_table else ()
     host: Line = ((clean(state.name), "strong"),)
     gpus: Line = ((gpus_text(state), "text"),)

@@ -53,25 +53,41 @@ class HostTabs(Rows):
         if len(tabs) < 2:
             self.show([])
             return
-        spans: list[Span] = [(" ", "text")]
+        pieces = [self._piece(tab, words=True) for tab in tabs]
+        if sum(width_of(piece) for piece in pieces) > self.app.size.width - 2:
+            pieces = [self._piece(tab, words=False) for tab in tabs]
+        chosen = next((at for at, tab in enumerate(tabs) if tab.chosen), 0)
+        first, room = chosen, self.app.size.width - 6 - width_of(pieces[chosen])
+        # As many neighbours as fit; the chosen one is always there.
+        while first > 0 and width_of(pieces[first - 1]) <= room:
+            first -= 1
+            room -= width_of(pieces[first])
+        spans: list[Span] = [(f"{self._glyphs.ellipsis} " if first else " ", "dim")]
         self._ends = []
-        for tab in tabs:
-            glyphs = self._glyphs
-            link_style = {LinkPhase.UP: "ok", LinkPhase.DOWN: "bad"}.get(tab.link, "warn")
-            word = "" if tab.link is LinkPhase.UP else f" {tab.link}"
-            if tab.chosen:
-                spans.append((f"[{clean(tab.name)}", "strong"))
-            else:
-                spans.append((f" {clean(tab.name)}", "dim"))
-            spans.append((f" {glyphs.link(tab.link)}{word}", link_style))
-            if tab.phase is not None:
-                style = "ok" if tab.phase is Phase.READY else "bad" if tab.phase is Phase.FAILED else "busy"
-                spans.append((f" {glyphs.phase(tab.phase)} {'starting' if tab.phase.starting else tab.phase}", style))
-            spans.append(("]" if tab.chosen else " ", "strong"))
-            spans.append(("  ", "text"))
-            self._ends.append((width_of(spans), tab.name))
-        line: Line = (*spans, ("[ ] other host", "dim"))
-        self.show([line])
+        used = width_of(spans)
+        for tab, piece in zip(tabs[first:], pieces[first:], strict=True):
+            used += width_of(piece)
+            if used > self.app.size.width - 2:
+                spans.append((self._glyphs.ellipsis, "dim"))
+                break
+            spans += piece
+            self._ends.append((used, tab.name))
+        hint = "[ ] other host"
+        if used + len(hint) < self.app.size.width:
+            spans.append((hint, "dim"))
+        self.show([tuple(spans)])
+
+    def _piece(self, tab: HostTab, *, words: bool) -> Line:
+        glyphs = self._glyphs
+        link_style = {LinkPhase.UP: "ok", LinkPhase.DOWN: "bad"}.get(tab.link, "warn")
+        link = f" {tab.link}" if words and tab.link is not LinkPhase.UP else ""
+        name = (f"[{clean(tab.name)}", "strong") if tab.chosen else (f" {clean(tab.name)}", "dim")
+        spans: list[Span] = [name, (f" {glyphs.link(tab.link)}{link}", link_style)]
+        if tab.phase is not None:
+            style = "ok" if tab.phase is Phase.READY else "bad" if tab.phase is Phase.FAILED else "busy"
+            word = f" {'starting' if tab.phase.starting else tab.phase}" if words else ""
+            spans.append((f" {glyphs.phase(tab.phase)}{word}", style))
+        return (*spans, ("]" if tab.chosen else " ", "strong"), ("  ", "text"))
 
     def on_click(self, event: events.Click) -> None:
         """Choose the tab under the mouse."""
