@@ -2878,11 +2878,10 @@ def trusted(path: str) -> bool:
 def load_module(path: Optional[str], source: Optional[bytes]) -> Any:
     """The pynvml module from a file or from its source, without leaving a trace on disk."""
     import types
+    from importlib.util import cache_from_source, module_from_spec, spec_from_file_location
 
     sys.modules.pop("pynvml", None)
-    if path is not None:
-        from importlib.util import module_from_spec, spec_from_file_location
-
+    if path is not None and os.path.exists(cache_from_source(path)):
         spec = spec_from_file_location("pynvml", path)
         if spec is None or spec.loader is None:
             raise ImportError(path)
@@ -2892,8 +2891,29 @@ def load_module(path: Optional[str], source: Optional[bytes]) -> Any:
         return module
     module = types.ModuleType("pynvml")
     sys.modules["pynvml"] = module
-    exec(compile(source or b"", "pynvml", "exec"), module.__dict__)  # noqa: S102
+    if path is not None:
+        module.__file__ = path
+        source = slurp(path, 1 << 24)
+    run_in_parts((source or b"").decode("utf-8", "replace"), path or "pynvml", module.__dict__)
     return module
+
+
+def run_in_parts(source: str, name: str, namespace: Json) -> None:
+    """Execute a long source a part at a time: the parser takes a hundred bytes for each of its, and keeps most."""
+    heads = re.compile(r"^(?=@|def |class )", re.M)
+    start = end = line = 0
+    while start < len(source):
+        found = heads.search(source, end + 16_384)
+        end = found.start() if found else len(source)
+        try:
+            code = compile("\n" * line + source[start:end], name, "exec")
+        except SyntaxError:
+            if found is None:
+                raise
+            continue  # cut within a string, or below a decorator
+        exec(code, namespace)  # noqa: S102
+        line += source.count("\n", start, end)
+        start = end
 
 
 def own_package_folders() -> List[str]:

@@ -49,8 +49,30 @@ def argv() -> tuple[str, ...]:
     return ("sh", "-c", _SCRIPT, "gputuner-probe", STUB)
 
 
+_RULE = "\n# " + "-" * 111 + "\n"
+_LOADER = """from __future__ import annotations
+for part in %r:
+    exec(compile(part, "gputuner-probe", "exec"))
+"""
+
+
 @lru_cache(maxsize=1)
 def payload() -> bytes:
-    """The probe's source as the stub expects it: a line with a length, and so many bytes of zlib."""
-    packed = zlib.compress(files("tuner.probe").joinpath("agent.py").read_bytes(), 9)
+    """The probe's source as the stub expects it: a line with a length, and so many bytes of zlib.
+
+    It is compiled a section at a time: the parser takes a hundred bytes for each of the source, and Python gives
+    little of that back. All at once would be a third of the probe's memory on the host.
+    """
+    source = files("tuner.probe").joinpath("agent.py").read_text("utf-8")
+    packed = zlib.compress((_LOADER % (sections(source),)).encode(), 9)
     return b"%d\n" % len(packed) + packed
+
+
+def sections(source: str) -> list[str]:
+    """A source cut at the rules between its sections; empty lines in front keep the line numbers of each."""
+    parts: list[str] = []
+    line = 0
+    for part in source.replace(_RULE, "\0" + _RULE).split("\0"):
+        parts.append("\n" * line + part)
+        line += part.count("\n")
+    return parts

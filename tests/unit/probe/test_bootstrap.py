@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import pwd
@@ -49,10 +50,18 @@ def start(bare: Path, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(list(argv()), input=data, capture_output=True, env=env, timeout=20.0)
 
 
-def test_the_payload_is_the_agent() -> None:
+def test_the_payload_is_the_agent_in_sections_with_its_line_numbers() -> None:
     length, _, packed = payload().partition(b"\n")
     assert int(length) == len(packed)
-    assert zlib.decompress(packed) == Path(bootstrap.__file__).with_name("agent.py").read_bytes()
+    loop = ast.parse(zlib.decompress(packed)).body[-1]
+    assert isinstance(loop, ast.For)
+    parts = ast.literal_eval(loop.iter)
+    source = Path(bootstrap.__file__).with_name("agent.py").read_text()
+    assert len(parts) > 10
+    assert max(map(len, parts)) < len(source) / 4
+    whole = ast.dump(ast.parse(source), include_attributes=True)
+    nodes = [node for part in parts for node in ast.parse(part).body]
+    assert ast.dump(ast.Module(nodes, []), include_attributes=True) == whole
 
 
 def test_no_login_shell_can_misread_it() -> None:
