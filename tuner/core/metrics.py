@@ -62,6 +62,8 @@ def from_reading(server: ServerState, source: str, values: dict[str, float], mon
     if tok_s is None:
         window = RATE_WINDOW_S if "tok_s" not in values and server.identity.engine == "vllm" else FINISHED_WINDOW_S
         tok_s = s.rate(counters.get("generation_tokens_total", ()), window)
+    if tok_s is None and values.get("running"):
+        tok_s = _sum([batch.fields for batch in server.batches.values()], "tok_s")
     prompt = s.rate(counters.get("realtime_prefill_tokens_total", ()), RATE_WINDOW_S)
     if prompt is None:
         prompt = values.get("prompt_tok_s", s.rate(counters.get("prompt_tokens_total", ()), FINISHED_WINDOW_S))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import signal
@@ -94,40 +95,49 @@ def test_a_missing_file_is_one_clear_line(tmp_path: Path) -> None:
         list(read_events(tmp_path / "none"))
 
 
-@pytest.fixture
-def small_disk() -> Iterator[int]:
-    """No file of this process may grow beyond a limit: writing then fails as on a full disk."""
-    limit = 2000
+DISK = 2000
+
+
+@contextlib.contextmanager
+def small_disk(limit: int = DISK) -> Iterator[None]:
+    """No file of this process may grow beyond a limit: writing then fails as on a full disk.
+
+    Not a fixture: the limit must be gone before the test runner writes its own output.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    yield limit
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    signal.signal(signal.SIGXFSZ, handler)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_full_disk_ends_the_journal_with_a_whole_line_and_is_told_once(tmp_path: Path, small_disk: int) -> None:
+def test_a_full_disk_ends_the_journal_with_a_whole_line_and_is_told_once(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j", "box", at=0.0)
     told = []
-    for number in range(100):
-        journal.append(e.ProblemSeen(seq=number + 1, code="no-gpu", detail="x" * 50), float(number))
-        if problem := journal.flush():
-            told.append(problem)
+    with small_disk():
+        for number in range(100):
+            journal.append(e.ProblemSeen(seq=number + 1, code="no-gpu", detail="x" * 50), float(number))
+            if problem := journal.flush():
+                told.append(problem)
+        journal.close()
     assert len(told) == 1
     assert "journal ends" in str(told[0])
-    journal.close()
     data = (tmp_path / "j").read_bytes()
     assert data.endswith(b"}\n")
-    assert small_disk - 200 < len(data) <= small_disk
+    assert DISK - 200 < len(data) <= DISK
     assert [event.seq for _, event in read_events(tmp_path / "j")] == list(range(1, data.count(b"\n")))
 
 
-def test_half_of_a_batch_that_did_not_fit_is_kept_by_lines(tmp_path: Path, small_disk: int) -> None:
+def test_half_of_a_batch_that_did_not_fit_is_kept_by_lines(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j", "box", at=0.0)
-    for number in range(100):
-        journal.append(e.ProblemSeen(seq=number + 1, code="no-gpu", detail="x" * 50), float(number))
-    assert journal.flush() is not None
-    journal.close()
+    with small_disk():
+        for number in range(100):
+            journal.append(e.ProblemSeen(seq=number + 1, code="no-gpu", detail="x" * 50), float(number))
+        assert journal.flush() is not None
+        journal.close()
     data = (tmp_path / "j").read_bytes()
     assert data.endswith(b"}\n")
     assert len(list(read_events(tmp_path / "j"))) > 5

@@ -199,6 +199,7 @@ def _loads(body: Any) -> Reading:
     metrics = _present(values)
     if metrics is not None:
         _drop_idle_speculation(metrics)
+        _drop_unmeasured_speed(metrics)
     capacity = _number(rows[0].get("max_total_num_tokens")) if rows else None
     return Reading(
         ready=True if (values["tok_s"] or 0.0) > 0 else None,
@@ -207,6 +208,12 @@ def _loads(body: Any) -> Reading:
         memory=_replica_memory([_load_terms(row) for row in rows], {}),
         kv_tokens=None if capacity is None else int(capacity),
     )
+
+
+def _drop_unmeasured_speed(metrics: dict[str, float]) -> None:
+    """Without --enable-metrics the scheduler keeps no throughput, and answers zero while it decodes."""
+    if not metrics.get("tok_s") and metrics.get("running"):
+        metrics.pop("tok_s", None)
 
 
 def _load_terms(row: dict[str, Any]) -> MemoryTerms | None:

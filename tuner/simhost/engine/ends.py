@@ -27,6 +27,8 @@ class Ends:
         """One end has begun: no second one begins."""
         self.draining = False
         """SIGTERM came: what runs is finished, nothing new is taken."""
+        self._crash: asyncio.Task[None] | None = None
+        """Kept, or it might be collected before it ended."""
 
     async def watch(self) -> None:
         """Notice children that die."""
@@ -100,7 +102,7 @@ class Ends:
         """A prefill did not fit on a rank."""
         error = start.out_of_memory(self.server.machine, rank, tried)
         self.dying = True
-        asyncio.get_running_loop().create_task(self._crash_serving(rank, error), name="crash")
+        self._crash = asyncio.get_running_loop().create_task(self._crash_serving(rank, error), name="crash")
 
     async def _crash_serving(self, rank: int, error: str) -> None:
         self.server.log.line(crash.scheduler_exception("prefill", error, new=self.server.config.new), rank)
