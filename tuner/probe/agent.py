@@ -2158,6 +2158,7 @@ class Poller:
         self._timeout_s = float(plan.get("timeout_s", 2.0))
         self._parse: str = plan.get("parse", "json")
         self._series = SeriesFilter(plan.get("series", ()))
+        self._numbers: Dict[str, int] = {}
         self._drop = set(plan.get("drop", ()))
         self._unless: Optional[str] = plan.get("unless")
         self._auth = bool(plan.get("auth", False))
@@ -2277,7 +2278,13 @@ class Poller:
             series = self._series.changed(body)
             if series is None:
                 raise HttpProblem("http-nonsense", "no metrics: %r" % body[:40])
-            event["series"] = series
+            # Names are long and seldom change: the second time a number stands for each.
+            again = [[self._numbers[name], value] for name, value in series.items() if name in self._numbers]
+            event["series"] = {name: value for name, value in series.items() if name not in self._numbers}
+            for name in event["series"]:
+                self._numbers[name] = len(self._numbers)
+            if again:
+                event["again"] = again
             return
         try:
             text = body.decode("utf-8", "replace")

@@ -11,7 +11,7 @@ import base64
 import binascii
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast, get_args
 
 import msgspec
@@ -55,10 +55,15 @@ class _Read(e.ReadResult, frozen=True, kw_only=True, tag="read"):
     z: str | None = None
 
 
+class _Http(e.HttpAnswer, frozen=True, kw_only=True, tag="http"):
+    again: tuple[tuple[int, float], ...] = ()
+    """Values of series that were named before, by the number under which this endpoint first named them."""
+
+
 Incoming = e.AnyEvent | NeedNvml
 
 _LAPTOP = (e.LinkChanged, e.LinkMeasured, e.HistoryFound)
-_PACKED: dict[type, type] = {e.LogBytes: _Log, e.OldLog: _OldLog, e.ReadResult: _Read}
+_PACKED: dict[type, type] = {e.LogBytes: _Log, e.OldLog: _OldLog, e.ReadResult: _Read, e.HttpAnswer: _Http}
 
 
 def _decoder(*, recorded: bool) -> msgspec.json.Decoder[Any]:
@@ -78,6 +83,9 @@ class Decoder:
 
     def __init__(self, *, recorded: bool = False) -> None:
         self._decode = _decoder(recorded=recorded).decode
+        self._recorded = recorded
+        self._names: dict[tuple[str, str], list[str]] = {}
+        """Of series, masked, in the order in which an endpoint named them."""
         self._parts: list[bytes] = []
         self._size = 0
         self._skipping = False
@@ -112,6 +120,8 @@ class Decoder:
     def _line(self, line: bytes) -> Iterator[Incoming]:
         try:
             event = self._decode(line)
+            if isinstance(event, _Http):
+                event = self._http(event)
             clean = _CLEAN.get(type(event))
             event = cast(Incoming, clean(event) if clean else event)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -119,6 +129,34 @@ class Decoder:
             return
         self.started = True
         yield event
+
+    def _http(self, event: _Http) -> e.HttpAnswer:
+        """With the names that the probe left out.
+
+        Raises:
+            ValueError: a series was never named.
+        """
+        series = event.series
+        if series is not None:
+            fresh = _masked(series)
+            series = dict(zip(fresh, series.values(), strict=True))
+            if not self._recorded:
+                names = self._names.setdefault((event.key, event.endpoint), [])
+                names += fresh
+                if any(not 0 <= number < len(names) for number, _ in event.again):
+                    raise ValueError("a series that was never named")
+                series.update((names[number], value) for number, value in event.again)
+        return e.HttpAnswer(
+            mono=event.mono,
+            seq=event.seq,
+            key=event.key,
+            endpoint=event.endpoint,
+            status=event.status,
+            error=_text(event.error),
+            latency_s=event.latency_s,
+            series=series,
+            body=mask_json(event.body),
+        )
 
     def _garbage(self, what: str, error: Exception | None = None) -> Iterator[Incoming]:
         """A line that is no event: after the first one, every tenth time as many are worth a word."""
@@ -222,11 +260,11 @@ def _identity(server: ServerIdentity) -> ServerIdentity:
     )
 
 
-def _series(event: e.HttpAnswer) -> dict[str, float] | None:
-    if not event.series:
-        return event.series
-    names = "\n".join(event.series)
-    return event.series if mask(names) == names else {mask(name): value for name, value in event.series.items()}
+def _masked(names: Iterable[str]) -> list[str]:
+    """Names without secrets, which hardly ever are in them."""
+    whole = list(names)
+    text = "\n".join(whole)
+    return whole if mask(text) == text else [mask(name) for name in whole]
 
 
 _CLEAN: dict[type, Callable[[Any], Incoming]] = {
@@ -238,7 +276,6 @@ _CLEAN: dict[type, Callable[[Any], Incoming]] = {
     e.GpuXid: lambda v: replace(v, text=mask(v.text)),
     e.ServerSeen: lambda v: replace(v, server=_identity(v.server)),
     e.LogOpened: lambda v: replace(v, note=_text(v.note)) if v.note else v,
-    e.HttpAnswer: lambda v: replace(v, error=_text(v.error), series=_series(v), body=mask_json(v.body)),
     e.ProblemSeen: lambda v: replace(v, subject=mask(v.subject), detail=mask(v.detail)),
     e.SearchResult: lambda v: replace(
         v, hits=tuple(LogHit(hit.offset, mask(hit.text)) for hit in v.hits), error=_text(v.error)

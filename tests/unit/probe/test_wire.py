@@ -66,6 +66,32 @@ def test_compressed_text_is_inflated() -> None:
     assert type(event) is e.ReadResult
 
 
+def answer(series: dict[str, float] | None = None, *again: list[float], endpoint: str = "metrics") -> bytes:
+    return line(t="http", key="k", endpoint=endpoint, status=200, series=series or {}, again=again)
+
+
+def test_series_that_were_named_come_back_by_number() -> None:
+    named = answer({"a": 1.0, f'b{{model_name="{TOKEN}"}}': 2.0})
+    first, second, third = decoded(named, answer({"c": 3.0}, [1, 2.5]), answer(None, [2, 4.0], [0, 1.5]))
+    (masked,) = set(first.series) - {"a"}
+    assert TOKEN not in masked
+    assert second.series == {"c": 3.0, masked: 2.5}
+    assert third.series == {"c": 4.0, "a": 1.5}
+    assert decoded(encode(third) + b"\n", recorded=True) == [third]
+
+
+@pytest.mark.parametrize("number", [-1, 1])
+def test_a_number_that_stands_for_no_series_is_a_problem(number: int) -> None:
+    _, problem, fine = decoded(answer({"a": 1.0}), answer(None, [number, 1.0]), answer(None, [0, 2.0]))
+    assert isinstance(problem, e.ProblemSeen)
+    assert fine.series == {"a": 2.0}
+
+
+def test_each_endpoint_numbers_its_own_series() -> None:
+    events = decoded(answer({"a": 1.0}), answer({"b": 1.0}, endpoint="other"), answer(None, [0, 2.0], endpoint="other"))
+    assert events[-1].series == {"b": 2.0}
+
+
 @pytest.mark.parametrize("z", ["", "!!!", base64.b64encode(b"no zlib").decode(), packed("x" * 1000)[:-8]])
 def test_compressed_text_that_is_none_is_a_problem(z: str) -> None:
     assert len(problems(decoded(line(t="log", key="k", offset=0, end=5, z=z)))) == 1
