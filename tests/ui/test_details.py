@@ -37,13 +37,18 @@ async def test_shows_what_is_known_and_finds_in_it(app_on: AppOn) -> None:
 
 
 async def test_asks_the_host_for_its_checks(app_on: AppOn) -> None:
-    app, _ = app_on(FakeSession(states.serving(), checks={"shm": "503 GiB", "python": "3.10.12"}))
+    app, _ = app_on(
+        FakeSession(
+            states.serving(),
+            checks={"shm": {"ok": False, "value": "64 MiB", "detail": "503 GiB wanted"}, "python": "3.10.12"},
+        )
+    )
     async with app.run_test(size=(160, 48)) as pilot:
         await pilot.press("i", "c")
         await pilot.pause()
         await pilot.press("slash", *"503 GiB", "enter")
         await pilot.pause()
-        assert "shm" in app.screen.query_one("#details", Rows).text
+        assert "✖ 64 MiB  503 GiB wanted" in app.screen.query_one("#details", Rows).text
 
 
 async def test_a_server_that_died_stays_described(app_on: AppOn) -> None:

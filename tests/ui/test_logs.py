@@ -254,6 +254,32 @@ async def test_a_hit_that_is_not_held_is_fetched_and_shown_apart(app_on: AppOn) 
         assert "line 5001990" in drawn(view)[-1]
 
 
+async def test_a_hit_in_the_hole_between_head_and_tail_is_fetched_and_its_marker_opens_it(app_on: AppOn) -> None:
+    marker = LogLine(offset=1000, text="4 MB not shown: opened near its end", marker=True, level=Level.WARNING)
+    blocks = (block_at(0, 100), LogBlock(1000, 1000, (marker,)), block_at(5_000_000, 100))
+    log = LogState(blocks=blocks, start=0, end=5_001_000, lines_total=201)
+    text = "torn\n" + "".join(f"hidden {at}\n" for at in range(100))
+    part = ReadResult(id=1, offset=2_000_000, end=2_000_000 + len(text), size=5_001_000, data=text)
+    app, (session,) = app_on(FakeSession(with_log(log), part=part))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l")
+        await pilot.pause()
+        view, screen = view_of(app), app.screen
+        screen.go_to_offset(2_000_500)
+        await pilot.pause()
+        assert len(session.read) == 1
+        assert line_of(view.index[view.current]).text.startswith("hidden")
+        screen.go_to_offset(500)
+        await pilot.pause()
+        assert len(session.read) == 1
+        assert line_of(view.index[view.current]).text == "line 500"
+        view.go_to(view.index.first + 100)
+        await pilot.press("enter")
+        await pilot.pause()
+        assert session.read[1] == (states.KEY, 0, 262_144)
+        assert "older part" in screen.query_one("#filters", Rows).text
+
+
 async def test_scrolling_above_what_is_held_fetches_older_lines(app_on: AppOn) -> None:
     held = LogState(blocks=(block_at(100_000, 100),), start=100_000, end=101_000, lines_total=100)
     text = "".join(f"older {at}\n" for at in range(50))

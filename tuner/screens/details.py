@@ -81,8 +81,17 @@ def sections(
     if checks is None:
         section.line("c asks the host what works there", "dim")
     for key, value in (checks or {}).items():
-        section.pair(key, value)
+        section.pair(key, check_text(value, glyphs))
     yield section
+
+
+def check_text(value: Any, glyphs: Glyphs) -> Any:
+    """A check's answer in words: a sign, what was found, and why or what it costs."""
+    if not isinstance(value, dict) or "ok" not in value:
+        return value
+    sign = glyphs.ok if value["ok"] else glyphs.bad
+    words = [str(value[name]) for name in ("value", "detail") if value.get(name) not in (None, "")]
+    return f"{sign} {'  '.join(words)}".rstrip()
 
 
 def _server(state: HostState, server: ServerState) -> Iterator[Section]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from tuner.domain.state import ServerState
+from tuner.domain.state import LogState, ServerState
 from tuner.messages import LogPartArrived
 from tuner.widgets.log_index import line_of
 from tuner.widgets.log_view import LogView
@@ -21,6 +21,11 @@ class Wanted(Struct, frozen=True):
     purpose: str
     offset: int
     length: int
+
+
+def held(log: LogState, offset: int) -> bool:
+    """Whether the byte at an offset is in memory; between the beginning and the tail of a long log there is a hole."""
+    return any(block.start <= offset < block.end for block in reversed(log.blocks))
 
 
 class LogParts:
@@ -56,9 +61,7 @@ class LogParts:
 
     def reached_live(self, server: ServerState) -> int | None:
         """The offset at which the part shown apart meets what is held; None while it does not."""
-        if self._part is None or not server.log.blocks or self._part[1] < server.log.start:
-            return None
-        return self._part[1]
+        return self._part[1] if self._part is not None and held(server.log, self._part[1]) else None
 
     def newer(self) -> Wanted | None:
         """What follows the part shown apart."""

@@ -25,7 +25,7 @@ from tuner.messages import (
 )
 from tuner.screens.base import TunerScreen
 from tuner.screens.dialogs import LineDialog
-from tuner.screens.log_parts import LogParts, Wanted
+from tuner.screens.log_parts import LogParts, Wanted, held
 from tuner.widgets.log_head import LEVELS, head_line
 from tuner.widgets.log_index import LogFilter, LogIndex
 from tuner.widgets.log_view import LogView
@@ -292,7 +292,7 @@ class LogsScreen(TunerScreen):
         if server is None:
             return
         log = server.log
-        if log.blocks and log.start <= offset <= log.end:
+        if held(log, offset):
             view.action_follow()
             while (found := view.live.at_offset(offset)) is None and view.live.work():
                 pass
@@ -368,8 +368,11 @@ class LogsScreen(TunerScreen):
     # Lines ---------------------------------------------------------------------------------------------------
 
     def on_line_opened(self, message: LineOpened) -> None:
-        """Show a line in full."""
+        """Show a line in full, or what a marker stands for."""
         message.stop()
+        if message.line.marker:
+            self.go_to_offset(message.line.offset)
+            return
         self.app.push_screen(LineDialog(message.line, message.ranks, self.glyphs))
 
     def copy_text(self) -> str:
