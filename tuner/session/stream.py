@@ -24,8 +24,8 @@ MAX_HELD = 65_536
 """Characters of a line without end that are held."""
 CONTEXT = 8192
 """Characters of an unfinished line that are remembered after they were shown."""
-PIECE = 32_768
-"""Longest text in one event: folding it takes a few milliseconds, so that the screen stays responsive."""
+PIECE = 8_192
+"""Longest text in one event: folding it takes few milliseconds, so that the screen stays responsive."""
 REPLACEMENT = "\ufffd"
 
 _Event = TypeVar("_Event", bound=Incoming)
