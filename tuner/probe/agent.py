@@ -1167,7 +1167,7 @@ def startup_section(
         at += len(block)
 
 
-def start_of_last(fd: int, size: int, marker: bytes, budget_s: float = 0.25) -> int:
+def start_of_last(fd: int, size: int, marker: bytes, budget_s: float = 0.1) -> int:
     """Offset of the last line with `marker`: where the newest start in a reused log begins.
 
     Searched backwards for a bounded time, then in the first blocks only; 0 when there is none.
@@ -1424,8 +1424,13 @@ class FileTail(Tail):
             checked = time.monotonic()
             idle = 0
             while not self._stopped:
+                before = self.offset
                 if self._pump():
                     idle = 0
+                    if 0 < self.offset - before < BLOCK // 4:
+                        if self._finish_at is None:
+                            self.caught_up.set()
+                        self._sleep(0.1)  # a writer that never rests would be sent a line at a time
                     continue
                 now = time.monotonic()
                 idle += 1
@@ -2347,6 +2352,8 @@ _NVML_LOST = frozenset((15, 16, 28))
 _FIELD_MEMORY_TEMPERATURE = 82
 _FIELD_NVLINK_TX, _FIELD_NVLINK_RX = 138, 139
 _FIELD_PCIE_TX, _FIELD_PCIE_RX = 197, 198
+_TRAFFIC = (_FIELD_PCIE_RX, _FIELD_PCIE_TX, _FIELD_NVLINK_RX, _FIELD_NVLINK_TX)
+_NO_TRAFFIC: List[Optional[int]] = [None] * len(_TRAFFIC)
 _ALL_LINKS = 0xFFFFFFFF
 _ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
@@ -2393,10 +2400,10 @@ class NvmlGpus:
         self._failed: Dict[int, str] = {}
         self._never: Set[Tuple[int, str]] = set()
         self._counters: Dict[Tuple[int, int], Tuple[float, int]] = {}
-        self._fields: Dict[int, List[Any]] = {}
-        self._slow: Dict[int, Tuple[float, Optional[int], Optional[int]]] = {}
-        self._pcie_turn = 0
-        self._ecc: Dict[int, Tuple[float, Optional[int]]] = {}
+        self._fields: Dict[Tuple[int, Tuple[int, ...]], List[Any]] = {}
+        self._traffic: Dict[int, Tuple[float, List[Optional[int]]]] = {}
+        self._turn = 0
+        self._seldom: Dict[int, Tuple[float, List[Optional[int]]]] = {}
         self._graphics: Dict[Tuple[int, int], Optional[int]] = {}
         try:
             module.nvmlInit()
@@ -2573,14 +2580,11 @@ class NvmlGpus:
         throttle = ask(gpu, "nvmlDeviceGetCurrentClocksEventReasons")
         if throttle is None:
             throttle = ask(gpu, "nvmlDeviceGetCurrentClocksThrottleReasons")
-        fields = self._field_values(gpu)
+        warm = self._field_values(gpu, (_FIELD_MEMORY_TEMPERATURE,))
         now = time.monotonic()
-        rx = self._rate(gpu, _FIELD_PCIE_RX, fields, now, 1)
-        tx = self._rate(gpu, _FIELD_PCIE_TX, fields, now, 1)
-        if rx is None and tx is None:
-            at, rx, tx = self._slow.get(gpu, (0.0, None, None))
-            if now - at > 10.0 + 2 * len(self._handles):
-                rx = tx = None
+        at, traffic = self._traffic.get(gpu, (0.0, _NO_TRAFFIC))
+        if now - at > 10.0 + 2 * len(self._handles):
+            traffic = _NO_TRAFFIC
         return [
             gpu,
             int(memory.used) if memory is not None else None,
@@ -2588,38 +2592,33 @@ class NvmlGpus:
             rates.memory / 100.0 if rates is not None else None,
             round(power / 1000.0, 1) if power is not None else None,
             ask(gpu, "nvmlDeviceGetTemperature", 0),
-            fields.get(_FIELD_MEMORY_TEMPERATURE) or None,
+            warm.get(_FIELD_MEMORY_TEMPERATURE) or None,
             ask(gpu, "nvmlDeviceGetClockInfo", 1),
             ask(gpu, "nvmlDeviceGetClockInfo", 2),
             throttle,
-            rx,
-            tx,
-            self._rate(gpu, _FIELD_NVLINK_RX, fields, now, 1024),
-            self._rate(gpu, _FIELD_NVLINK_TX, fields, now, 1024),
-            ask(gpu, "nvmlDeviceGetCurrPcieLinkGeneration"),
-            ask(gpu, "nvmlDeviceGetCurrPcieLinkWidth"),
-            self._ecc_errors(gpu, now),
+            *traffic,
+            *self._seldom_changing(gpu, now),
             None,
         ]
 
-    def _ecc_errors(self, gpu: int, now: float) -> Optional[int]:
-        at, value = self._ecc.get(gpu, (-1e9, None))
-        if now - at >= 5.0:  # slow, and rarely anything but the same number
-            value = self._ask(gpu, "nvmlDeviceGetTotalEccErrors", 1, 0)
-            self._ecc[gpu] = (now, value)
-        return value
-
-    def _field_values(self, gpu: int) -> Dict[int, int]:
-        """Values that only the field interface has, in one call; fields a GPU does not know are not asked again."""
-        wanted = self._fields.get(gpu)
-        if wanted is None:
-            wanted = self._fields[gpu] = [
-                (_FIELD_MEMORY_TEMPERATURE, 0),
-                (_FIELD_PCIE_TX, 0),
-                (_FIELD_PCIE_RX, 0),
-                (_FIELD_NVLINK_TX, _ALL_LINKS),
-                (_FIELD_NVLINK_RX, _ALL_LINKS),
+    def _seldom_changing(self, gpu: int, now: float) -> List[Optional[int]]:
+        """PCIe generation and width, and ECC errors: slower than most, and rarely anything but the same numbers."""
+        at, values = self._seldom.get(gpu, (-1e9, []))
+        if now - at >= 5.0:
+            values = [
+                self._ask(gpu, "nvmlDeviceGetCurrPcieLinkGeneration"),
+                self._ask(gpu, "nvmlDeviceGetCurrPcieLinkWidth"),
+                self._ask(gpu, "nvmlDeviceGetTotalEccErrors", 1, 0),
             ]
+            self._seldom[gpu] = (now, values)
+        return values
+
+    def _field_values(self, gpu: int, fields: Tuple[int, ...]) -> Dict[int, int]:
+        """Values that only the field interface has, in one call; fields a GPU does not know are not asked again."""
+        wanted = self._fields.get((gpu, fields))
+        if wanted is None:
+            links = (_FIELD_NVLINK_TX, _FIELD_NVLINK_RX)
+            wanted = self._fields[gpu, fields] = [(field, _ALL_LINKS if field in links else 0) for field in fields]
         values = self._ask(gpu, "nvmlDeviceGetFieldValues", wanted) if wanted else None
         out: Dict[int, int] = {}
         if values is None:
@@ -2631,10 +2630,10 @@ class NvmlGpus:
                 out[asked[0]] = int(getattr(value.value, part))
             if value.nvmlReturn not in _NVML_NEVER:
                 known.append(asked)
-        self._fields[gpu] = known
+        self._fields[gpu, fields] = known
         return out
 
-    def _rate(self, gpu: int, field: int, fields: Dict[int, int], now: float, unit: int) -> Optional[int]:
+    def _rate(self, gpu: int, field: int, fields: Dict[int, int], now: float) -> Optional[int]:
         """Bytes per second from a counter; None at first, and when it wrapped."""
         value = fields.get(field)
         if value is None:
@@ -2643,31 +2642,28 @@ class NvmlGpus:
         self._counters[gpu, field] = (now, value)
         if before is None or value < before[1] or now <= before[0]:
             return None
+        unit = 1024 if field in (_FIELD_NVLINK_RX, _FIELD_NVLINK_TX) else 1
         return int((value - before[1]) * unit / (now - before[0]))
 
-    def slow_sample(self) -> bool:
-        """PCIe traffic the slow way (20 ms in the driver per direction): a few GPUs at each call, in turn.
+    def traffic(self) -> None:
+        """Read the traffic of one GPU, the next one at each call.
 
-        Returns:
-            False when there is nothing to read this way.
+        It costs more than all else together: 0.3 ms for the PCIe counters of one, 1.5 ms for its NVLinks, and where
+        there are no counters 20 ms per direction, for which the driver watches the bus.
         """
-        count = len(self._handles)
-        found = False
-        for _ in range(min(2, count)):
-            gpu = self._pcie_turn = (self._pcie_turn + 1) % count
-            fast = any(item[0] == _FIELD_PCIE_RX for item in self._fields.get(gpu, ()))
-            if fast or self._handles[gpu] is None:
-                continue
-            try:
-                rx = self._ask(gpu, "nvmlDeviceGetPcieThroughput", 1)
-                tx = self._ask(gpu, "nvmlDeviceGetPcieThroughput", 0)
-            except GpuError:
-                continue
-            if rx is not None or tx is not None:
-                convert = [value * 1000 if value is not None else None for value in (rx, tx)]
-                self._slow[gpu] = (time.monotonic(), convert[0], convert[1])
-                found = True
-        return found
+        gpu = self._turn = (self._turn + 1) % len(self._handles)
+        if self._handles[gpu] is None:
+            return
+        try:
+            fields = self._field_values(gpu, _TRAFFIC)
+            now = time.monotonic()
+            rates = [self._rate(gpu, field, fields, now) for field in _TRAFFIC]
+            if _FIELD_PCIE_RX not in fields:
+                slow = [self._ask(gpu, "nvmlDeviceGetPcieThroughput", direction) for direction in (1, 0)]
+                rates[:2] = [value * 1000 if value is not None else None for value in slow]
+        except GpuError:
+            return
+        self._traffic[gpu] = (time.monotonic(), rates)
 
     def processes(self, graphics: bool) -> List[List[Any]]:
         """Memory by GPU and process: [gpu, pid, bytes or None]."""
@@ -2853,9 +2849,8 @@ class SmiGpus:
             out.append([sample[name] for name in SAMPLE_FIELDS])
         return out, errors
 
-    def slow_sample(self) -> bool:
-        """nvidia-smi tells no PCIe traffic in its tables."""
-        return False
+    def traffic(self) -> None:
+        """nvidia-smi tells none in its tables."""
 
     def processes(self, graphics: bool) -> List[List[Any]]:
         """Memory by GPU and process: [gpu, pid, bytes or None]."""
@@ -3023,7 +3018,7 @@ class GpuReader:
                 for code in ("no-gpu", "nvml-error", "nvml-missing"):
                     self.probe.problems.clear(code)
                 if isinstance(self.gpus, NvmlGpus) and not self.probe.once:
-                    self.probe.thread(self._traffic, "pcie")
+                    self.probe.thread(self._traffic, "traffic")
                 self._loop()
             except NoGpus as e:
                 self._nothing(e)
@@ -3115,8 +3110,11 @@ class GpuReader:
 
     def _traffic(self) -> None:
         gpus = self.gpus
-        while gpus is self.gpus and not self.probe.pause(1.0 if gpus.slow_sample() else 10.0):
-            pass
+        # Counters tell a rate when they were read twice: all GPUs soon, then one a second.
+        hurry = 2 * len(self.table["gpus"])
+        while gpus is self.gpus and not self.probe.pause(0.1 if hurry > 0 else 1.0):
+            gpus.traffic()
+            hurry -= 1
 
 
 def driver_hints() -> bool:
