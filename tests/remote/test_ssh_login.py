@@ -123,6 +123,15 @@ async def test_the_servers_own_questions(tmp_path: Path) -> None:
     assert ask.secrets[1].prompt.endswith("Code:")
 
 
+async def test_a_servers_words_cannot_drive_the_terminal(tmp_path: Path) -> None:
+    ask = Operator("right")
+    async with host(tmp_path, questions=(("\x1b[2J\x07Code\r\n:" + "x" * 5000, True),)) as opener:
+        await log_in(opener, ask)
+    (secret,) = ask.secrets
+    assert secret.prompt.isprintable()
+    assert len(secret.prompt) < 600
+
+
 async def test_the_servers_own_questions_answered_wrongly(tmp_path: Path) -> None:
     ask = Operator("wrong", "wrong", "wrong")
     async with host(tmp_path, questions=(("Code: ", True),)) as opener:

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from tuner.core.logtext import clean
 from tuner.core.redact import mask
 from tuner.domain import events as e
 from tuner.domain.link import LinkPhase
@@ -30,6 +31,8 @@ from tuner.transports import Ask, RemoteProcess, Transport
 EXIT_S = 2.0
 """For the exit status, after the stream has ended."""
 BYE_S = 0.3
+MAX_WORDS = 500
+"""Of what a program on the host says about its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +251,7 @@ class Link:
         return End(reason=reason, lived=self._lived())
 
     def _no_hello(self, title: str, process: RemoteProcess, code: int | None) -> ProbeFailed:
-        said = _last_line(process.errors()) or " ".join(self._stream.decoder.preamble)
+        said = _last_line(process.errors()) or clean(" ".join(self._stream.decoder.preamble))[:MAX_WORDS]
         detail = ": ".join(part for part in (f"exit status {code}" if code is not None else "", said) if part)
         hint = "It needs sh and Python 3.8 or later; does `ssh HOST python3 --version` work?"
         return ProbeFailed(title, mask(detail), hint, final=code is not None)
@@ -307,4 +310,4 @@ def _line(order: Mapping[str, Any]) -> bytes:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    return clean(lines[-1])[:MAX_WORDS] if lines else ""

@@ -7,8 +7,11 @@ import socket
 
 import asyncssh
 
+from tuner.core.logtext import clean
 from tuner.errors import ConnectionFailed
 from tuner.transports.ssh.route import Hop
+
+MAX_WORDS = 500
 
 _NO_SUCH_NAME = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 
@@ -92,6 +95,6 @@ def _unreachable(hop: Hop, error: OSError, words: str) -> ConnectionFailed:
 
 
 def _words(error: Exception) -> str:
-    """The error's own words on one line, without the number the system puts in front."""
+    """The error's own words on one line, without the number the system puts in front. They may be the server's."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(text.split())
+    return clean(" ".join(text.split()))[:MAX_WORDS]

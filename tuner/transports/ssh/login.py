@@ -7,6 +7,7 @@ stays in memory, so that a lost link comes back by itself.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -14,10 +15,12 @@ from types import TracebackType
 
 import asyncssh
 
+from tuner.core.logtext import clean
 from tuner.domain.link import SecretQuestion
 from tuner.transports import Ask
 from tuner.transports.ssh.route import Hop
 
+MAX_PROMPT = 500
 ATTEMPTS = 3
 """How often a wrong passphrase, password or answer may be given again."""
 LOGIN_S = 20.0
@@ -231,7 +234,8 @@ class Login(asyncssh.SSHClient):
             self._asked["keyboard-interactive"] += 1
         answers: list[str] = []
         for prompt, echo in prompts:
-            text = " ".join(part.strip() for part in (name, instructions, prompt) if part.strip())
+            # The server's words, for our terminal.
+            text = clean(" ".join(" ".join((name, instructions, prompt)).split()))[:MAX_PROMPT]
             answer = await self._question(
                 "keyboard-interactive", f"{self._hop.label}: {text}", self._asked["keyboard-interactive"], echo
             )
@@ -301,7 +305,6 @@ class Login(asyncssh.SSHClient):
 
 
 def _openssh(public_data: bytes) -> bytes:
-    import base64
-
+    """A public key as a line of a `.pub` file."""
     length = int.from_bytes(public_data[:4], "big")
     return public_data[4 : 4 + length] + b" " + base64.b64encode(public_data)
