@@ -109,7 +109,8 @@ class LogsScreen(TunerScreen):
         """Index older lines in slices, so that keys are answered in between."""
         if self.view.live.building and not self._building:
             self._building = True
-            self.call_later(self._work)
+            # By timer, not by message: a pump with messages waiting does not let the loop read keys or paint.
+            self.set_timer(0.005, self._work)
 
     def _work(self) -> None:
         self._building = False
