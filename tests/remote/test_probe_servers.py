@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.fixtures.proc.running import running, toy_plan, until
-from tests.fixtures.proc.tree import ProcTree, make_venv, toy_server
+from tests.fixtures.proc.tree import HZ, ProcTree, make_venv, toy_server
 from tuner.domain import events as e
 
 
@@ -156,8 +157,32 @@ def test_helpers_without_a_title_are_no_news(tree: ProcTree) -> None:
             probe.settle()
             before = len(probe.of(e.ServerSeen))
         tree.add(320, ["toy::rank_9"], ppid=100)
-        probe.server(lambda s: any(m.pid == 320 for m in s.members))
-        assert before <= 2
+        server = probe.server(lambda s: any(m.pid == 320 for m in s.members))
+        assert before == 1
+        assert [m.pid for m in server.members] == [100, 101, 102, 320]
+
+
+def test_argv_and_environment_are_told_once(tree: ProcTree) -> None:
+    toy_server(tree)
+    with running(tree.root, toy_plan()) as probe:
+        first = probe.server()
+        assert first.argv
+        assert first.env
+        tree.add(320, ["toy::rank_9"], ppid=100)
+        later = probe.server(lambda s: any(m.pid == 320 for m in s.members))
+        assert (later.argv, later.env) == ((), None)
+
+
+def test_a_child_that_stays_is_a_member_and_a_short_one_is_not(tree: ProcTree) -> None:
+    toy_server(tree, ranks=0)
+    soon = int((time.time() - tree.boot + 3600.0) * HZ)
+    with running(tree.root, toy_plan()) as probe:
+        probe.server()
+        tree.add(300, ["nvcc", "-c", "kernel.cu"], ppid=100, ticks=soon)
+        tree.add(301, ["python", "-c", "from multiprocessing.resource_tracker import main"], ppid=100)
+        tree.add(302, ["nvcc", "-c", "kernel.cu"], ppid=301)
+        server = probe.server(lambda s: len(s.members) > 1)
+        assert [m.pid for m in server.members] == [100, 301]
 
 
 @pytest.mark.parametrize(

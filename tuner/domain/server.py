@@ -86,7 +86,7 @@ class LogSource(Struct, frozen=True, kw_only=True):
 
 
 class ServerIdentity(Struct, frozen=True, kw_only=True):
-    """What the probe found in /proc about one server. Sent whole at first sight and at each change."""
+    """What the probe found in /proc about one server, at first sight and at each change (then without argv and env)."""
 
     key: str
     """`PID:start_ticks` of the leader, unique for one boot of the host."""

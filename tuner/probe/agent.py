@@ -634,8 +634,7 @@ class ProcTable:
             self._forget(pid)
             proc = self.procs[pid] = Proc(pid)
             proc.ppid, proc.ticks = ppid, ticks
-            age = time.time() - (self._boot + ticks / HZ)
-            proc.young_until = now + self.YOUNG_S - max(age, 0.0)
+            proc.young_until = now + self.YOUNG_S - max(self.age_s(proc), 0.0)
             self._young.add(pid)
             self._below[ppid].add(pid)
         elif proc.ppid != ppid:
@@ -668,6 +667,10 @@ class ProcTable:
             self._marked.discard(proc.pid)
         else:
             self._marked.add(proc.pid)
+
+    def age_s(self, proc: Proc) -> float:
+        """Seconds since a process started."""
+        return time.time() - (self._boot + proc.ticks / HZ)
 
     def recheck(self, pid: int, ticks: int) -> bool:
         """Look now whether a process is still that one and alive."""
@@ -2950,6 +2953,8 @@ class GpuReader:
         self.source_given: Optional[bytes] = None
         self.given = threading.Event()
         self.processes_due = threading.Event()
+        self.users: Set[int] = set()
+        """Processes that hold GPU memory."""
         self._busy_since = 0.0
         self._hung = False
         self._described: Set[int] = set()
@@ -3099,7 +3104,7 @@ class GpuReader:
             self._graphics_at = now
         with self:
             processes = self.gpus.processes(graphics)
-        pids = {pid for _, pid, _ in processes}
+        pids = self.users = {pid for _, pid, _ in processes}
         self._described &= pids
         boot = boot_time()
         infos = [describe_process(pid, boot) for pid in sorted(pids - self._described)]
@@ -3356,8 +3361,10 @@ def hidepid() -> Optional[str]:
 class Server(Followed):
     """One inference server and all that is done about it."""
 
-    UNTITLED_EVERY_S = 5.0
-    """Helpers without a title (compilers, trackers) come and go; they are not worth a line each."""
+    NEWS_EVERY_S = 2.0
+    """Ports, and helpers without a title, come and go while a server starts; they are not worth a line each."""
+    HELPER_S = 5.0
+    """A child that lives so long is more than a compiler's run."""
 
     def __init__(self, probe: Probe, engine: Engine, leader: Proc, orphaned: bool) -> None:
         super().__init__(probe, engine, leader, "%d:%d" % (leader.pid, leader.ticks))
@@ -3561,29 +3568,39 @@ class Server(Followed):
             "manager": self.manager,
             "port": self.port,
             "ports": self.ports,
-            "members": list(self.members.values()),
             "orphaned": self.orphaned,
             "log": self.target.as_json(),
         }
 
     def _tell(self, now: float) -> None:
-        procs = self.probe.table.procs
-        titled = {pid for pid in self.members if pid in procs and procs[pid].titled is not None}
-        what = (
-            [self.members[pid] for pid in sorted(titled | {self.leader.pid}) if pid in self.members],
-            self.ports,
-            self.port,
-            self.target.as_json(),
-        )
-        everything = (what, list(self.members.values()))
-        if self._sent is not None:
-            if everything == self._sent:
-                return
-            if what == self._sent[0] and now - self._sent_at < self.UNTITLED_EVERY_S:
-                return
-        self._sent = everything
+        first = self._sent is None
+        ranks, others = self._members_that_matter()
+        vital = (ranks, self.target.as_json())
+        news = (vital, others, self.ports, self.port)
+        if news == self._sent:
+            return
+        if not first and vital == self._sent[0] and now - self._sent_at < self.NEWS_EVERY_S:
+            return
+        self._sent = news
         self._sent_at = now
-        self.probe.out.put({"t": "server", "server": self.identity()})
+        server = self.identity()
+        server["members"] = ranks + others
+        if not first:
+            server.update(argv=[], env=None)  # long, and never another: whoever was told the first time keeps them
+        self.probe.out.put({"t": "server", "server": server})
+
+    def _members_that_matter(self) -> Tuple[List[Json], List[Json]]:
+        """The leader, its ranks and what else holds GPU memory; and children that stay."""
+        table = self.probe.table
+        ranks: List[Json] = []
+        others: List[Json] = []
+        for pid, member in self.members.items():
+            proc = table.procs.get(pid)
+            if pid == self.leader.pid or pid in self.probe.gpu.users or (proc is not None and proc.titled is not None):
+                ranks.append(member)
+            elif member["ppid"] == self.leader.pid and proc is not None and table.age_s(proc) > self.HELPER_S:
+                others.append(member)
+        return ranks, others
 
 
 # ---------------------------------------------------------------------------------------------------------------
