@@ -16,6 +16,7 @@ import msgspec
 
 from tuner.domain.history import StartRecord, UsualTimes
 from tuner.domain.server import Phase
+from tuner.store.private import make_folder, opener
 
 SCHEMA = 1
 RECENT = 20
@@ -43,7 +44,7 @@ class History:
     """The file.
 
     Args:
-        path: Created, with its folders, when the first start is kept.
+        path: Created, with its folders, for this user alone when the first start is kept.
     """
 
     def __init__(self, path: Path) -> None:
@@ -115,7 +116,11 @@ class History:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self._path.parent)
+        # SQLite gives the files beside it the same mode. One that exists must not be opened: closing it again would
+        # take away the locks that another thread of ours holds.
+        with contextlib.suppress(FileExistsError):
+            open(self._path, "xb", opener=opener).close()
         db = sqlite3.connect(self._path, timeout=BUSY_S)
         try:
             version = db.execute("PRAGMA user_version").fetchone()[0]

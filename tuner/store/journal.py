@@ -15,6 +15,7 @@ from tuner import __version__
 from tuner.core import journal as form
 from tuner.domain.events import AnyEvent
 from tuner.errors import JournalError
+from tuner.store.private import make_folder, opener
 
 
 class Journal:
@@ -25,7 +26,7 @@ class Journal:
     its last whole line, tells so once, and the session goes on without it.
 
     Args:
-        path: Created, with its folders. A file that exists is not touched.
+        path: Created, with its folders, for this user alone. A file that exists is not touched.
         host: Name of the host.
         at: Wall clock now.
         max_bytes: With it, a new file `NAME.1`, `NAME.2`, ... is begun at that size, and only `keep` are kept.
@@ -87,8 +88,8 @@ class Journal:
     def _create(self, path: Path, at: float) -> BinaryIO:
         line = form.write_header(form.Header(host=self._host, at=at, version=__version__, part=self._part))
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("xb", buffering=0)
+            make_folder(path.parent)
+            file = open(path, "xb", buffering=0, opener=opener)  # noqa: SIM115 - closed by `close`
             self._size = 0
             self._file = file
             self._write(bytearray(line))

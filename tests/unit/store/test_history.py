@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
 import sqlite3
 from pathlib import Path
 
@@ -42,6 +44,21 @@ def test_what_starts_took(tmp_path: Path) -> None:
         phases_s={Phase.WEIGHT_LOAD: (40.0, 60.0), Phase.GRAPH_CAPTURE: (12.0, 12.0)},
     )
     assert history.problem is None
+
+
+def test_only_its_owner_may_read_it_and_the_folders_made_for_it(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        History(tmp_path / "a" / "b" / "h").keep(START)
+        # While somebody has it open, the write-ahead log stands beside it.
+        with contextlib.closing(sqlite3.connect(tmp_path / "a" / "b" / "h")) as other:
+            assert other.execute("SELECT count(*) FROM starts").fetchone() == (1,)
+            other.execute("DELETE FROM starts")
+            modes = {str(p.relative_to(tmp_path)): p.stat().st_mode & 0o777 for p in tmp_path.rglob("*")}
+    finally:
+        os.umask(before)
+    assert {"a/b/h", "a/b/h-wal"} <= modes.keys()
+    assert modes == {name: 0o700 if name in ("a", "a/b") else 0o600 for name in modes}
 
 
 def test_an_llm_that_is_not_known_is_one_of_its_own(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import signal
 from collections.abc import Iterator
@@ -35,6 +36,18 @@ def test_lines_are_what_the_protocol_says(tmp_path: Path) -> None:
     first, second, *_ = written(tmp_path / "j").read_text().splitlines()
     assert json.loads(first).keys() >= {"journal", "protocol", "host", "at", "version"}
     assert json.loads(second) == {"at": 1.0, "e": {"t": "scanned", "mono": 1.0, "seq": 1}}
+
+
+def test_only_its_owner_may_read_it_and_the_folders_made_for_it(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        journal = Journal(tmp_path / "a" / "b" / "j", "box", at=0.0, max_bytes=1)
+        journal.append(EVENTS[0], 1.0)
+        journal.close()
+    finally:
+        os.umask(before)
+    modes = {str(p.relative_to(tmp_path)): p.stat().st_mode & 0o777 for p in tmp_path.rglob("*")}
+    assert modes == {"a": 0o700, "a/b": 0o700, "a/b/j": 0o600, "a/b/j.1": 0o600}
 
 
 def test_a_flush_hands_all_to_the_system(tmp_path: Path) -> None:
