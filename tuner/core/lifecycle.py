@@ -18,6 +18,8 @@ from tuner.domain.state import ErrorLine, PhaseRecord, RankState, ServerState
 
 KEEP_FACTS = 600
 KEEP_ERRORS = 20
+KEEP_PHASES = 40
+"""A start has ten; more is a log that begins the same phases over and over."""
 _BATCHES = frozenset({f.DECODE, f.PREFILL, f.STATS})
 _CLOCK_STEP_S = 900.0
 """Zones are multiples of a quarter of an hour, so the rest is how long the process took to print its first line."""
@@ -270,7 +272,7 @@ def _enter(
         if phase is Phase.ARGS and server.identity.started_at is not None:
             # Imports run before the first line: they are part of the start its operator waits for.
             started = min(started, server.identity.started_at)
-        phases = (*phases, PhaseRecord(phase=phase, started=started))
+        phases = (*phases, PhaseRecord(phase=phase, started=started))[-KEEP_PHASES:]
     server = msgspec.structs.replace(server, phase=phase, phase_evidence=text, phases=phases)
     if phase is Phase.READY:
         server = msgspec.structs.replace(server, started_in_s=start_seconds(server))

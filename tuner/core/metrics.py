@@ -34,6 +34,7 @@ METRICS_FRESH_S = 5.0
 """While the metrics answer, batch lines add only what metrics do not tell."""
 LOG_SILENCE_S = 12.0
 """Longer than vLLM's statistics interval of 10 s and SGLang's 40 decode steps of a slow model."""
+REPLICA_SILENCE_S = 30.0
 CHARTED = ("tok_s", "running", "queued", "token_usage", "accept_length")
 
 _COUNTERS = (
@@ -97,8 +98,12 @@ def from_batch(server: ServerState, fact: LogFact, mono: float) -> ServerState:
     if fact.kind == f.STATS and key in server.batches:
         # vLLM prints what it knows of speculation on a line of its own behind the statistics.
         fact = msgspec.structs.replace(fact, fields={**server.batches[key].fields, **fact.fields})
+    if fact.kind == f.DECODE and _after_idle(server.batches.get(key), fact):
+        # The engine divides the tokens by the time since its last decode line, idle time included.
+        fact = msgspec.structs.replace(fact, fields={**fact.fields, "tok_s": None})
     if fact.kind != f.PREFILL:
-        server = msgspec.structs.replace(server, batches={**server.batches, key: fact})
+        recent = {rank: batch for rank, batch in server.batches.items() if not _silent(batch, fact)}
+        server = msgspec.structs.replace(server, batches={**recent, key: fact})
     graph = fact.fields.get("cuda_graph")
     old = server.metrics
     if old.source in ("metrics", "loads") and old.at is not None and mono - old.at < METRICS_FRESH_S:
@@ -133,12 +138,24 @@ def from_batch(server: ServerState, fact: LogFact, mono: float) -> ServerState:
     return msgspec.structs.replace(server, metrics=metrics, series=_chart(server, metrics, mono))
 
 
+def _after_idle(last: LogFact | None, fact: LogFact) -> bool:
+    return last is not None and last.at is not None and fact.at is not None and fact.at - last.at > LOG_SILENCE_S
+
+
+def _silent(batch: LogFact, newest: LogFact) -> bool:
+    """A replica whose last line is so old prints none because it has nothing to do."""
+    return batch.at is not None and newest.at is not None and newest.at - batch.at > REPLICA_SILENCE_S
+
+
 def decay(server: ServerState, mono: float) -> ServerState:
-    """A log that has gone quiet means no tokens, not the old number: engines print nothing while idle."""
+    """A log that has gone quiet means no tokens, not the old number: engines print nothing while idle.
+
+    How many requests run is then unknown: a scheduler that hangs is as quiet as one without work.
+    """
     metrics = server.metrics
     if metrics.source != "log" or metrics.at is None or mono - metrics.at < LOG_SILENCE_S or not metrics.tok_s:
         return server
-    quiet = msgspec.structs.replace(metrics, tok_s=0.0, prompt_tok_s=0.0, running=0)
+    quiet = msgspec.structs.replace(metrics, tok_s=0.0, prompt_tok_s=0.0, running=None, queued=None)
     return msgspec.structs.replace(server, metrics=quiet, series=_chart(server, quiet, mono))
 
 

@@ -101,6 +101,8 @@ def _hello(state: HostState, event: e.ProbeHello, engines: Engines) -> Result:
         # Monotonic time began anew with the boot; old points would lie in the future.
         gone = (x if x.gone else lifecycle.apply_gone(x, (), state.now) for x in servers)
         servers = tuple(msgspec.structs.replace(x, series={}, counters={}) for x in gone)
+    # A new probe sends every series once; one that went meanwhile must not live on.
+    servers = tuple(msgspec.structs.replace(x, http={}) if x.http else x for x in servers)
     state = msgspec.structs.replace(
         state,
         hello=event,
@@ -150,7 +152,16 @@ def _gpu_processes(state: HostState, event: e.GpuProcesses, engines: Engines) ->
 
 
 def _xid(state: HostState, event: e.GpuXid, engines: Engines) -> Result:
+    """Every probe reads the kernel's log from its beginning again."""
+    same = (event.bus_id, event.xid, event.text)
+    if any((x.bus_id, x.xid, x.text) == same and _close(x.at, event.at) for x in state.xids):
+        return state, ()
     return msgspec.structs.replace(state, xids=(*state.xids, event)[-KEEP_XIDS:]), ()
+
+
+def _close(a: float | None, b: float | None) -> bool:
+    """The same moment, as two readings of the kernel's clock give it."""
+    return a == b or (a is not None and b is not None and abs(a - b) < 1.0)
 
 
 def _server_seen(state: HostState, event: e.ServerSeen, engines: Engines) -> Result:
@@ -234,9 +245,10 @@ def _http(state: HostState, event: e.HttpAnswer, engines: Engines) -> Result:
         return state, ()
     new = server
     if event.series is not None:
-        merged = {**server.http.get(event.endpoint, {}), **event.series}
+        known = {**server.http.get(event.endpoint, {}), **event.series}
+        merged = {name: value for name, value in known.items() if value is not None}
         new = msgspec.structs.replace(new, http={**server.http, event.endpoint: merged})
-        event = msgspec.structs.replace(event, series=merged)
+        event = msgspec.structs.replace(event, series={**merged})
     reading = engine.read(event)
     new = _apply_reading(new, reading, event)
     return _finish(state, server, new, engines)

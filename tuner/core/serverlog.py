@@ -17,6 +17,8 @@ from tuner.units import format_bytes
 KEEP_LINES = 40_000
 """Lines held for scrolling; older ones are read from the host again when asked for."""
 KEEP_CHARACTERS = 12_000_000
+NEVER = 1 << 62
+"""An offset no log reaches."""
 _BATCHES = (f.DECODE, f.PREFILL, f.STATS)
 _OPENED = {
     "rotated": "log was rotated",
@@ -70,11 +72,11 @@ def received(server: ServerState, event: LogBytes, engine: Engine | None, *, liv
     kind = log.source.kind if log.source else "file"
     lines: list[LogLine] = []
     facts: list[LogFact] = []
-    joined = ""
+    joined = log.joined
     for offset, wrapped in (*torn, *raw):
         text, whole = logtext.unwrap(kind, wrapped)
         if not whole:
-            joined += text
+            joined = (joined + text)[: logtext.MAX_LINE + 1]
             continue
         if joined:
             text, joined = joined + text, ""
@@ -87,6 +89,7 @@ def received(server: ServerState, event: LogBytes, engine: Engine | None, *, liv
         log,
         partial=partial,
         partial_start=start,
+        joined=joined,
         end=event.end,
         start=log.start if log.blocks else event.offset,
         size=max(log.size or 0, event.end),
@@ -96,6 +99,10 @@ def received(server: ServerState, event: LogBytes, engine: Engine | None, *, liv
     if lines:
         log = _kept(log, LogBlock(start=lines[0].offset, end=event.end, lines=tuple(lines)))
     server = msgspec.structs.replace(server, log=log)
+    if server.gone and any(fact.kind == f.ARGS and fact.rank is None for fact in facts):
+        # Its successor appends to the same file: what it says is not about this server, whose end is to be explained.
+        facts = facts[: next(i for i, fact in enumerate(facts) if fact.kind == f.ARGS)]
+        server = msgspec.structs.replace(server, log=msgspec.structs.replace(log, facts_end=NEVER))
     newest: dict[tuple[str, str | None], LogFact] = {}
     for fact in facts:
         if fact.kind in _BATCHES:
@@ -143,7 +150,7 @@ def _marked(log: LogState, offset: int, text: str, *, generation: bool = False) 
     log = _kept(log, LogBlock(start=offset, end=offset, lines=(line,)))
     if generation:
         return msgspec.structs.replace(
-            log, generation=log.generation + 1, partial="", partial_start=offset, end=offset, facts_end=0
+            log, generation=log.generation + 1, partial="", joined="", partial_start=offset, end=offset, facts_end=0
         )
     return msgspec.structs.replace(log, partial="", partial_start=offset)
 

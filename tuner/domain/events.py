@@ -182,8 +182,8 @@ class HttpAnswer(Event, frozen=True, kw_only=True, tag="http"):
     """None: no HTTP answer at all; see `error`."""
     error: str | None = None
     latency_s: float | None = None
-    series: dict[str, float] | None = None
-    """Prometheus series that changed, `name{labels}` as printed."""
+    series: dict[str, float | None] | None = None
+    """Prometheus series that changed, `name{labels}` as printed; None: it is gone, or is no number any more."""
     body: Any = None
     """Decoded JSON of other endpoints; None when equal to the last one sent."""
 

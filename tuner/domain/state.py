@@ -67,7 +67,7 @@ class RankMemory(Struct, frozen=True, kw_only=True):
     total_bytes: int | None = None
     """The process on its GPU as the driver counts it."""
     source: str = ""
-    """Where the terms come from, best first: `server_info`, `metrics`, `log`, `nvml`."""
+    """Where the terms come from: `http`, `log` and `nvml`, joined by `+`."""
 
 
 class RankState(Struct, frozen=True, kw_only=True):
@@ -129,6 +129,8 @@ class LogState(Struct, frozen=True, kw_only=True):
     partial: str = ""
     """The torn last line, waiting for its end; its first 64 KiB."""
     partial_start: int = 0
+    joined: str = ""
+    """The first records of a line that its log driver cut into several."""
     backlog_end: int = 0
     """Size of the log when it was opened: what is below describes the past."""
     facts_end: int = 0

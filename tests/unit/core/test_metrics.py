@@ -92,7 +92,7 @@ def test_a_quiet_log_decays_to_no_tokens() -> None:
     state = metrics.from_batch(server(), decode(None, tok_s=89.0, running=4), 10.0)
     assert metrics.decay(state, 15.0) is state
     quiet = metrics.decay(state, 30.0)
-    assert (quiet.metrics.tok_s, quiet.metrics.running) == (0.0, 0)
+    assert (quiet.metrics.tok_s, quiet.metrics.running) == (0.0, None)
     assert quiet.series["tok_s"][-1].value == 0
 
 
@@ -106,3 +106,21 @@ def test_a_line_about_speculation_alone_keeps_the_other_numbers() -> None:
     state = metrics.from_batch(server("vllm"), LogFact(kind=f.STATS, fields={"tok_s": 70.0, "running": 2}), 1.0)
     state = metrics.from_batch(state, LogFact(kind=f.STATS, fields={"accept_length": 2.6}), 1.1)
     assert (state.metrics.tok_s, state.metrics.running, state.metrics.accept_length) == (70.0, 2, 2.6)
+
+
+def at(fact: LogFact, seconds: float) -> LogFact:
+    return LogFact(kind=fact.kind, rank=fact.rank, at=seconds, fields=fact.fields)
+
+
+def test_a_replica_that_has_gone_quiet_no_longer_counts() -> None:
+    state = metrics.from_batch(server(), at(decode("DP1 TP1", tok_s=2000, running=50), 0), 0)
+    state = metrics.from_batch(state, at(decode("DP0 TP0", tok_s=100, running=2), 600), 600)
+    assert (state.metrics.tok_s, state.metrics.running) == (100, 2)
+
+
+def test_the_first_line_after_idle_divides_by_the_idle_time_and_is_left_out() -> None:
+    state = metrics.from_batch(server(), at(decode(None, tok_s=89.0, running=4), 0), 0)
+    state = metrics.from_batch(state, at(decode(None, tok_s=0.7, running=4), 120), 120)
+    assert (state.metrics.tok_s, state.metrics.running) == (None, 4)
+    state = metrics.from_batch(state, at(decode(None, tok_s=90.0, running=4), 122), 122)
+    assert state.metrics.tok_s == 90.0

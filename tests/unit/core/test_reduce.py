@@ -267,3 +267,41 @@ def test_an_engine_this_version_does_not_know_is_shown_as_far_as_it_goes() -> No
     (server,) = state.servers
     assert server.engine_title == "novel"
     assert [x.text for block in server.log.blocks for x in block.lines] == ["hi"]
+
+
+def test_a_series_that_went_does_not_live_on() -> None:
+    first = e.HttpAnswer(key=KEY, mono=1, endpoint="metrics", status=200, series={"tok_s": 50.0, "running": 2.0})
+    gone = e.HttpAnswer(key=KEY, mono=2, endpoint="metrics", status=200, series={"running": None})
+    state, _ = run(HELLO, SEEN, first, gone)
+    assert (state.servers[0].metrics.tok_s, state.servers[0].metrics.running) == (50.0, None)
+    again, _ = run(HELLO, state=state)
+    assert again.servers[0].http == {}
+
+
+def test_the_same_xid_read_again_is_one() -> None:
+    xid = e.GpuXid(bus_id="0000:11:00.0", xid=79, text="GPU has fallen off the bus", at=BORN)
+    state, _ = run(HELLO, xid, xid, e.GpuXid(bus_id="0000:11:00.0", xid=79, text=xid.text, at=BORN + 0.2))
+    assert len(state.xids) == 1
+    state, _ = run(e.GpuXid(bus_id="0000:11:00.0", xid=79, text=xid.text, at=BORN + 60), state=state)
+    assert len(state.xids) == 2
+
+
+def test_a_line_that_docker_cut_is_whole_wherever_its_records_arrive() -> None:
+    docker = e.ServerSeen(server=identity(log=LogSource(kind="docker-json", path="/log")))
+    half = '{"log":"first half, ","stream":"stderr"}\n'
+    rest = '{"log":"second half\\n","stream":"stderr"}\n'
+    where = opened(0, kind="docker-json")
+    state, _ = run(HELLO, docker, where, log(half), log(rest, len(half)))
+    assert [x.text for block in state.servers[0].log.blocks for x in block.lines] == ["first half, second half"]
+
+
+def test_a_successor_in_the_same_file_does_not_erase_why_the_server_died() -> None:
+    died = f"@{BORN + 50:.0f} TP0 !error summary=OOM\n"
+    state, _ = run(HELLO, TABLE, SEEN, opened(), log(LOG[:-20]), log(died, len(LOG) - 20))
+    state, _ = run(e.ServerGone(key=KEY, at=BORN + 51), state=state)
+    before = state.servers[0]
+    state, _ = run(log(LOG, 5000), log(LOG, 9000), state=state)
+    after = state.servers[0]
+    assert after.log.lines_total > before.log.lines_total
+    assert (after.phase, after.errors, after.phases) == (before.phase, before.errors, before.phases)
+    assert before.phase is Phase.FAILED

@@ -55,10 +55,12 @@ _NOT_SETTINGS = frozenset(
      "token_capacity"}
 )  # fmt: skip
 
+# Every request leaves a line in the server's access log, so nothing is asked more often than it can be read.
 ENDPOINTS = (
     EndpointPlan(
         id="metrics",
         paths=("/metrics",),
+        every_s=2.0,
         parse="prometheus",
         series=(*_SUMS, *_MEANS, *_MEMORY, _REALTIME),
         quiet=True,
@@ -66,6 +68,7 @@ ENDPOINTS = (
     EndpointPlan(
         id="loads",
         paths=("/v1/loads", "/get_load"),
+        every_s=2.0,
         unless="metrics",
         auth=True,
         quiet=True,
@@ -82,7 +85,7 @@ ENDPOINTS = (
         ),
         keep={"internal_states": _STATE_KEYS},
     ),
-    EndpointPlan(id="ready", paths=("/ready",), every_s=5.0, parse="status", auth=True, quiet=True),
+    EndpointPlan(id="ready", paths=("/ready",), every_s=10.0, parse="status", auth=True, quiet=True),
 )  # fmt: skip
 
 
@@ -100,7 +103,7 @@ def read(answer: HttpAnswer) -> Reading:
     if answer.status != 200:
         return Reading()
     if answer.endpoint == "metrics":
-        return _metrics(answer.series or {})
+        return _metrics({name: value for name, value in (answer.series or {}).items() if value is not None})
     if answer.endpoint == "loads":
         return _loads(answer.body)
     if answer.endpoint == "info" and isinstance(answer.body, dict):
@@ -116,7 +119,11 @@ def _metrics(series: dict[str, float]) -> Reading:
         if replicas:
             values[key] = sum(replicas)
     for name, key in _MEANS.items():
-        average = s.mean(s.per_replica(samples.get(name, ()), "dp_rank", _RANKS))
+        replicas = s.per_replica(samples.get(name, ()), "dp_rank", _RANKS)
+        if key == "accept_length":
+            # A replica without work says 0, which is no length.
+            replicas = [value for value in replicas if value]
+        average = s.mean(replicas)
         if average is not None:
             values[key] = average
     _drop_idle_speculation(values)
@@ -194,7 +201,7 @@ def _loads(body: Any) -> Reading:
         "token_usage": _average(rows, "token_usage"),
         "tok_s": _total(rows, "gen_throughput"),
         "cache_hit": _average(rows, "cache_hit_rate"),
-        "accept_length": _average(speculative, "accept_length"),
+        "accept_length": _average([row for row in speculative if row.get("accept_length")], "accept_length"),
     }
     metrics = _present(values)
     if metrics is not None:
@@ -211,9 +218,16 @@ def _loads(body: Any) -> Reading:
 
 
 def _drop_unmeasured_speed(metrics: dict[str, float]) -> None:
-    """Without --enable-metrics the scheduler keeps no throughput, and answers zero while it decodes."""
-    if not metrics.get("tok_s") and metrics.get("running"):
-        metrics.pop("tok_s", None)
+    """Two zeros that lie, each the other way round.
+
+    Without --enable-metrics the scheduler keeps no throughput, and answers zero while it decodes; with them, the last
+    speed stands for up to 30 s after the last request has gone.
+    """
+    if metrics.get("running"):
+        if not metrics.get("tok_s"):
+            metrics.pop("tok_s", None)
+    elif metrics.get("running") == 0 and metrics.get("queued") == 0 and "tok_s" in metrics:
+        metrics["tok_s"] = 0.0
 
 
 def _load_terms(row: dict[str, Any]) -> MemoryTerms | None:

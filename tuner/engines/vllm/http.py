@@ -46,12 +46,13 @@ ENDPOINTS = (
     EndpointPlan(
         id="metrics",
         paths=("/metrics",),
+        every_s=2.0,
         parse="prometheus",
         series=(*_SUMS, *_OLDER, *_USAGE, *(name for pair in _HITS for name in pair), _CONFIG),
     ),
     EndpointPlan(id="version", paths=("/version",), every_s=60.0, quiet=True),
     EndpointPlan(id="models", paths=("/v1/models",), every_s=60.0, auth=True, quiet=True),
-    EndpointPlan(id="ready", paths=("/health",), every_s=5.0, parse="status", quiet=True),
+    EndpointPlan(id="ready", paths=("/health",), every_s=10.0, parse="status", quiet=True),
 )
 
 
@@ -64,7 +65,7 @@ def read(answer: HttpAnswer) -> Reading:
     if answer.status != 200:
         return Reading()
     if answer.endpoint == "metrics":
-        return _metrics(answer.series or {})
+        return _metrics({name: value for name, value in (answer.series or {}).items() if value is not None})
     body = answer.body
     if answer.endpoint == "version" and isinstance(body, dict):
         return Reading(version=_text(body.get("version")))
