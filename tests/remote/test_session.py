@@ -390,7 +390,7 @@ for order in serve():
             vanish()
         send("found", id=order["id"], hits=[[4, "b"]], scanned_bytes=9, done=True)
     if order["op"] == "read":
-        send("read", id=order["id"], offset=order["offset"], end=order["offset"] + 3, size=99, data="abc")
+        send("read", id=order["id"], offset=order["offset"], end=order["offset"] + 5, size=99, data="a\\nabc")
     if order["op"] == "checks":
         send("checks", id=order["id"], checks={"python": "3.11"})
 """
@@ -439,8 +439,8 @@ async def test_a_search_ends_with_the_link(tmp_path: Path) -> None:
 async def test_parts_of_a_log_and_facts_about_the_host(tmp_path: Path) -> None:
     async with at_work(session(Puppet(ANSWERING, tmp_path))) as watched:
         await watched.up()
-        part, checks = await asyncio.gather(watched.session.read_log("k", 50, 3), watched.session.checks())
-        assert (part.offset, part.end, part.data, part.error) == (50, 53, "abc", None)
+        part, checks = await asyncio.gather(watched.session.read_log("k", 50, 5), watched.session.checks())
+        assert (part.offset, part.end, part.data, part.error) == (51, 55, "\nabc", None)
         assert checks.checks == {"python": "3.11"}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +32,9 @@ MAX_TEXT_BYTES = 64 << 20
 """Compressed text that would grow beyond it is refused."""
 EXCERPT = 120
 PREAMBLE_LINES = 8
+LONG_HIT = 256
+"""Characters of a hit that the probe may have cut."""
+_LINE_BEGINS = re.compile(r"\s|[A-Z]+:?\s|[\d.,:/TZ-]+\s")
 
 
 class NeedNvml(Struct, frozen=True, kw_only=True, tag_field="t", tag="need"):
@@ -224,17 +228,38 @@ def _old_log(event: _OldLog) -> e.OldLog:
 
 
 def _read(event: _Read) -> e.ReadResult:
+    """What was asked for may begin and end within a line.
+
+    A secret whose name stands before the beginning cannot be told from other words: of a line that begins elsewhere,
+    only its end is kept.
+    """
+    text = event.data if event.z is None else _inflate(event.z)
+    offset = event.offset
+    if offset > 0 and text:
+        end = text.find("\n")
+        text = text[end:] if end >= 0 else ""
+        offset = event.end - len(text.encode())
     return e.ReadResult(
         mono=event.mono,
         seq=event.seq,
         id=event.id,
-        offset=event.offset,
+        offset=offset,
         end=event.end,
         size=event.size,
-        # The end of what was asked for may fall into the middle of a line.
-        data=mask(event.data if event.z is None else _inflate(event.z), torn=True),
+        data=mask(text, torn=True),
         error=_text(event.error),
     )
+
+
+def _hit(hit: LogHit) -> LogHit:
+    """A long line is cut around the hit, and a secret's name may stand before the cut.
+
+    So the first word of a long text is hidden, unless it is what lines of a log begin with.
+    """
+    if len(hit.text) < LONG_HIT:
+        return LogHit(hit.offset, mask(hit.text))
+    before = "" if _LINE_BEGINS.match(hit.text) else "--api-key "
+    return LogHit(hit.offset, mask(hit.text, before, torn=True))
 
 
 def _text(text: str | None) -> str | None:
@@ -277,9 +302,7 @@ _CLEAN: dict[type, Callable[[Any], Incoming]] = {
     e.ServerSeen: lambda v: replace(v, server=_identity(v.server)),
     e.LogOpened: lambda v: replace(v, note=_text(v.note)) if v.note else v,
     e.ProblemSeen: lambda v: replace(v, subject=mask(v.subject), detail=mask(v.detail)),
-    e.SearchResult: lambda v: replace(
-        v, hits=tuple(LogHit(hit.offset, mask(hit.text)) for hit in v.hits), error=_text(v.error)
-    ),
+    e.SearchResult: lambda v: replace(v, hits=tuple(_hit(hit) for hit in v.hits), error=_text(v.error)),
     e.CheckResult: lambda v: replace(v, checks=mask_json(v.checks)),
     e.LinkChanged: lambda v: replace(v, reason=_text(v.reason)),
 }

@@ -177,7 +177,11 @@ class Session:
         return self._requests.search(key, pattern, regex=regex, ignore_case=ignore_case, limit=limit, before=before)
 
     async def read_log(self, key: str, offset: int, length: int) -> e.ReadResult:
-        """Read a part of a log on the host; `error` says why it could not be read."""
+        """Read a part of a log on the host; `error` says why it could not be read.
+
+        Of the line in which `offset` lies only the end comes, its newline: a secret may be cut there. So the part may
+        begin later than was asked for.
+        """
         return await self._requests.read(key, offset, length)
 
     async def checks(self) -> e.CheckResult:

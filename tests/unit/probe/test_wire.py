@@ -222,6 +222,45 @@ def test_no_secret_is_in_what_comes_out(event: dict[str, Any]) -> None:
     assert MASK in text
 
 
+@pytest.mark.parametrize("cut", range(len(f"--api-key {CANARY}")))
+def test_a_part_that_begins_within_a_secret_does_not_show_the_rest_of_it(cut: int) -> None:
+    rest = f"--api-key {CANARY}"[cut:] + " torn"
+    (part,) = decoded(line(t="read", id=1, offset=100, end=100 + len(rest) + 9, size=999, data=rest + "\nwhole ä"))
+    assert part.data == "\nwhole ä"
+    assert (part.offset, part.end) == (100 + len(rest), 109 + len(rest))
+    assert decoded(encode(part) + b"\n", recorded=True) == [part]
+
+
+def test_a_part_within_one_line_is_empty_and_the_beginning_of_a_log_is_whole() -> None:
+    (part,) = decoded(line(t="read", id=1, offset=100, end=100 + len(CANARY), size=999, data=CANARY))
+    assert (part.data, part.offset, part.end) == ("", 100 + len(CANARY), 100 + len(CANARY))
+    (part,) = decoded(line(t="read", id=1, offset=0, end=9, size=999, data="first\nsec"))
+    assert (part.data, part.offset) == ("first\nsec", 0)
+
+
+@pytest.mark.parametrize("cut", range(len(CANARY)))
+def test_a_hit_that_begins_within_a_secret_does_not_show_the_rest_of_it(cut: int) -> None:
+    text = CANARY[cut:] + " --tp 2" * 40
+    (found,) = decoded(line(t="found", id=1, hits=[[0, text]], done=True))
+    assert found.hits[0].text == MASK + " --tp 2" * 40
+    assert decoded(encode(found) + b"\n", recorded=True) == [found]
+
+
+def test_a_hit_that_ends_within_a_secret_does_not_show_its_beginning() -> None:
+    (found,) = decoded(line(t="found", id=1, hits=[[0, "[12:00] x" + " --tp 2" * 40 + " hf_ab"]], done=True))
+    assert found.hits[0].text.endswith(" --tp 2 hf_" + MASK)
+
+
+@pytest.mark.parametrize(
+    "begins", ["[2026-11-29 16:24:00 TP1] x", "INFO 11-29 16:24:00 x", "WARNING: x", "2026-11-29T16:24:00 x",
+               "(EngineCore_DP0 pid=7) x", "  File x", "{'model': 'x'}", '{"level": "x"}']
+)  # fmt: skip
+def test_what_a_long_line_begins_with_is_shown(begins: str) -> None:
+    text = begins + " --tp 2" * 40
+    (found,) = decoded(line(t="found", id=1, hits=[[0, text]], done=True))
+    assert found.hits[0].text == text
+
+
 def test_no_secret_is_in_the_excerpt_of_garbage() -> None:
     (detail,) = problems(decoded(f"garbage --api-key {CANARY} {TOKEN}\n".encode()))
     assert CANARY not in detail
