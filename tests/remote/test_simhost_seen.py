@@ -73,6 +73,25 @@ async def test_a_start_that_fails(version: str) -> None:
     assert len(state.servers) == 1
 
 
+@pytest.mark.parametrize("scenario", ["low-fraction", "oom-capture"])
+async def test_gpus_are_read_on_when_their_server_has_ended(scenario: str) -> None:
+    """The NVML binding was loaded through the server's own /proc entry, which is gone with it."""
+    alarms = set()
+
+    def over(state: HostState) -> bool:
+        alarms.update(
+            (p.code, p.subject, p.detail) for p in state.problems if p.code.startswith(("nvml", "gpu", "no-"))
+        )
+        freed = [s.memory_used_bytes is not None and s.memory_used_bytes < GIB for s in state.samples]
+        return bool(state.servers) and state.servers[0].phase is Phase.FAILED and len(freed) == 8 and all(freed)
+
+    with simhost.start(scenario, speed=4.0) as host:
+        state = await watch(host, over)
+    assert alarms == set()
+    assert state.gpu_table is not None
+    assert "pynvml" in (state.gpu_table.source or "")
+
+
 async def test_someone_elses_memory() -> None:
     with simhost.start("foreign-tenant") as host:
         state = await watch(host, lambda s: s.servers and s.foreign and len(s.processes) == 9)

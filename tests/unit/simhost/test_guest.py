@@ -71,6 +71,28 @@ def test_a_driver_that_fails(tmp_path: Path, mode: str) -> None:
         nvml.nvmlInit()
 
 
+def test_a_driver_that_answered_does_not_go_away_by_itself(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (tmp_path / "root").symlink_to(tmp_path)  # as /proc/PID/root, by which a probe finds a server's packages
+    nvml, _ = _load(tmp_path / "root/site")
+    driver = gpus.Driver((site / "gpu-state.json",), random.Random(0))
+    _tell(driver)
+    nvml.nvmlInit()
+    handle = nvml.nvmlDeviceGetHandleByIndex(0)
+    before = nvml.nvmlDeviceGetMemoryInfo(handle).used
+
+    (tmp_path / "root").unlink()
+    _tell(driver, gpus.Holder(11, 0, 1 << 30))
+    assert nvml.nvmlDeviceGetMemoryInfo(handle).used == before + (1 << 30)
+
+    for content in ("", "{"):
+        (site / "gpu-state.json").write_text(content)
+        assert nvml.nvmlDeviceGetMemoryInfo(handle).used == before + (1 << 30)
+    (site / "gpu-state.json").unlink()
+    assert nvml.nvmlDeviceGetMemoryInfo(handle).used == before + (1 << 30)
+
+
 def test_memory_adds_up(tmp_path: Path) -> None:
     nvml, driver = _load(tmp_path)
     _tell(driver, gpus.Holder(11, 3, 80 << 30), gpus.Holder(12, 3, 3 << 30), gpus.Holder(13, 0, 1 << 30))

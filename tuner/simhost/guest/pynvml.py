@@ -10,7 +10,8 @@ import json
 import os
 import threading
 
-_STATE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "gpu-state.json")  # noqa: PTH100, PTH118, PTH120
+# Resolved once: a probe loads this through /proc/PID/root of the server, a way that ends with the process.
+_STATE = os.path.join(os.path.dirname(os.path.realpath(__file__)), "gpu-state.json")  # noqa: PTH118, PTH120
 
 NVML_SUCCESS = 0
 NVML_ERROR_UNINITIALIZED = 1
@@ -151,7 +152,9 @@ def _read():
                 _state.data = json.load(file)
             _state.stamp = stamp
     except (OSError, ValueError):
-        raise NVMLError_DriverNotLoaded() from None
+        # A driver that has answered is not unloaded by one bad read: its last words hold.
+        if _state.data is None:
+            raise NVMLError_DriverNotLoaded() from None
     mode = _state.data.get("mode")
     if mode == "hang":
         threading.Event().wait()
