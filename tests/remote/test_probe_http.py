@@ -184,6 +184,9 @@ NONSENSE: dict[str, bytes] = {
     "cut": b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{",
     "no json": b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>",
     "chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "chunks backwards": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-6\r\n",
+    "chunks without measure": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nfffffff\r\n",
+    "nested": b"HTTP/1.0 200 OK\r\n\r\n" + b"[" * 100_000,
 }
 
 

@@ -79,10 +79,11 @@ def test_expressions(probe: RunningProbe, data: bytes) -> None:
     assert search(probe, "well €", 3, limit=3) == expected(data, "well €")[:3]
 
 
-@pytest.mark.parametrize("pattern", ["(", "*", ""])
+@pytest.mark.parametrize("pattern", ["(", "*", "", "a{99999999999}", "(" * 5000 + ")" * 5000])
 def test_a_bad_pattern_is_said(probe: RunningProbe, pattern: str) -> None:
     probe.send(op="search", id=5, key=KEY, pattern=pattern, regex=True)
     assert probe.first(e.SearchResult, lambda x: x.done).error
+    assert search(probe, "Error", limit=1)
 
 
 def test_an_unknown_server_is_said(probe: RunningProbe) -> None:

@@ -155,6 +155,15 @@ def boot_time() -> Optional[float]:
     return float(found.group(1)) if found else None
 
 
+def until_beat(every_s: float) -> float:
+    """Seconds to wait for something that is done regularly, at least half of the time between.
+
+    All of it is done at the same moments: a processor that wakes up once for everything has half the work.
+    """
+    left = every_s - time.monotonic() % every_s
+    return left if left > every_s / 2 else left + every_s
+
+
 _SECRET_NAME = re.compile(r"(?:^|_)(?:API_?KEYS?|KEY|TOKENS?|SECRETS?|PASSWORD|PASSWD|PASS|CREDENTIALS?|AUTH)$", re.I)
 _SECRET_FLAG = re.compile(r"^--(?:[\w-]+[-_])?(?:api[-_]key|auth[-_]token|hf[-_]token|token|password|secret)$")
 
@@ -934,6 +943,20 @@ def listeners_of(pid: int) -> List[Listener]:
     return out
 
 
+def same_network(pid: int) -> bool:
+    """True when a process is known to be in our network namespace."""
+    theirs = link_of("%s/%d/ns/net" % (PROC, pid))
+    if theirs is not None:
+        return theirs == link_of("/proc/self/ns/net")
+    # Another user's link may not be read. Sockets are numbered across namespaces: one table, one namespace.
+    tables = ("%s/%d/net/tcp" % (PROC, pid), "/proc/self/net/tcp")
+    try:
+        their_sockets, our_sockets = ({int(found[3]) for found in _LISTEN.findall(slurp(t, 1 << 24))} for t in tables)
+    except OSError:
+        return False
+    return bool(their_sockets & our_sockets - {0})
+
+
 def address_of(text: str) -> str:
     """Address as /proc/net/tcp prints it, in words of the host's byte order."""
     words = [struct.pack("=I", int(text[i : i + 8], 16)) for i in range(0, len(text), 8)]
@@ -1424,7 +1447,7 @@ class FileTail(Tail):
         try:
             if not self._until_open(self._begin):
                 return
-            checked = time.monotonic()
+            checked = -1e9  # a file that was resumed may have been rotated meanwhile
             idle = 0
             while not self._stopped:
                 before = self.offset
@@ -1433,13 +1456,11 @@ class FileTail(Tail):
                     if 0 < self.offset - before < BLOCK // 4:
                         if self._finish_at is None:
                             self.caught_up.set()
-                        self._sleep(0.1)  # a writer that never rests would be sent a line at a time
+                        self._sleep(until_beat(0.25))  # a writer that never rests would be sent a line at a time
                     continue
                 now = time.monotonic()
                 idle += 1
-                # A file that was resumed may have been rotated meanwhile: its end is followed by the next file.
-                moved = now - checked >= 1.0 or idle == 1
-                if moved:
+                if now - checked >= 1.0:
                     checked = now
                     if self._moved():
                         continue
@@ -1448,7 +1469,7 @@ class FileTail(Tail):
                 if self._over:
                     self._flush_torn()
                     return
-                self._sleep(0.15 if idle < 15 else 0.4)
+                self._sleep(until_beat(0.25 if idle < 10 else 0.5))
         except OSError as e:
             self._unreadable(e)
         finally:
@@ -1813,8 +1834,8 @@ class Searches:
         self._armed = False
 
     def submit(self, job: Json) -> None:
-        """Queue a search."""
-        self._jobs.put(job)
+        """Queue a search. Raises ValueError and TypeError for one without a number."""
+        self._jobs.put({**job, "id": int(job.get("id", 0))})
 
     def cancel(self, ident: int) -> None:
         """Forget a search, running or waiting."""
@@ -1835,7 +1856,7 @@ class Searches:
             except queue.Empty:
                 self._probe.check_link()  # here too: the conductor may be stuck on a dead disk
                 continue
-            ident = int(job.get("id", 0))
+            ident = job["id"]
             if ident in self._cancelled:
                 self._cancelled.discard(ident)
                 self._answer(ident, [], 0, done=True)
@@ -1844,8 +1865,8 @@ class Searches:
                 self._search(ident, job)
             except SearchTimeout:
                 self._answer(ident, [], 0, done=True, error="this expression takes too long; make it simpler")
-            except (OSError, ValueError, re.error) as e:
-                self._answer(ident, [], 0, done=True, error=str(e))
+            except Exception as e:  # an expression can fail in any way, and this is the main thread
+                self._answer(ident, [], 0, done=True, error=str(e) or type(e).__name__)
             finally:
                 self._arm(False)
                 self._cancelled.discard(ident)
@@ -1873,7 +1894,9 @@ class Searches:
     def _scan(self, ident: int, job: Json, fd: int) -> None:
         pattern = str(job.get("pattern", "")).encode("utf-8", "replace")
         fold = bool(job.get("ignore_case", True))
+        self._arm(True)
         rx = re.compile(pattern, re.M | (re.I if fold else 0)) if job.get("regex") else None
+        self._arm(False)
         needle = pattern.lower() if fold else pattern
         if not pattern:
             raise ValueError("nothing to search for")
@@ -2085,10 +2108,12 @@ class HttpClient:
                 if not more():
                     raise HttpProblem("http-nonsense", "the answer was cut off")
                 newline = data.find(b"\r\n", at)
-            try:
-                size = int(bytes(data[at:newline]).split(b";")[0], 16)
-            except ValueError:
-                raise HttpProblem("http-nonsense", "a broken chunked answer") from None
+            length = re.match(rb" *([0-9a-fA-F]{1,8})\s*(?:;|$)", bytes(data[at:newline]))
+            if not length:
+                raise HttpProblem("http-nonsense", "a broken chunked answer")
+            size = int(length.group(1), 16)
+            if size > BODY_LIMIT:
+                raise HttpProblem("http-nonsense", "an answer of more than %d MiB" % (BODY_LIMIT >> 20))
             while len(data) < newline + 4 + size:
                 if not more():
                     raise HttpProblem("http-nonsense", "the answer was cut off")
@@ -2157,6 +2182,9 @@ def finite(text: str) -> Optional[float]:
 class Poller:
     """Asks one endpoint of one server; a thread of its own, so that a slow endpoint delays no other."""
 
+    FAULT_S = 30.0
+    """Until the next attempt after a fault of ours."""
+
     def __init__(self, server: Server, plan: Json) -> None:
         self.server = server
         self.probe = server.probe
@@ -2185,7 +2213,12 @@ class Poller:
         """Ask until the server has ended."""
         delay = 0.0
         while not self.server.ended.wait(delay):
-            delay = self._turn()
+            try:
+                delay = self._turn()
+            except Exception as e:
+                self.probe.fault("endpoint " + self.id, e)
+                self._client.close()
+                delay = self.FAULT_S
             self.asked.set()
             if self.probe.once:
                 break
@@ -2204,8 +2237,9 @@ class Poller:
                 other.asked.wait(3.0)
             elif not other.asked.is_set():
                 return 0.05
-            if other.good_until > time.monotonic():
-                return min(self._every_s, 1.0)
+            left = other.good_until - time.monotonic()
+            if left > 0:
+                return left
         if self.probe.out.congested:
             return 0.25
         if self._every_s > 4.0:
@@ -2228,7 +2262,7 @@ class Poller:
         if status == 200:
             self.good_until = time.monotonic() + 2 * self._every_s + self._timeout_s
             self._recovered()
-            return self._every_s
+            return until_beat(self._every_s)
         self.good_until = 0.0
         if status in (401, 403):
             if not self._quiet:
@@ -2260,13 +2294,12 @@ class Poller:
         """Join the server's network namespace: a container's loopback is not the host's."""
         if self._entered:
             return
-        self._entered = True
-        path = "%s/%d/ns/net" % (PROC, self.server.leader.pid)
-        theirs = link_of(path)
-        if HOST_ROOT or theirs is None or theirs == link_of("/proc/self/ns/net"):
+        if HOST_ROOT or same_network(self.server.leader.pid):
+            self._entered = True
             return
         import ctypes
 
+        path = "%s/%d/ns/net" % (PROC, self.server.leader.pid)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as e:
@@ -2278,6 +2311,7 @@ class Poller:
                 raise HttpProblem("http-refused", "the server's network namespace: %s" % text)
         finally:
             os.close(fd)
+        self._entered = True  # only now: what listens on that port elsewhere must not be asked, nor get the key
 
     def _read(self, status: int, body: bytes, event: Json) -> None:
         if status != 200 or self._parse == "status":
@@ -2297,11 +2331,11 @@ class Poller:
         try:
             text = body.decode("utf-8", "replace")
             value = json.loads(text, parse_constant=lambda _: None, parse_float=finite)
-        except ValueError:
+            if self._drop and isinstance(value, dict):
+                value = {name: part for name, part in value.items() if name not in self._drop}
+            packed = json.dumps(value, sort_keys=True).encode()
+        except (ValueError, RecursionError):
             raise HttpProblem("http-nonsense", "no JSON: %r" % body[:40]) from None
-        if self._drop and isinstance(value, dict):
-            value = {name: part for name, part in value.items() if name not in self._drop}
-        packed = json.dumps(value, sort_keys=True).encode()
         if packed != self._body:
             self._body = packed
             event["body"] = value
@@ -3064,10 +3098,8 @@ class GpuReader:
         gpus = self.gpus
         known_bad: Set[int] = set()
         while True:
-            began = time.monotonic()
             with self:
                 samples, errors = gpus.samples()
-            took = min(time.monotonic() - began, 0.5)
             self.probe.out.put_sample({"t": "gpus", "samples": samples})
             for gpu in known_bad - set(errors):
                 self.probe.problems.clear("gpu-lost", "GPU %d" % gpu)
@@ -3082,12 +3114,14 @@ class GpuReader:
                 self._processes(sampled)
             self.first.set()
             slowest = SmiGpus.EVERY_S if isinstance(gpus, SmiGpus) else 0.1
+            due = time.monotonic() + until_beat(max(self.probe.interval_s, slowest))
             while not self.probe.ending:
                 now = time.monotonic()
-                left = sampled + max(self.probe.interval_s, slowest) - took - now
+                left = due - now
                 if self.processes_due.is_set() and now - self._procs_at >= 0.5:
                     self.processes_due.clear()
                     self._processes(now)
+                    due = min(due, now + until_beat(max(self.probe.interval_s, slowest)))  # it may have changed
                 elif left <= 0.001:
                     break
                 elif self.processes_due.is_set():
@@ -3117,7 +3151,7 @@ class GpuReader:
         gpus = self.gpus
         # Counters tell a rate when they were read twice: all GPUs soon, then one a second.
         hurry = 2 * len(self.table["gpus"])
-        while gpus is self.gpus and not self.probe.pause(0.1 if hurry > 0 else 1.0):
+        while gpus is self.gpus and not self.probe.pause(0.1 if hurry > 0 else until_beat(1.0)):
             gpus.traffic()
             hurry -= 1
 
@@ -3211,7 +3245,7 @@ class HostReader:
                 self.probe.out.put_sample(self.sample())
                 self.first.set()
             kernel.poll()
-            if self.probe.pause(1.0):
+            if self.probe.pause(until_beat(1.0 if kernel.readable else self.EVERY_S)):
                 return
 
     def _cpu(self) -> Optional[float]:
@@ -3831,7 +3865,7 @@ class Probe:
         self.thread(self.host.run, "host")
         if self.once:
             self._finish_once()
-        while not self.pause(self.TICK_S):
+        while not self.pause(until_beat(self.TICK_S)):
             try:
                 self._tick()
             except Exception as e:

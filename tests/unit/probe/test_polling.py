@@ -1,0 +1,77 @@
+"""Endpoints of a server: whose network is asked, and what happens when asking itself fails."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tuner.probe import agent
+
+PLAN = {"id": "info", "paths": ["/info"]}
+
+
+def poller(**probe: Any) -> agent.Poller:
+    server: Any = SimpleNamespace(probe=SimpleNamespace(**probe), leader=agent.Proc(4711), ended=threading.Event())
+    return agent.Poller(server, PLAN)
+
+
+@pytest.fixture
+def namespace(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> dict[str, Any]:
+    """A process in a network namespace that may not be entered, until `code` is 0."""
+    (tmp_path / "4711/ns").mkdir(parents=True)
+    (tmp_path / "4711/ns/net").write_text("")
+    state: dict[str, Any] = {"code": errno.EPERM, "link": "net:[1]"}
+
+    def setns(fd: int, kind: int) -> int:
+        ctypes.set_errno(state["code"])
+        return -1 if state["code"] else 0
+
+    monkeypatch.setattr(agent, "HOST_ROOT", "")
+    monkeypatch.setattr(agent, "PROC", str(tmp_path))
+    monkeypatch.setattr(agent, "link_of", lambda path: state["link"] if "4711" in path else "net:[2]")
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(setns=setns))
+    return state
+
+
+@pytest.mark.parametrize("link", ["net:[1]", None])
+def test_a_network_that_cannot_be_entered_is_never_mistaken_for_ours(
+    namespace: dict[str, Any], link: str | None
+) -> None:
+    namespace["link"] = link
+    asking = poller()
+    for _ in range(3):
+        with pytest.raises(agent.HttpProblem, match="namespace"):
+            asking._enter()
+    namespace["code"] = 0
+    asking._enter()
+    namespace["code"] = errno.EPERM
+    asking._enter()  # entered once is entered
+
+
+def test_our_own_network_needs_no_entering(namespace: dict[str, Any]) -> None:
+    namespace["link"] = "net:[2]"
+    poller()._enter()
+
+
+def test_a_fault_is_told_and_the_endpoint_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults: list[tuple[str, BaseException]] = []
+    asking = poller(fault=lambda where, error: faults.append((where, error)), once=False)
+    turns = iter([RecursionError("too deep"), 0.0])
+
+    def turn() -> float:
+        found = next(turns)
+        if isinstance(found, Exception):
+            raise found
+        asking.server.ended.set()
+        return found
+
+    monkeypatch.setattr(asking, "_turn", turn)
+    monkeypatch.setattr(agent.Poller, "FAULT_S", 0.0)
+    asking.run()
+    assert asking.asked.is_set()
+    assert [(where, str(error)) for where, error in faults] == [("endpoint info", "too deep")]
