@@ -75,10 +75,17 @@ class SearchProgressed(Message):
     """Hits of a search on the host, newest first; the last message of a search has `done`."""
 
     def __init__(
-        self, pattern: str, hits: tuple[LogHit, ...], scanned_bytes: int, *, done: bool, error: str | None = None
+        self,
+        asked: SearchRequested,
+        hits: tuple[LogHit, ...],
+        scanned_bytes: int,
+        *,
+        done: bool,
+        error: str | None = None,
     ) -> None:
         super().__init__()
-        self.pattern = pattern
+        self.asked = asked
+        """What this answers: hits of an older search may still be on their way."""
         self.hits = hits
         self.scanned_bytes = scanned_bytes
         self.done = done

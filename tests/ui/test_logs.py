@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from textual.selection import Selection
 from textual.widgets import Input, OptionList
 
@@ -11,10 +12,12 @@ from tests.support.sessions import FakeSession
 from tuner.domain.events import ReadResult, SearchResult
 from tuner.domain.logs import Level, LogBlock, LogHit, LogLine
 from tuner.domain.state import HostState, LogState
+from tuner.messages import SearchProgressed
 from tuner.screens.dialogs import LineDialog
 from tuner.widgets.log_index import line_of
 from tuner.widgets.log_view import LogView
 from tuner.widgets.rows import Rows
+from tuner.widgets.search_panel import SearchPanel
 
 AppOn = Callable[..., tuple[Any, list[FakeSession]]]
 
@@ -221,13 +224,76 @@ async def test_older_and_newer_hits(app_on: AppOn) -> None:
         assert view.current == first
 
 
-async def test_a_broken_regular_expression_says_so(app_on: AppOn) -> None:
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [("a(", "unterminated subpattern"), ("a{99999999999999999999}", "too large"), ("(" * 3000 + ")" * 3000, "deep")],
+)
+async def test_a_broken_regular_expression_says_so(app_on: AppOn, pattern: str, why: str) -> None:
     app, (session,) = app_on(states.serving())
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("l", "ctrl+r", "slash", *"a(", "enter")
+        await pilot.press("l", "ctrl+r")
+        app.screen.search(pattern)
         await pilot.pause()
         assert session.searched == []
-        assert [note.severity for note in app._notifications][-1] == "error"
+        said = list(app._notifications)[-1]
+        assert said.severity == "error"
+        assert why in said.message
+
+
+async def test_only_the_host_tries_a_regular_expression_and_its_hits_are_walked(app_on: AppOn) -> None:
+    lines = [LogLine(offset=40 * at, text="a" * 29 + "!") for at in range(40)]
+    state = with_log(states.log_of(lines))
+    hits = tuple(LogHit(40 * at, lines[at].text) for at in (30, 20, 10))
+    app, (session,) = app_on(FakeSession(state, found=(SearchResult(id=1, hits=hits, done=True),)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        # Tried here, this expression would take minutes on each of these lines.
+        await pilot.press("l", "ctrl+r", "slash", *"(a+)+$", "enter")
+        await pilot.pause()
+        view = view_of(app)
+        assert session.searched == [(states.KEY, "(a+)+$", True)]
+        offsets = [line_of(view.index[view.current]).offset]
+        for key in ("n", "n", "n", "N"):
+            await pilot.press(key)
+            await pilot.pause()
+            offsets.append(line_of(view.index[view.current]).offset)
+        assert offsets == [1200, 800, 400, 400, 800]
+        assert [note.message for note in app._notifications][-1] == "No older hit was found"
+
+
+async def test_hits_of_the_search_before_are_not_shown_in_the_new_one(app_on: AppOn) -> None:
+    app, (session,) = app_on(states.serving())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l")
+        app.screen.search("old")
+        await pilot.pause()
+        old = app.screen._asked
+        app.screen.search("new")
+        await pilot.pause()
+        for asked, text in ((old, "an old line"), (app.screen._asked, "a new line")):
+            app.screen.post_message(SearchProgressed(asked, (LogHit(0, text),), 1, done=False))
+        await pilot.pause()
+        hits = app.screen.query_one(OptionList)
+        assert [str(hits.get_option_at_index(at).prompt) for at in range(hits.option_count)] == ["a new line"]
+        session.push(states.REPLACE(session.state, servers=states.two_servers().servers[1:]))
+        await pilot.pause()
+        assert not app.screen.query_one(SearchPanel).open, "hits of another server's log lead nowhere"
+
+
+async def test_the_oldest_line_is_waited_for_in_slices(app_on: AppOn) -> None:
+    blocks = tuple(block_at(1000 * at, 100) for at in range(100))
+    app, _ = app_on(with_log(LogState(blocks=blocks, end=100_000, lines_total=10_000)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l")
+        view = view_of(app)
+        while view.live.building:
+            await pilot.pause(0.01)
+        app.screen.action_level()
+        assert view.live.building
+        view.action_oldest()
+        assert view.live.building, "the key itself must not index all of it"
+        while view.live.building or view.following:
+            await pilot.pause(0.01)
+        assert line_of(view.index[view.current]).offset == 0
 
 
 async def test_a_hit_that_is_not_held_is_fetched_and_shown_apart(app_on: AppOn) -> None:

@@ -33,6 +33,17 @@ from tuner.widgets.rows import Rows
 from tuner.widgets.search_panel import SearchPanel
 
 
+def regex_problem(pattern: str) -> str:
+    """Why a text is no regular expression, in a line; empty if it is one."""
+    try:
+        re.compile(pattern)
+    except RecursionError:
+        return "it is nested too deeply"
+    except (re.error, OverflowError) as error:
+        return str(error)
+    return ""
+
+
 class LogsScreen(TunerScreen):
     """A log of any size, from its end backwards."""
 
@@ -73,6 +84,7 @@ class LogsScreen(TunerScreen):
         self._building = False
         self._regex = False
         self._typing = ""
+        self._asked: SearchRequested | None = None
         self._parts = LogParts(self.view)
         self.query_one("#entry").display = False
         self.query_one(LogView).focus()
@@ -97,6 +109,8 @@ class LogsScreen(TunerScreen):
         view.display = True
         belongs = (state.name, server.identity.key)
         if belongs != self._of:
+            if self.query_one(SearchPanel).open:
+                self._end_search()
             self._of = belongs
             self._parts = LogParts(view)
             view.use(LogIndex(), self._filter, folding=self._folding)
@@ -120,6 +134,7 @@ class LogsScreen(TunerScreen):
         if view.live.work():
             self._build()
             return
+        view.built()
         if not view.following:
             view.repaint()
         self._draw_filters()
@@ -192,9 +207,7 @@ class LogsScreen(TunerScreen):
         if self.query_one("#entry").display:
             self._close_entry()
         elif self.query_one(SearchPanel).open:
-            self.query_one(SearchPanel).close()
-            self.view.pattern = None
-            self.view.repaint()
+            self._end_search()
             self.view.focus()
             self._draw_filters()
         elif self._filter.active:
@@ -256,36 +269,52 @@ class LogsScreen(TunerScreen):
 
     def search(self, text: str) -> None:
         """Find a text: at once in what is held, then on the host in the whole log."""
-        try:
-            pattern = re.compile(text if self._regex else re.escape(text), re.IGNORECASE)
-        except re.error as error:
-            self.notify(f"Not a regular expression: {error}", severity="error")
+        if self._regex and (why := regex_problem(text)):
+            self.notify(f"Not a regular expression: {why}", severity="error")
             return
         view, state, server = self.view, self.shell.snapshot, self.shell.server()
         if state is None or server is None:
             return
-        view.pattern = pattern
         self.query_one(SearchPanel).begin(text)
-        found = view.index.find(pattern, view.current, -1)
+        # An expression may take minutes on one line. Only the host tries it: there a time limit ends it.
+        view.pattern = None if self._regex else re.compile(re.escape(text), re.IGNORECASE)
+        found = None if self._regex else view.index.find(text, view.current, -1)
         if found is not None:
             view.go_to(found)
         view.repaint()
-        self.post_message(SearchRequested(self, state.name, server.identity.key, text, regex=self._regex))
+        self._asked = SearchRequested(self, state.name, server.identity.key, text, regex=self._regex)
+        self.post_message(self._asked)
+
+    def _end_search(self) -> None:
+        self._asked = None
+        self.query_one(SearchPanel).close()
+        self.view.pattern = None
+        self.view.repaint()
 
     def on_search_progressed(self, message: SearchProgressed) -> None:
         """Hits of the host, newest first."""
         message.stop()
-        panel = self.query_one(SearchPanel)
-        if not panel.open:
+        if message.asked is not self._asked:
             return
+        panel = self.query_one(SearchPanel)
         first = panel.progress(message.hits, message.scanned_bytes, done=message.done, error=message.error)
+        if first and message.asked.regex:
+            self._go_to_hit(0)
         if first and self.focused is self.view:
             panel.focus_hits()
 
     def on_search_panel_chosen(self, message: SearchPanel.Chosen) -> None:
         """Go to a hit, fetching its part of the log when it is not held."""
         message.stop()
+        self.view.focus()
         self.go_to_offset(message.hit.offset)
+
+    def _go_to_hit(self, step: int) -> None:
+        hit = self.query_one(SearchPanel).step(step)
+        if hit is not None:
+            self.go_to_offset(hit.offset)
+        else:
+            self.notify("No older hit was found" if step > 0 else "No newer hit was found", timeout=3)
 
     def go_to_offset(self, offset: int) -> None:
         """Show the line at a byte offset of the current log."""
@@ -295,21 +324,27 @@ class LogsScreen(TunerScreen):
         log = server.log
         if held(log, offset):
             view.action_follow()
-            while (found := view.live.at_offset(offset)) is None and view.live.work():
-                pass
-            if found is not None:
-                view.go_to(found)
-                view.focus()
-                return
-        self._fetch(self._parts.around(offset))
+            view.when_built(lambda: self._go_to_held(offset))
+        else:
+            self._fetch(self._parts.around(offset))
+
+    def _go_to_held(self, offset: int) -> None:
+        found = self.view.live.at_offset(offset)
+        if found is not None:
+            self.view.go_to(found)
+        else:
+            self._fetch(self._parts.around(offset))
 
     def action_hit(self, step: int) -> None:
         """The next line that matches, older or newer."""
-        view = self.view
-        if view.pattern is None:
+        view, asked = self.view, self._asked
+        if asked is None:
             self.notify("Nothing is searched for: press /", timeout=3)
             return
-        found = view.index.find(view.pattern, view.current + step, step)
+        if asked.regex:
+            self._go_to_hit(-step)
+            return
+        found = view.index.find(asked.pattern, view.current + step, step)
         if found is None:
             self.notify("No older line held matches" if step < 0 else "No newer line matches", timeout=3)
         else:
@@ -317,9 +352,10 @@ class LogsScreen(TunerScreen):
 
     def action_error(self, step: int) -> None:
         """The next or previous error; from the end the first one."""
+        self.view.when_built(lambda: self._go_to_error(step))
+
+    def _go_to_error(self, step: int) -> None:
         view = self.view
-        while view.index.work():
-            pass
         start = view.index.first if view.following and step > 0 else view.current + step
         found = view.index.find_level(Level.ERROR, start, step)
         if found is None:
@@ -362,8 +398,6 @@ class LogsScreen(TunerScreen):
         self._parts.arrived(message)
         if message.error:
             self.notify(message.error, severity="warning", title="Older lines")
-        elif message.purpose == "hit":
-            self.view.focus()
         self._draw_filters()
 
     # Lines ---------------------------------------------------------------------------------------------------

@@ -72,12 +72,12 @@ async def search(session: SessionLike, ask: SearchRequested) -> None:
     try:
         async for found in session.search(ask.key, ask.pattern, regex=ask.regex):
             scanned, done = found.scanned_bytes, found.done
-            post(SearchProgressed(ask.pattern, found.hits, scanned, done=done, error=found.error))
+            post(SearchProgressed(ask, found.hits, scanned, done=done, error=found.error))
     except TunerError as problem:
         error = str(problem)
     if not done:
         words = error or "the link was lost during the search"
-        post(SearchProgressed(ask.pattern, (), scanned, done=True, error=words))
+        post(SearchProgressed(ask, (), scanned, done=True, error=words))
 
 
 async def log_part(session: SessionLike, ask: LogPartRequested) -> None:

@@ -7,7 +7,6 @@ lines on screen are right at once, the rest follows.
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -193,15 +192,20 @@ class LogIndex:
             Whether there is more to do.
         """
         done = 0
+        parts: list[list[Row]] = []
         while self._todo and done < lines:
             self._todo -= 1
             block = self._blocks[self._todo]
             done += len(block.lines)
             rows: list[Row] = []
             self._filter(block.lines, rows, _Folder())
-            self.rows[0:0] = rows
-            self.first -= len(rows)
+            parts.append(rows)
             self._counts.appendleft(len(rows))
+        if parts:
+            # Once for all blocks: each time, all rows behind move.
+            older = [row for rows in reversed(parts) for row in rows]
+            self.rows[0:0] = older
+            self.first -= len(older)
             self.version += 1
         return self._todo > 0
 
@@ -230,13 +234,13 @@ class LogIndex:
         self.version += 1
         return len(self.rows) - before
 
-    def find(self, pattern: re.Pattern[str], start: int, step: int) -> int | None:
-        """Id of the next row that matches, from `start` on in steps of 1 or -1; None at the end."""
+    def find(self, text: str, start: int, step: int) -> int | None:
+        """Id of the next row that contains a text in any case of letters, from `start` on in steps of 1 or -1."""
         rows, first = self.rows, self.first
-        search = pattern.search
+        needle = text.lower()
         stop = len(rows) if step > 0 else -1
         for index in range(start - first, stop, step):
-            if 0 <= index < len(rows) and search(line_of(rows[index]).text):
+            if 0 <= index < len(rows) and needle in line_of(rows[index]).text.lower():
                 return index + first
         return None
 
@@ -292,7 +296,7 @@ class LogIndex:
         ranks = self.ranks
         add = folder.add if self.folding else None
         rank, level = wanted.rank, wanted.level
-        search = re.compile(re.escape(wanted.text), re.IGNORECASE).search if wanted.text else None
+        needle = wanted.text.lower()
         plain = not wanted.active
         head_passes = True
         for line in lines:
@@ -300,8 +304,8 @@ class LogIndex:
                 ranks[line.rank] = None
             if not plain and not line.marker:
                 passes = (rank is None or rank == (line.rank or "")) and line.level >= level
-                if search is not None:
-                    passes = passes and search(line.text) is not None
+                if needle:
+                    passes = passes and needle in line.text.lower()
                 if line.continued:
                     # A body goes with its head: half a traceback helps nobody.
                     passes = passes or head_passes

@@ -7,7 +7,7 @@ cause a layout each time. Positions are row ids, so nothing moves under the read
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from textual import events
@@ -47,6 +47,7 @@ class LogView(LogCanvas, can_focus=True):
         self.waiting_lines = 0
         """Lines that arrived since the reader stopped following and that are not taken in yet."""
         self._log: LogState | None = None
+        self._then: Callable[[], None] | None = None
 
     # What is shown -------------------------------------------------------------------------------------------
 
@@ -88,8 +89,22 @@ class LogView(LogCanvas, can_focus=True):
         self.index = self.live = index
         self.following = True
         self._log = None
+        self._then = None
         self._x = 0
         self.repaint()
+
+    def when_built(self, action: Callable[[], None]) -> None:
+        """Do what needs all rows: at once, or when older ones are indexed, unless the reader moves before."""
+        if self.index is self.live and self.live.building:
+            self._then = action
+        else:
+            action()
+
+    def built(self) -> None:
+        """All rows are indexed now."""
+        action, self._then = self._then, None
+        if action is not None:
+            action()
 
     def refilter(self) -> None:
         """The index was given another filter: stay near the line the reader is at."""
@@ -116,6 +131,7 @@ class LogView(LogCanvas, can_focus=True):
     def go_to(self, row_id: int) -> None:
         """Make a row current and bring it into view."""
         places = self._visible()
+        self._then = None
         self.following = False
         self.cursor = min(max(row_id, self.index.first), max(self.index.first, self.index.last - 1))
         shown = {place[0] for place in places[:-1]} if places else set()
@@ -140,6 +156,7 @@ class LogView(LogCanvas, can_focus=True):
         """Go to the newest line and stay there."""
         self.index = self.live
         self.following = True
+        self._then = None
         self._x = 0
         if self._log is not None:
             self.live.update(self._log)
@@ -164,9 +181,7 @@ class LogView(LogCanvas, can_focus=True):
 
     def action_oldest(self) -> None:
         """The oldest line held; older ones are fetched."""
-        while self.index.work():
-            pass
-        self.go_to(self.index.first)
+        self.when_built(lambda: self.go_to(self.index.first))
 
     def action_slide(self, direction: int) -> None:
         """Scroll sideways."""

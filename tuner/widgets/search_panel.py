@@ -85,6 +85,15 @@ class SearchPanel(Vertical):
             options.highlighted = 0
         return first and bool(new)
 
+    def step(self, step: int) -> LogHit | None:
+        """The hit before (-1: newer) or after (1: older) the chosen one in the list, chosen now; 0: the chosen one."""
+        options = self.query_one(OptionList)
+        at = (options.highlighted or 0) + step
+        if not 0 <= at < len(self._hits):
+            return None
+        options.highlighted = at
+        return self._hits[at]
+
     def focus_hits(self) -> None:
         """Let keys choose among the hits."""
         self.query_one(OptionList).focus()
