@@ -306,7 +306,8 @@ def resume(probe: RunningProbe, offset: int | None = None) -> dict[str, Any]:
     opened = [x for x in probe.of(e.LogOpened) if x.inode is not None][-1]
     last = [x for x in probe.of(e.LogBytes) if not x.head][-1]
     at = last.end if offset is None else offset
-    return {KEY: {"device": opened.device, "inode": opened.inode, "path": opened.path, "offset": at}}
+    check = (last.end, last.crc)
+    return {KEY: {"device": opened.device, "inode": opened.inode, "path": opened.path, "offset": at, "check": check}}
 
 
 @pytest.fixture
@@ -361,6 +362,41 @@ def test_a_reconnect_when_the_old_log_is_gone(tree: ProcTree, log: Path, connect
     with keep, running(tree.root, toy_plan(resume=state)) as again:
         again.wait(has_all(b"new\n"))
         assert [(x.reason, x.offset) for x in again.of(e.LogOpened)] == [("rotated", 0)]
+        gap = again.of(e.LogGap)[0]
+        assert (gap.offset, gap.end, gap.reason) == (state[KEY]["offset"], state[KEY]["offset"], "lost")
+
+
+def test_a_log_that_was_truncated_and_has_grown_beyond(
+    tree: ProcTree, log: Path, connected: tuple[RunningProbe, bytes]
+) -> None:
+    probe, data = connected
+    state = resume(probe)
+    new = lines(60_000, "again")
+    assert len(new) > len(data)
+    log.write_bytes(new)
+    with running(tree.root, toy_plan(resume=state, tail_bytes=10_000_000)) as again:
+        again.wait(has_all(new))
+        assert [(x.reason, x.offset) for x in again.of(e.LogOpened)] == [("truncated", 0)]
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_file_of_another_disk_is_another_file(
+    tree: ProcTree, log: Path, connected: tuple[RunningProbe, bytes], alive: bool
+) -> None:
+    probe, _ = connected
+    state = resume(probe)
+    state[KEY]["device"] += 1
+    append(log, b"more\n")
+    if not alive:
+        tree.remove(100, 101, 102)
+    with running(tree.root, toy_plan(resume=state)) as again:
+        again.first(e.ScanEnded)
+        assert again.first(e.LogGap).reason == "lost"
+        if alive:
+            again.first(e.LogBytes)
+        else:
+            again.first(e.ServerGone)
+        assert [x.reason for x in again.of(e.LogOpened)] == (["rotated"] if alive else [])
 
 
 def test_the_last_words_of_a_server_that_died_meanwhile(
@@ -377,6 +413,73 @@ def test_the_last_words_of_a_server_that_died_meanwhile(
         order = [type(x) for x in again.events if isinstance(x, e.LogBytes | e.ScanEnded)]
         assert order == [e.LogBytes, e.ScanEnded]
         assert again.of(e.LogBytes)[0].offset == len(data)
+
+
+def test_a_file_that_was_used_again_is_not_the_dead_servers(
+    tree: ProcTree, log: Path, connected: tuple[RunningProbe, bytes]
+) -> None:
+    probe, _ = connected
+    state = resume(probe)
+    tree.remove(100, 101, 102)
+    log.write_bytes(lines(60_000, "foreign"))
+    with running(tree.root, toy_plan(resume=state)) as again:
+        assert again.first(e.LogGap).reason == "lost"
+        assert again.first(e.ServerGone).key == KEY
+        again.first(e.ScanEnded)
+        assert again.of(e.LogBytes) == []
+
+
+def test_the_last_words_are_read_to_their_end_and_delay_nothing(
+    tree: ProcTree, log: Path, connected: tuple[RunningProbe, bytes]
+) -> None:
+    probe, _ = connected
+    state = resume(probe)
+    last = lines(150_000, "last")
+    append(log, last)
+    tree.remove(100, 101, 102)
+    with running(tree.root, toy_plan(resume=state, max_log_bytes_s=500_000)) as again:
+        scanned = again.first(e.ScanEnded)
+        assert scanned.mono - again.events[0].mono < 2.0
+        again.first(e.ServerGone)
+        assert "".join(part for _, _, part in followed(again)).encode() == last
+        assert again.of(e.LogGap) == []
+
+
+def test_a_zombie_has_last_words_too(tree: ProcTree, log: Path, connected: tuple[RunningProbe, bytes]) -> None:
+    probe, _ = connected
+    state = resume(probe)
+    append(log, b"Killed\n")
+    tree.remove(101, 102)
+    tree.change(100, state="Z")
+    tree.title(100, "")
+    with running(tree.root, toy_plan(resume=state)) as again:
+        again.wait(has_all(b"Killed\n"))
+        again.first(e.ScanEnded)
+        assert again.of(e.ServerSeen) == []
+
+
+def later(probe: RunningProbe, seconds: float) -> None:
+    """Wait until the probe itself says that so much time has passed."""
+    now = probe.events[-1].mono
+    probe.first(e.HostSample, lambda x: x.mono > now + seconds)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_next_server_in_the_same_log_is_not_taken_for_the_last(tree: ProcTree, log: Path, kept: bool) -> None:
+    log.write_bytes(b"before\n")
+    with running(tree.root, toy_plan()) as probe:
+        probe.wait(has_all(b"before\n"))
+        tree.remove(100, 101, 102)
+        probe.first(e.ServerGone)
+        if not kept:
+            log.write_bytes(b"")
+        other = toy_server(tree, pid=200, log=log)
+        probe.first(e.LogOpened, lambda x: x.key == other)
+        append(log, b"the next one\n")
+        probe.first(e.LogBytes, lambda x: x.key == other and "next" in x.data)
+        later(probe, 2.5)
+        assert [x.data for x in probe.of(e.LogBytes) if x.key == KEY] == ["before\n"]
+        assert [x.reason for x in probe.of(e.LogOpened) if x.key == KEY] == ["start"]
 
 
 def test_many_cuts_lose_and_repeat_nothing(tree: ProcTree, log: Path) -> None:

@@ -161,6 +161,8 @@ class LogBytes(Event, frozen=True, kw_only=True, tag="log"):
     """Part of the start-up section, read once from the file's beginning and before the tail."""
     cursor: str | None = None
     """Where a log that is no file (the systemd journal) goes on after `end`."""
+    crc: int | None = None
+    """CRC-32 of the up to 256 bytes of the file before `end`, for a `TailFrom`."""
 
 
 class LogGap(Event, frozen=True, kw_only=True, tag="log_gap"):

@@ -62,6 +62,8 @@ class TailFrom(Struct, frozen=True, kw_only=True):
     offset: int = 0
     cursor: str | None = None
     """For a log that is no file (the systemd journal)."""
+    check: tuple[int, int] | None = None
+    """An offset, and the CRC-32 of the up to 256 bytes before it: the file holds them as long as it is the same."""
 
 
 class ProbePlan(Struct, frozen=True, kw_only=True):

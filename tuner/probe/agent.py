@@ -1220,6 +1220,18 @@ def start_of_last(fd: int, size: int, marker: bytes, budget_s: float = 0.1) -> i
     return 0
 
 
+def check_of(fd: int, end: int) -> int:
+    """CRC-32 of the up to 256 bytes before an offset: whether a file is still what it was there."""
+    start = max(0, end - 256)
+    return zlib.crc32(os.pread(fd, end - start, start))
+
+
+def is_intact(fd: int, resume: Json) -> bool:
+    """True when a file still holds what the laptop had read of it: it was not truncated, nor is it another one."""
+    end, crc = resume.get("check") or (0, 0)
+    return os.fstat(fd).st_size >= max(end, int(resume.get("offset") or 0)) and check_of(fd, end) == crc
+
+
 def line_start(fd: int, offset: int, size: int) -> int:
     """First line start at or after `offset`; within a line of enormous length, a character start."""
     if offset <= 0:
@@ -1307,6 +1319,11 @@ class Tail:
             self._wake.clear()
 
     @property
+    def stopped(self) -> bool:
+        """True when it was told to end before it had read everything."""
+        return self._stopped
+
+    @property
     def _over(self) -> bool:
         return self._stopped or (self._finish_at is not None and time.monotonic() >= self._finish_at)
 
@@ -1339,7 +1356,7 @@ class FileTail(Tail):
         with self._lock:
             if self._fd >= 0:
                 return os.dup(self._fd)
-        place = find_inode(self.target.path or "", self.inode, self.server.leader.pid)
+        place = find_file(self.target.path or "", self.device, self.inode, self.server.leader.pid)
         if place is None:
             raise OSError("the log is no longer there")
         return os.open(place, os.O_RDONLY | os.O_CLOEXEC)
@@ -1387,12 +1404,12 @@ class FileTail(Tail):
     def _begin(self) -> None:
         """Open for the first time: go on where the laptop was, or send the start-up section and the tail."""
         resume = self.server.resume
-        self.server.resume = None
         if resume is not None and resume.get("inode") is not None:
-            if self._resume(resume):
-                return
-            status = self._open(self.target.opens)
-            self._opened("rotated", status.st_size, 0)
+            if not self._resume(resume):
+                status = self._open(self.target.opens)
+                self.lose(int(resume.get("offset") or 0))
+                self._opened("rotated", status.st_size, 0)
+            self.server.resume = None
             return
         status = self._open(self.target.opens)
         size = status.st_size
@@ -1422,24 +1439,28 @@ class FileTail(Tail):
 
     def _resume(self, resume: Json) -> bool:
         """Go on exactly where the laptop was. False when that file is gone."""
-        inode, offset = resume["inode"], int(resume.get("offset") or 0)
+        device, inode, offset = resume.get("device"), resume["inode"], int(resume.get("offset") or 0)
         now = stat_of(self.target.watch) if self.target.watch else None
-        if now is not None and now.st_ino == inode and now.st_dev in (resume.get("device"), now.st_dev):
+        if now is not None and now.st_ino == inode and device in (None, now.st_dev):
             status = self._open(self.target.opens)
-            if status.st_size < offset:
-                self._opened("truncated", status.st_size, 0)
-            else:
+            if is_intact(self._fd, resume):
                 self._opened("resume", status.st_size, offset)
+            else:
+                self._opened("truncated", status.st_size, 0)
             return True
         path = resume.get("path") or self.target.path
-        old = find_inode(path, inode, self.server.leader.pid) if path else None
+        old = find_file(path, device, inode, self.server.leader.pid) if path else None
         if old is None:
             return False
         status = self._open([old])
-        if status.st_size < offset:
+        if not is_intact(self._fd, resume):
             return False
         self._opened("resume", status.st_size, offset, old)
         return True
+
+    def lose(self, offset: int, end: int = 0) -> None:
+        """Say that what followed an offset cannot be had; how much that was is not always known."""
+        self._emit({"t": "log_gap", "offset": offset, "end": max(offset, end), "reason": "lost"})
 
     # -- following ----------------------------------------------------------------------------------------------
 
@@ -1509,6 +1530,9 @@ class FileTail(Tail):
         data = data[: whole_utf8(data)]
         if not data:
             if os.fstat(self._fd).st_size < self.offset:
+                if self._finish_at is not None:
+                    self._stopped = True  # the dead truncate nothing: another server begins here
+                    return True
                 self._opened("truncated", os.fstat(self._fd).st_size, 0)
                 return True
             return False
@@ -1517,7 +1541,7 @@ class FileTail(Tail):
         if not self._within_limits(len(data)) or not self._room():
             return not self._stopped
         end = self.offset + len(data)
-        self._emit({"t": "log", "offset": self.offset, "end": end, **bulk(data)})
+        self._emit({"t": "log", "offset": self.offset, "end": end, "crc": check_of(self._fd, end), **bulk(data)})
         self.offset = end
         return True
 
@@ -1576,6 +1600,8 @@ class FileTail(Tail):
             return False
         if os.fstat(self._fd).st_size > self.offset + 3:
             return False  # more than a character that never ended
+        if self._finish_at is not None and (now.st_dev, now.st_ino) in self.probe.log_inodes():
+            return False  # the next server writes there
         self._flush_torn()
         reason = "rotated" if os.fstat(self._fd).st_nlink else "replaced"
         try:
@@ -1613,17 +1639,20 @@ class FileTail(Tail):
             self.offset += len(data)
 
 
-def find_inode(path: str, inode: int, pid: int) -> Optional[str]:
-    """A file by its inode, at a path or beside it (rotated), readable from here."""
+def find_file(path: str, device: Optional[int], inode: int, pid: int) -> Optional[str]:
+    """A file by its device and inode, at a path or beside it (rotated), readable from here."""
+
+    def is_it(status: Optional[os.stat_result]) -> bool:
+        return status is not None and status.st_ino == inode and device in (None, status.st_dev)
+
     for way in [path, *below_root(pid, path)]:
-        status = stat_of(way)
-        if status is not None and status.st_ino == inode:
+        if is_it(stat_of(way)):
             return way
         folder = os.path.dirname(way)
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    if entry.inode() == inode and entry.is_file():
+                    if entry.inode() == inode and entry.is_file() and is_it(entry.stat()):
                         return entry.path
         except OSError:
             continue
@@ -3458,6 +3487,8 @@ class Server(Followed):
     def open_log(self, reason: str) -> None:
         """Follow the log where it is now."""
         target = self.target
+        if target.status is not None and not self.orphaned:
+            self.probe.release_log(target.status)
         kinds = {"file": FileTail, "docker-json": FileTail, "journal": JournalTail}
         self.tail = kinds.get(target.kind, NoTail)(self, target, reason)
         if target.code and target.note:
@@ -3647,22 +3678,49 @@ class Lost(Followed):
 
     def __init__(self, probe: Probe, key: str) -> None:
         super().__init__(probe, Engine({"name": ""}), Proc(0), key)
+        self.tail: Optional[FileTail] = None
+        self.caught_up = threading.Event()
+        """What there was has been sent, or there was nothing."""
 
-    def read(self, timeout_s: float) -> None:
-        """Send what the log still holds, from where the laptop was."""
-        resume = self.resume or {}
-        path, inode = resume.get("path"), resume.get("inode")
-        place = find_inode(path, inode, 0) if path and inode is not None else None
-        status = stat_of(place) if place else None
-        if place is None or status is None or status.st_size <= int(resume.get("offset") or 0):
+    def follow(self) -> None:
+        """Send what the log still holds from where the laptop was, or that it is lost; then that the server is gone."""
+        try:
+            self._read(self.resume or {})
+        finally:
+            self.caught_up.set()
+            self.probe.out.put({"t": "server_gone", "key": self.key, "left": []})
+
+    def _read(self, resume: Json) -> None:
+        path, inode, offset = resume.get("path"), resume.get("inode"), int(resume.get("offset") or 0)
+        if not path or inode is None:
             return
-        target = LogTarget("docker-json" if place.endswith("-json.log") else "file", path)
-        target.watch, target.opens, target.status = place, [place], status
-        tail = FileTail(self, target, "resume")
-        tail.finish(timeout_s)
+        place = find_file(path, resume.get("device"), inode, 0)
+        target = LogTarget("docker-json" if path.endswith("-json.log") else "file", path)
+        tail = self.tail = FileTail(self, target, "resume")
+        if place is None or not self._is_whole(place, resume):
+            tail.lose(offset)
+            return
+        target.watch, target.opens, target.status = place, [place], stat_of(place)
+        if target.status is None or target.status.st_size <= offset:
+            return
+        tail.caught_up = self.caught_up
+        tail.finish(2.0)
         tail.start()
-        tail.caught_up.wait(timeout_s)
-        tail.stop()
+        tail.done.wait()
+        if tail.stopped:
+            tail.lose(tail.offset, getattr(stat_of(place), "st_size", 0))
+
+    def _is_whole(self, place: str, resume: Json) -> bool:
+        """True when the file is still as it was read, and nobody else has begun to write there."""
+        try:
+            fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return False
+        try:
+            status = os.fstat(fd)
+            return (status.st_dev, status.st_ino) not in self.probe.log_inodes() and is_intact(fd, resume)
+        finally:
+            os.close(fd)
 
 
 class Probe:
@@ -3689,6 +3747,7 @@ class Probe:
         self.table = ProcTable(())
         self.servers: Dict[str, Server] = {}
         self._past: Dict[str, Server] = {}
+        self._lost: List[Lost] = []
         self._orphans_before: Optional[Set[int]] = None
         self._end = threading.Event()
         self._planned = threading.Event()
@@ -3744,6 +3803,13 @@ class Probe:
         """Files that are some server's current log."""
         found = [s.target.status for s in self.live_servers()]
         return {(status.st_dev, status.st_ino) for status in found if status is not None}
+
+    def release_log(self, status: os.stat_result) -> None:
+        """A server begins to write into a file: no dead one's tail may take its lines for the dead one's."""
+        for tail in [*(server.tail for server in self._past.values()), *(lost.tail for lost in self._lost)]:
+            if isinstance(tail, FileTail) and (tail.device, tail.inode) == (status.st_dev, status.st_ino):
+                tail.stop()
+                tail.done.wait(1.0)
 
     def log_descriptor(self, key: str) -> int:
         """A new descriptor of a server's log. Raises OSError."""
@@ -3857,9 +3923,12 @@ class Probe:
         hidden = hidepid() if ME else None
         if hidden:
             self.problems.note("proc-denied", "/proc", hidden)
-        for key in self.resume:
-            if key not in self.servers:
-                Lost(self, key).read(2.0)
+        self._lost = [Lost(self, key) for key in self.resume if key not in self.servers]
+        for lost in self._lost:
+            self.thread(lost.follow, "lost")
+        until = time.monotonic() + 1.0
+        for lost in self._lost:
+            lost.caught_up.wait(max(0.0, until - time.monotonic()))
         self.out.put({"t": "scanned"})
         self.thread(self.gpu.run, "gpu")
         self.thread(self.host.run, "host")

@@ -212,6 +212,7 @@ def _log(event: _Log) -> e.LogBytes:
         data=event.data if event.z is None else _inflate(event.z),
         head=event.head,
         cursor=event.cursor,
+        crc=event.crc,
     )
 
 
@@ -258,7 +259,7 @@ def _hit(hit: LogHit) -> LogHit:
     """
     if len(hit.text) < LONG_HIT:
         return LogHit(hit.offset, mask(hit.text))
-    before = "" if _LINE_BEGINS.match(hit.text) else "--api-key "
+    before = "" if _LINE_BEGINS.match(hit.text) else "--api-key="
     return LogHit(hit.offset, mask(hit.text, before, torn=True))
 
 

@@ -40,6 +40,7 @@ class _Tail:
     path: str | None = None
     offset: int = 0
     cursor: str | None = None
+    check: tuple[int, int] | None = None
     opened: bool = False
 
 
@@ -78,7 +79,7 @@ class Stream:
         for torn in self._torn.values():
             torn.text = ""
         return {
-            key: TailFrom(device=t.device, inode=t.inode, path=t.path, offset=t.offset, cursor=t.cursor)
+            key: TailFrom(device=t.device, inode=t.inode, path=t.path, offset=t.offset, cursor=t.cursor, check=t.check)
             for key, t in self._tails.items()
             if t.opened
         }
@@ -132,11 +133,14 @@ class Stream:
         same = tail.opened and (event.device, event.inode) == (tail.device, tail.inode)
         if not same or event.reason in ("rotated", "truncated", "replaced"):
             tail.offset = event.offset
-            tail.cursor = None
+            tail.cursor = tail.check = None
             self._torn.pop((event.key, False), None)
         tail.device, tail.inode, tail.path, tail.opened = event.device, event.inode, event.path, True
 
     def _log(self, event: e.LogBytes, now: float) -> Iterator[e.LogBytes]:
+        if event.crc is not None:
+            self._tails.setdefault(event.key, _Tail()).check = (event.end, event.crc)
+            event = replace(event, crc=None)  # it is about the whole event, and worth nothing in a journal
         torn = self._torn.setdefault((event.key, event.head), _Torn())
         if torn.text and event.offset != torn.end:
             if event.offset < torn.end:

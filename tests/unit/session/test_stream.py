@@ -139,6 +139,18 @@ def test_a_truncated_file_begins_anew() -> None:
     assert texts(feed(stream, opened(0, "truncated"), log(0, b"new\n"), seq=3)) == ["new\n"]
 
 
+def test_what_a_file_holds_is_remembered_until_it_is_another_one() -> None:
+    stream = Stream()
+    events = feed(
+        stream, opened(), log(0, b"one\nto", crc=5), log(6, b"rn", crc=6), {**log(4, b"x\n", crc=9), "key": "j"}
+    )
+    assert all(x.crc is None for x in events if isinstance(x, e.LogBytes))
+    resume = stream.connect()["k"]
+    assert (resume.offset, resume.check) == (4, (8, 6)), "the torn line comes again, and is checked too"
+    feed(stream, opened(0, "truncated"))
+    assert stream.connect()["k"].check is None
+
+
 def test_a_file_that_cannot_be_read_now_is_resumed_later() -> None:
     stream = Stream()
     feed(stream, opened(), log(0, b"one\n"), {"t": "log_open", "key": "k", "reason": "vanished"})
