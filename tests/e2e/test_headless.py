@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -118,6 +119,64 @@ def test_a_journal_is_never_overwritten(tmp_path: Path) -> None:
     assert ran.returncode == 2
     assert len(ran.stderr.splitlines()) == 1
     assert (tmp_path / "old").read_text() == "precious"
+
+
+def test_a_journal_needs_a_folder_that_is_there(tmp_path: Path) -> None:
+    ran = gputuner("record", "demo", tmp_path / "nonexist/x")
+    assert ran.returncode == 2
+    assert len(ran.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_host_that_was_not_reached_leaves_no_journal(tmp_path: Path) -> None:
+    ran = gputuner("record", "127.0.0.1:1", tmp_path / "x")
+    assert ran.returncode == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [("snapshot",), ("doctor",), ("record",), ("record", "--for", "1m")])
+def test_an_interrupt_is_one_line(command: tuple[str, ...], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        name, *options = command
+        files = [tmp_path / "x"] if name == "record" else []
+        child = subprocess.Popen(
+            [GPUTUNER, name, f"127.0.0.1:{silent.getsockname()[1]}", *files, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with silent.accept()[0]:
+            os.kill(child.pid, signal.SIGINT)
+            output, errors = child.communicate(timeout=30)
+    assert (child.returncode, output, errors) == (130, "", "gputuner: interrupted\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recording_for_a_time_that_is_interrupted_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    child = subprocess.Popen([GPUTUNER, "record", "demo", file, "--for", "1h"], stderr=subprocess.PIPE, text=True)
+    while not (file.exists() and b'"t":"gpus"' in file.read_bytes()):
+        assert child.poll() is None
+    os.kill(child.pid, signal.SIGINT)
+    _, errors = child.communicate(timeout=30)
+    assert (child.returncode, errors) == (130, "gputuner: interrupted\n")
+    assert b'"t":"gpus"' in file.read_bytes(), "what was recorded is kept"
+
+
+def test_a_demo_that_runs_is_joined_and_named(_own_home: Path) -> None:
+    folder = _own_home / "state/gputuner/demo"
+    with simhost.start("story", version="0.5.9", runtime=folder):
+        for command in (("snapshot",), ("doctor", "--json")):
+            ran = gputuner(command[0], "demo", *command[1:])
+            assert ran.stderr == "reading the demo that runs already, scenario story, SGLang 0.5.9\n"
+
+
+def test_a_demo_leaves_nothing_behind(_own_home: Path) -> None:
+    before = sorted(_own_home.rglob("*"))
+    ran = gputuner("snapshot", "demo")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert [path for path in sorted(_own_home.rglob("*")) if path not in before and path.name != "state"] == []
 
 
 def test_what_is_no_journal_is_unreadable_input(tmp_path: Path) -> None:

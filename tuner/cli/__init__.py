@@ -37,6 +37,14 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command; its exit code. What the user did wrong is said in one line on stderr."""
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        click.echo("gputuner: interrupted", err=True)
+        return 130
+
+
+def _run(arguments: list[str] | None) -> int:
     cli = command_line()
     if (asked := os.environ.get(COMPLETION)) is not None:
         from click.shell_completion import shell_complete
@@ -55,8 +63,8 @@ def run(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        return 130
+    except click.Abort:  # click's name for an interrupt at one of its own questions
+        raise KeyboardInterrupt from None
     except BrokenPipeError:
         # The reader of our output is gone; flushing at exit must not complain about that again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -90,9 +90,9 @@ def _on_screen(command: Callable[P, int]) -> Callable[P, int]:
 @_speed
 @click.pass_context
 def cli(context: click.Context, replay: Path | None, speed: float) -> int | None:
-    """Watch and tune LLM inference servers (SGLang, vLLM) on GPU hosts, live, in one terminal.
+    """Watch LLM inference servers (SGLang, vLLM) on GPU hosts, live, in one terminal.
 
-    Nothing is installed on a host, and a server that runs there is only read.
+    Nothing is installed on a host, and a server that runs there is only read. Changing its settings comes next.
     """
     if context.invoked_subcommand is not None:
         if replay is not None:
@@ -118,6 +118,7 @@ def connect(hosts: tuple[Any, ...]) -> int:
     """Open the dashboard on one or more hosts, one tab each.
 
     HOST is user@host[:port], a host alias of your ~/.ssh/config, local, or demo. OpenSSH's configuration is honoured.
+    demo joins the demo that runs in another terminal, and starts one where there is none.
     """
     from tuner.cli import dashboard
 
@@ -160,7 +161,8 @@ def _demo(scenario: str, version: str, speed: float) -> int:
 def snapshot(host: Any, as_json: bool) -> int:
     """Print one reading of a host, and end.
 
-    HOST is user@host[:port], a host alias of your ~/.ssh/config, local, or demo.
+    HOST is user@host[:port], a host alias of your ~/.ssh/config, local, or demo: the demo that runs in another
+    terminal, or one of its own.
     """
     from tuner.cli import headless
 
@@ -176,7 +178,7 @@ def record(host: Any, file: Path, duration: float | None) -> int:
     """Write a host's journal to a file, without a screen.
 
     A journal holds all that the dashboard shows and can be replayed. Secrets are masked. A file that is there already
-    is not overwritten.
+    is not overwritten. HOST as in snapshot: demo is the demo that runs in another terminal, or one of its own.
     """
     from tuner.cli import headless
 
@@ -190,8 +192,8 @@ def record(host: Any, file: Path, duration: float | None) -> int:
 def doctor(host: Any, as_json: bool) -> int:
     """Say what works on a host, what is missing, and what each missing thing costs.
 
-    HOST is user@host[:port], a host alias of your ~/.ssh/config, local, or demo. The exit code is 1 when something
-    that is needed is missing.
+    HOST is user@host[:port], a host alias of your ~/.ssh/config, local, or demo: the demo that runs in another
+    terminal, or one of its own. The exit code is 1 when something that is needed is missing.
     """
     from tuner.cli import headless
 

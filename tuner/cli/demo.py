@@ -7,7 +7,7 @@ next terminal shows.
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -41,6 +41,9 @@ class DemoHost:
                 with suppress(OSError):
                     stream.close()
         self._process.wait()
+        for folder in (runtime_folder(), paths.state_dir()):
+            with suppress(OSError):  # there is more in it: another demo, or what is worth keeping
+                folder.rmdir()
 
     def target(self) -> Target:
         """How to connect to it.
@@ -76,13 +79,19 @@ def target_of(address: Address) -> Target:
 
 
 @contextmanager
-def at_home(target: Target) -> Iterator[Target]:
-    """The target itself; where it is `demo`, the demo that runs, or one that lives as long as the context."""
+def at_home(target: Target, say: Callable[[str], None] = lambda _: None) -> Iterator[Target]:
+    """The target itself; where it is `demo`, the demo that runs, or one that lives as long as the context.
+
+    Args:
+        target: As it was named.
+        say: Is told when it is a demo that somebody else started.
+    """
     if target.scheme != "demo":
         yield target
         return
     address = simhost.running(runtime_folder())
     if address is not None:
+        say(f"reading the demo that runs already, scenario {address.scenario}, SGLang {address.version}")
         yield target_of(address)
         return
     with DemoHost(scenario="healthy", version="0.5.23") as host:

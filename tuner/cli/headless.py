@@ -71,18 +71,34 @@ def doctor(target: Target, *, as_json: bool) -> int:
 
 
 def record(target: Target, file: Path, duration: float | None) -> int:
-    """Write the journal of a session until it is interrupted or the time is over."""
+    """Write the journal of a session until the time is over; where none was given, until it is interrupted.
+
+    Of a host that was not reached no file is left: the name is free for the next attempt.
+    """
     if file.exists():
         raise JournalError("The file is there already", str(file), "Choose another name: no journal is overwritten")
+    if not file.parent.is_dir():
+        raise JournalError("There is no such folder", str(file.parent), "Make it first, or choose another one")
+
+    begun = False
 
     async def recorded() -> None:
+        nonlocal begun
         async with connected(target, record=file) as (session, ask):
+            begun = True
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(duration):
                     await until(session, ask, lambda _: False)
 
-    with contextlib.suppress(KeyboardInterrupt):  # the way to end a recording
+    try:
         run(recorded())
+    except KeyboardInterrupt:
+        # The way to end a recording without --for.
+        if duration is not None or not begun:
+            raise
+    finally:
+        if not begun:
+            file.unlink(missing_ok=True)
     click.echo(f"{file}: {format_bytes(file.stat().st_size)}", err=True)
     return FINE
 
@@ -95,7 +111,7 @@ async def connected(target: Target, *, record: Path | None = None) -> AsyncItera
         ConnectionFailed: the host was not reached; nothing is tried twice.
     """
     async with AsyncExitStack() as stack:
-        host = stack.enter_context(at_home(target))
+        host = stack.enter_context(at_home(target, lambda text: click.echo(text, err=True)))
         ask = TerminalAsk()
         session = open_session(host, ask=ask, record=record, retry=False)
         work = spawn(session.run(), name=f"session {target.name}")

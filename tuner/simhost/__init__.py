@@ -141,15 +141,22 @@ def register(folder: Path, facts: Mapping[str, Any]) -> Path:
     The file stays locked for as long as the calling process lives: that tells a living entry from a stale one,
     whatever became of the process and its PID.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"demo-{facts['pid']}.json"
     temporary = path.with_suffix(".tmp")
-    file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    file = _create(temporary)
     fcntl.flock(file, fcntl.LOCK_EX)
     os.write(file, json.dumps({**facts, "started": time.time()}).encode())
     temporary.replace(path)
     _locks.append(file)
     return path
+
+
+def _create(path: Path) -> int:
+    """Open a new file. Its folder may be removed meanwhile by a demo that ends: then it is made again."""
+    while True:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
 
 
 def running(folder: Path) -> Address | None:
