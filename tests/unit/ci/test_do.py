@@ -1,0 +1,99 @@
+"""The environment of a clone is made when it has to be, and only then."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+DO = Path(__file__).parents[3] / ".ci/do"
+
+
+class Clone:
+    """A clone with an interpreter, and what was done to its environment."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.python = folder / "usr/python3"
+        self.python.parent.mkdir()
+        self.python.touch()
+        self.done: list[str] = []
+        self._patch = monkeypatch
+        (folder / "pyproject.toml").write_text('[dependency-groups]\ndev = ["pytest"]\n')
+        self._do = module()
+        monkeypatch.setattr(self._do, "ROOT", folder)
+        monkeypatch.setattr(self._do, "VENV", folder / ".venv")
+        monkeypatch.setattr(self._do, "make_environment", self._made)
+        monkeypatch.setattr(self._do, "install", lambda wanted, _: self.done.append(" ".join(wanted[2:]) or "product"))
+        self.runs_on(3, 11, 7)
+
+    def _made(self) -> None:
+        (self.folder / ".venv/bin").mkdir(parents=True)
+        (self.folder / ".venv/bin/python").symlink_to(self.python)
+        self.done.append("made")
+
+    def runs_on(self, *version: int) -> None:
+        words = SimpleNamespace(
+            version_info=version, version=".".join(map(str, version)), executable=str(self.python), stderr=sys.stderr
+        )
+        self._patch.setattr(self._do, "sys", words)
+
+    def set_up(self, *, tools: bool) -> list[str]:
+        self.done = []
+        self._do.set_up(tools=tools)
+        return self.done
+
+
+def module() -> ModuleType:
+    spec = spec_from_loader("ci_do", SourceFileLoader("ci_do", str(DO)))
+    assert spec is not None
+    assert spec.loader is not None
+    made = module_from_spec(spec)
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        spec.loader.exec_module(made)
+    finally:
+        sys.dont_write_bytecode = before
+    return made
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clone:
+    return Clone(tmp_path, monkeypatch)
+
+
+def test_the_second_time_nothing_is_done(clone: Clone) -> None:
+    assert clone.set_up(tools=False) == ["made", "product"]
+    assert clone.set_up(tools=False) == []
+    assert clone.set_up(tools=True) == ["pytest"], "the tools are added to what is there"
+    assert clone.set_up(tools=True) == clone.set_up(tools=False) == []
+
+
+def test_another_patch_version_of_python_changes_nothing(clone: Clone) -> None:
+    clone.set_up(tools=True)
+    clone.runs_on(3, 11, 14)
+    assert clone.set_up(tools=True) == []
+
+
+def test_another_minor_version_does(clone: Clone) -> None:
+    clone.set_up(tools=True)
+    clone.runs_on(3, 12, 0)
+    assert clone.set_up(tools=True) == ["made", "pytest"]
+
+
+def test_an_interpreter_that_is_gone_does(clone: Clone) -> None:
+    clone.set_up(tools=True)
+    clone.python.unlink()
+    clone.python = clone.python.with_name("python3.11")
+    clone.python.touch()
+    assert clone.set_up(tools=True) == ["made", "pytest"]
+
+
+def test_other_dependencies_do(clone: Clone) -> None:
+    clone.set_up(tools=True)
+    (clone.folder / "pyproject.toml").write_text('[dependency-groups]\ndev = ["pytest", "ruff"]\n')
+    assert clone.set_up(tools=True) == ["made", "pytest ruff"]
