@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.core.redact import MASK, mask, mask_argv
 
+LOGS = sorted(path for path in (Path(__file__).parents[1] / "golden" / "logs").rglob("*") if path.suffix == ".log")
 ALNUM = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 bodies = st.text(ALNUM, min_size=20, max_size=40).map(lambda s: s[:-2] + "Z9")
 around = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\n\r"), max_size=40)
 carriers = st.sampled_from(
     ["hf_{}", "sk-{}", "ghp_{}", "--api-key {}", "api_key='{}'", "HF_TOKEN={}", '"password": "{}"', "Bearer {}",
-     "Authorization: Basic {}", "http://user:{}@host/", "{{'admin_api_key': '{}'}}"]
+     "Authorization: Basic {}", "http://user:{}@host/", "{{'admin_api_key': '{}'}}", "MYSQL_PWD={}", "FOO_PASS={}",
+     "AccountKey={};", "api_key=['k', '{}']", "--api-key k {}", "postgres://u:pa/{}@h", "Set-Cookie: a={}",
+     "https://hooks.slack.com/services/{}", "?X-Amz-Signature={}"]
 )  # fmt: skip
 
 
@@ -22,6 +28,21 @@ def test_a_secret_is_hidden_in_any_surroundings(left: str, carrier: str, body: s
     masked = mask(f"{left} {carrier.format(body)} {right}")
     assert body not in masked
     assert mask(masked) == masked
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_logs_of_real_servers_pass_unchanged(path: Path) -> None:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    assert mask(text).splitlines() == text.splitlines()
+
+
+@settings(deadline=None)
+@given(st.sampled_from(LOGS), st.data())
+def test_any_part_of_a_real_log_passes_unchanged(path: Path, data: st.DataObject) -> None:
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    first = data.draw(st.integers(0, len(lines) - 1))
+    text = "".join(lines[first : first + 20])
+    assert mask(text) == text
 
 
 @settings(deadline=None)

@@ -17,6 +17,7 @@ import pytest
 from tests.support.facts import until
 from tests.support.plain_engine import PlainEngine
 from tests.support.puppet import Puppet
+from tuner.core.redact import MASK
 from tuner.core.reduce import initial, reduce
 from tuner.domain import events as e
 from tuner.domain.link import LinkPhase, Target
@@ -668,7 +669,7 @@ async def test_no_secret_gets_past_the_session(tmp_path: Path) -> None:
     shown += [repr(state) for state in watched.states]
     shown.append(file.read_text())
     everything = "".join(shown)
-    assert everything.count("<masked>") > 50
+    assert everything.count(MASK) > 50
     for secret in (CANARY, TOKEN, TOKEN[3:], "CanaryInTheMine"):
         assert secret not in everything
     assert json.loads(file.read_text().splitlines()[0])["journal"] == 1

@@ -10,9 +10,8 @@ import ast
 import re
 from typing import Any
 
-MASKED = "***"
+from tuner.core.redact import mask_json
 
-_SECRET = re.compile(r"(?:^|_)(?:api_keys?|password|secret|credentials?|access_key|hf_token|auth_token)(?:$|_)")
 _OPENER = re.compile(r"\s*(?:[A-Za-z_][\w.]*\s*)?[({]")
 _KEY = re.compile(r"\s*(?:'(?P<quoted>[^'\\]+)'\s*:|(?P<bare>[A-Za-z_]\w*)\s*=)\s*")
 # One step of a value: a whole string, a bracket, or a run of anything else but commas.
@@ -42,12 +41,8 @@ def parse_settings(text: str) -> dict[str, Any]:
         if text[end : end + 1] != ",":
             break
         position = end + 1
-    return mask_secrets(settings)
-
-
-def mask_secrets(settings: dict[str, Any]) -> dict[str, Any]:
-    """The same settings with the values of keys, passwords and tokens replaced; empty ones stay as they are."""
-    return {name: MASKED if value and _SECRET.search(name) else value for name, value in settings.items()}
+    masked: dict[str, Any] = mask_json(settings)
+    return masked
 
 
 def _value_end(text: str, start: int) -> tuple[int, bool]:

@@ -34,7 +34,7 @@ EXCERPT = 120
 PREAMBLE_LINES = 8
 LONG_HIT = 256
 """Characters of a hit that the probe may have cut."""
-_LINE_BEGINS = re.compile(r"\s|[A-Z]+:?\s|[\d.,:/TZ-]+\s")
+_LINE_BEGINS = re.compile(r"[\s\[({]|[A-Z]+:?\s|[\d.,:/TZ-]+\s")
 
 
 class NeedNvml(Struct, frozen=True, kw_only=True, tag_field="t", tag="need"):
@@ -60,7 +60,7 @@ class _Read(e.ReadResult, frozen=True, kw_only=True, tag="read"):
 
 
 class _Http(e.HttpAnswer, frozen=True, kw_only=True, tag="http"):
-    again: tuple[tuple[int, float], ...] = ()
+    again: tuple[tuple[int, float | None], ...] = ()
     """Values of series that were named before, by the number under which this endpoint first named them."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tuner.core.formats import FormatSet, LogFormat, cast_of
-from tuner.core.literals import mask_secrets, parse_settings
+from tuner.core.literals import parse_settings
 
 
 def _format(**changes: Any) -> LogFormat:
@@ -135,10 +135,10 @@ def test_settings_are_read_out_of_any_repr(text: str, settings: dict[str, Any]) 
 
 
 def test_secrets_are_masked_and_lookalikes_are_not() -> None:
-    masked = mask_secrets(
-        {"api_key": "sk", "admin_api_key": ["a"], "ssl_keyfile_password": "p", "hf_token": "h", "tokenizer_path": "/m",
-         "max_total_tokens": 7, "api_key_file": None}
-    )  # fmt: skip
+    masked = parse_settings(
+        "ServerArgs(api_key='sk', admin_api_key=['a'], ssl_keyfile_password='p', hf_token='h', tokenizer_path='/m', "
+        "max_total_tokens=7, api_key_file=None)"
+    )
     assert masked == {
         "api_key": "***", "admin_api_key": "***", "ssl_keyfile_password": "***", "hf_token": "***",
         "tokenizer_path": "/m", "max_total_tokens": 7, "api_key_file": None,

@@ -34,6 +34,30 @@ HIDDEN = [
     ("x-api-key: topsecret", "topsecret"),
     ("apikey=topsecret", "topsecret"),
     ("passphrase=correct-horse", "correct-horse"),
+    ("MYSQL_PWD=hunter2 mysqldump", "hunter2"),
+    ("'FOO_PASS': 'hunter2'", "hunter2"),
+    ("DefaultEndpointsProtocol=https;AccountName=a;AccountKey=Ab+c/9==;EndpointSuffix=x", "Ab+c/9=="),
+    ("Endpoint=sb://x/;SharedAccessKeyName=root;SharedAccessKey=Ab+c/9=", "Ab+c/9="),
+    ("api_key=['first', 'k2']", "first"),
+    ("api_key=['first', 'k2']", "k2"),
+    ('{"api_keys": ["first", "k2"]}', "k2"),
+    ("+ vllm serve m --api-key k1 k2 --port 1", "k1"),
+    ("+ vllm serve m --api-key k1 k2 --port 1", "k2"),
+    ("['vllm', '--api-key', 'k1', 'k2', '--port', '1']", "k2"),
+    ("postgres://u:pa/ss@h/db", "pa/ss"),
+    ("postgres://u:p@s/s@h/db", "p@s/s"),
+    ("redis://:hunter2@h:6379/0", "hunter2"),
+    ("POST https://hooks.slack.com/services/T00000000/B00000000/XXXXXXXX", "T00000000/B00000000/XXXXXXXX"),
+    ("GET /b/k?X-Amz-Expires=300&X-Amz-Signature=fe5f80f7", "fe5f80f7"),
+    ("https://a.blob.core.windows.net/c?sv=2024&sig=aB%2Fc%3D", "aB%2Fc%3D"),
+    ("Cookie: session=abc; theme=dark", "session=abc; theme=dark"),
+    ("< Set-Cookie: id=a3fWa; Max-Age=2592000", "a3fWa"),
+    ("{'cookie': 'session=abc'}", "session=abc"),
+    ("(b'cookie', b'session=abc')", "session=abc"),
+    ("OPENAI_API_KEY=123456789012", "123456789012"),
+    ("export HF_TOKEN=123456789012", "123456789012"),
+    ("SERVICE_TOKEN: 123456789012", "123456789012"),
+    ("api_key=12345", "12345"),
 ]
 
 SHOWN = [
@@ -53,6 +77,16 @@ SHOWN = [
     "num_token_non_padded=None per_token: 0.02s next_token=17",
     "SGLANG_USE_CPU_ENGINE=1 TOKENIZERS_PARALLELISM=false",
     "cuda graph: True, key-value cache, keys: 4, monkey",
+    "max_tokens=123456789, num_tokens_per_req=123456789, MAX_TOKENS=123456789",
+    "token usage: 0.37, #new-token: 812, #new-token: 123456789",
+    "forward pass: 3, num_pass=4, BACKWARD_PASS=2, PWD=/root OLDPWD=/",
+    "key: model.layers.0.weight, value: 3",
+    "http://0.0.0.0:30000/path@x http://localhost:8000/a?b=c@d tcp://[::1]:80/@x",
+    "usage: vllm serve [--api-key API_KEY [API_KEY ...]] [--ssl-keyfile-password SSL_KEYFILE_PASSWORD]",
+    "'watermark_key': '<redacted>'",
+    "cookies are not sent; cookie=None",
+    "api_key=[], admin_api_key=[None]",
+    "design=3, --signature x, function signature: (a, b)",
 ]
 
 
@@ -76,7 +110,8 @@ def test_the_kind_of_a_token_and_the_rest_of_the_line_stay() -> None:
 
 
 def test_what_stood_before_on_the_line_counts() -> None:
-    assert mask("secret rest", before="--api-key top") == f"{MASK} rest"
+    assert mask("secret rest", before="--api-key=top") == f"{MASK} rest"
+    assert mask("secret other --x", before="--api-key top") == f"{MASK} {MASK} --x"
     assert mask("f_abcDEF0123456789 x", before="token h") == f"f_{MASK} x"
     assert mask("DEF0123456789 x", before="token hf_abc") == f"{MASK} x"
     assert mask("clean\n", before="password=x ") == "clean\n"
@@ -115,7 +150,8 @@ def test_arguments() -> None:
 
 
 def test_arguments_after_a_secret_one_are_whole_words() -> None:
-    assert mask_argv(("--admin-api-key", "hf is 'odd' --x", "tail")) == ("--admin-api-key", MASK, "tail")
+    assert mask_argv(("--admin-api-key", "hf is 'odd' --x", "-v", "t")) == ("--admin-api-key", MASK, "-v", "t")
+    assert mask_argv(("--api-key", "-k1", "k2", "-v", "t")) == ("--api-key", MASK, MASK, "-v", "t")
 
 
 def test_environment() -> None:
@@ -130,6 +166,11 @@ def test_environment() -> None:
         "SGLANG_MAX_NEW_TOKENS_ESTIMATION": "4096",
         "PATH": "/bin",
         "EMPTY_TOKEN": "",
+        "MYSQL_PWD": "abc",
+        "FOO_PASS": "abc",
+        "MY_AUTH_KEY": "123456789012",
+        "PWD": "/root",
+        "N_KEYS": "12",
     }
     assert mask_env(env) == {
         "OPENAI_API_KEY": MASK,
@@ -142,6 +183,11 @@ def test_environment() -> None:
         "SGLANG_MAX_NEW_TOKENS_ESTIMATION": "4096",
         "PATH": "/bin",
         "EMPTY_TOKEN": "",
+        "MYSQL_PWD": MASK,
+        "FOO_PASS": MASK,
+        "MY_AUTH_KEY": MASK,
+        "PWD": "/root",
+        "N_KEYS": "12",
     }
 
 
@@ -153,11 +199,9 @@ def test_json() -> None:
         "argv": ["--api-key", MASK],
         "t": None,
     }
-    assert mask_json({"max_tokens": 5, "api_key": None, "model": "m"}) == {
-        "max_tokens": 5,
-        "api_key": None,
-        "model": "m",
-    }
+    harmless = {"max_tokens": 5, "api_key": None, "model": "m", "use_api_key": True, "hf_token": "", "n": ["a"]}
+    assert mask_json(harmless) == harmless
+    assert mask_json({"api_key": ["k1", "k2"], "password": 5}) == {"api_key": MASK, "password": MASK}
 
 
 @pytest.mark.parametrize(

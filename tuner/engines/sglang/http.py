@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tuner.core.literals import mask_secrets
+from tuner.core.redact import mask_json
 from tuner.domain.events import HttpAnswer
 from tuner.domain.plan import EndpointPlan
 from tuner.domain.readings import MemoryTerms, Reading
@@ -246,7 +246,7 @@ def _info(body: dict[str, Any]) -> Reading:
     return Reading(
         version=_text(body.get("version")),
         model=_text(body.get("model_path")),
-        settings=mask_secrets(settings) or None,
+        settings=mask_json(settings) or None,
         memory=_replica_memory([_state_terms(row) for row in rows], settings),
         kv_tokens=None if tokens is None else int(tokens),
     )
