@@ -6,11 +6,13 @@ The only writer of `snapshots`. No domain logic: what a key means is decided in 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
 from textual.binding import Binding, BindingType
 from textual.worker import Worker, WorkerState
 
@@ -27,6 +29,16 @@ from tuner.screens.shell import Player, Shell
 from tuner.widgets.log_view import LogView
 
 Ask = Callable[[Question], Awaitable[str | None]]
+
+
+def _free_name(name: str, taken: Container[str]) -> str:
+    """A name of its own for each session: two recordings may be of one host."""
+    names = (name if count == 1 else f"{name} ({count})" for count in itertools.count(1))
+    return next(each for each in names if each not in taken)
+
+
+def _named(state: HostState, name: str) -> HostState:
+    return state if state.name == name else msgspec.structs.replace(state, name=name)
 
 
 class TunerApp(Shell):
@@ -71,8 +83,10 @@ class TunerApp(Shell):
     ) -> None:
         super().__init__(ascii=ascii, theme=theme, keymap=keymap, clock=clock)
         made = sessions(self.ask) if callable(sessions) else sessions
-        self.sessions: dict[str, SessionLike] = {session.state.name: session for session in made}
-        self.snapshots = {name: session.state for name, session in self.sessions.items()}
+        self.sessions: dict[str, SessionLike] = {}
+        for session in made:
+            self.sessions[_free_name(session.state.name, self.sessions)] = session
+        self.snapshots = {name: _named(session.state, name) for name, session in self.sessions.items()}
         self.host = next(iter(self.sessions), "")
         self._servers: dict[str, str] = {}
         self._asking = asyncio.Lock()
@@ -105,7 +119,7 @@ class TunerApp(Shell):
 
     async def _pump(self, name: str, session: SessionLike) -> None:
         async for state in session.snapshots():
-            self.post_message(messages.SnapshotUpdated(name, state))
+            self.post_message(messages.SnapshotUpdated(name, _named(state, name)))
 
     def on_snapshot_updated(self, message: messages.SnapshotUpdated) -> None:
         """The only place where states change."""

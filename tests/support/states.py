@@ -511,7 +511,83 @@ def two_servers() -> HostState:
             for rank in range(4)
         ),
     )
-    return REPLACE(base, servers=(first, second), foreign=())
+    processes = tuple(
+        GpuProcess(rank.gpu or 0, rank.pid or 0, rank.memory.total_bytes) for rank in (*first.ranks, *second.ranks)
+    )
+    return REPLACE(base, servers=(first, second), processes=processes, foreign=())
+
+
+def shared() -> HostState:
+    """Two servers on the same GPUs, half a card each; the second one loads, and somebody else is on GPU 2."""
+    base = two_servers()
+    first, second = base.servers
+    half = RankMemory(
+        weights_bytes=from_gib(30.1),
+        kv_bytes=from_gib(10.4),
+        graphs_bytes=from_gib(1.3),
+        context_bytes=from_gib(1.5),
+        total_bytes=from_gib(43.3),
+        source="http+log+nvml",
+    )
+    small = RankMemory(weights_bytes=from_gib(15.4), total_bytes=from_gib(21.6), source="log+nvml")
+    first = REPLACE(first, ranks=tuple(REPLACE(rank, memory=half) for rank in first.ranks))
+    second = REPLACE(
+        second,
+        phase=Phase.KV_ALLOC,
+        ranks=tuple(
+            REPLACE(rank, gpu=index, memory=small, phase=Phase.KV_ALLOC) for index, rank in enumerate(second.ranks)
+        ),
+    )
+    used = [64.9, 64.9, 67.3, 64.9, 0.6, 0.6, 0.6, 0.6]
+    processes = tuple(
+        GpuProcess(rank.gpu or 0, rank.pid or 0, rank.memory.total_bytes) for rank in (*first.ranks, *second.ranks)
+    )
+    foreign = ForeignProcess(pid=9120, gpu=2, memory_bytes=from_gib(2.4), user="alice", command="python train.py")
+    return REPLACE(base, servers=(first, second), samples=samples(used), processes=processes, foreign=(foreign,))
+
+
+def silent() -> HostState:
+    """Nothing but the host itself still answers: the server hangs, and so does the driver."""
+    base = serving()
+    problems = (
+        ProblemSeen(code="http-timeout", subject=KEY, detail="GET /metrics: no answer in 5 s"),
+        ProblemSeen(code="nvml-hang", detail="no answer for 9 s"),
+    )
+    return REPLACE(base, mono=MONO + 9, now=WALL + 9, problems=problems)
+
+
+def killed() -> HostState:
+    """A rank was killed from outside while the server served; the others only noticed."""
+    base = serving()
+    held = server()
+    gone = "TP3 (pid 48380) died without an error of its own: killed from outside, or crashed in native code"
+    others = tuple(f"TP{rank}" for rank in range(8) if rank != 3)
+    dead = REPLACE(
+        held,
+        phase=Phase.FAILED,
+        phase_evidence=gone,
+        ranks=tuple(REPLACE(rank, alive=False) for rank in held.ranks),
+        gone=True,
+        errors=(
+            ErrorLine(text=gone, ranks=("TP3",), phase=Phase.READY, silent=True),
+            ErrorLine(
+                text="RuntimeError: Connection closed by peer [10.0.0.5]:41234",
+                ranks=others,
+                phase=Phase.READY,
+                count=7,
+            ),
+        ),
+    )
+    return REPLACE(base, servers=(dead,), samples=samples([0.6] * 8, busy=False, capped=()), foreign=())
+
+
+def unreadable() -> HostState:
+    """The driver refuses every GPU, and more does not work."""
+    base = troubled()
+    refused = tuple(
+        ProblemSeen(code="nvml-error", subject=f"GPU {gpu}", detail=f"GPU {gpu}: Unknown Error") for gpu in range(8)
+    )
+    return REPLACE(base, problems=(*refused, *base.problems), xids=())
 
 
 def unknown_numbers() -> HostState:
@@ -576,6 +652,10 @@ ALL = {
     "stale": stale,
     "no_gpu": no_gpu,
     "two_servers": two_servers,
+    "shared": shared,
+    "silent": silent,
+    "killed": killed,
+    "unreadable": unreadable,
     "unknown_numbers": unknown_numbers,
     "troubled": troubled,
 }

@@ -14,6 +14,7 @@ from tests.support import states
 from tests.support.sessions import FakeSession
 from tuner.app import TunerApp
 from tuner.domain.link import HostKeyQuestion, LinkPhase, SecretQuestion
+from tuner.domain.server import Phase
 from tuner.domain.state import LinkState
 from tuner.errors import ConnectionFailed
 from tuner.messages import SnapshotUpdated
@@ -75,6 +76,38 @@ async def test_old_numbers_are_dimmed_and_dated_and_nothing_is_blanked(app_on: A
         assert "Reconnect" not in app.screen.query_one(KeyBar).text
 
 
+@pytest.mark.parametrize("size", [(80, 24), (160, 48)])
+async def test_what_no_longer_comes_is_dated_although_the_link_is_up(app_on: AppOn, size: tuple[int, int]) -> None:
+    app, (session,) = app_on(states.serving())
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        table = app.screen.query_one("#table", Rows)
+        load = app.screen.query_one("#chart" if size[0] > 100 else "#phases", Rows)
+        assert "as of" not in table.text + load.text
+        session.push(states.silent())
+        await pilot.pause()
+        assert "GPU numbers as of 9 s ago" in table.text
+        assert "as of 9 s ago" in load.text
+        assert "● up" in app.screen.query_one("#status", Rows).text
+        session.push(states.REPLACE(states.serving(), mono=states.MONO + 4))
+        await pilot.pause()
+        assert "as of" not in table.text + load.text
+
+
+async def test_two_recordings_of_one_host_are_two(app_on: AppOn) -> None:
+    app, sessions = app_on(states.serving(), states.failed())
+    async with app.run_test(size=(160, 48)) as pilot:
+        await pilot.pause()
+        assert "root@gpu-box-1 (2) ● ✖ failed" in app.screen.query_one(HostTabs).text
+        await pilot.press("right_square_bracket", "l", "slash", "x", "enter")
+        await pilot.pause()
+        assert [len(session.searched) for session in sessions] == [0, 1]
+        sessions[1].push(states.serving())
+        await pilot.pause()
+        assert app.snapshot.name == "root@gpu-box-1 (2)"
+        assert app.snapshot.servers[0].phase is Phase.READY
+
+
 async def test_several_hosts_have_tabs_and_a_dead_one_stalls_nobody(app_on: AppOn) -> None:
     other = states.REPLACE(states.failed(), name="root@gpu-box-2")
     app, sessions = app_on(states.down(), other, states.serving())
@@ -86,7 +119,7 @@ async def test_several_hosts_have_tabs_and_a_dead_one_stalls_nobody(app_on: AppO
         await pilot.press("right_square_bracket")
         await pilot.pause()
         assert app.host == "root@gpu-box-2"
-        assert "FAILED in kv-alloc" in app.screen.query_one("#notes", Rows).text
+        assert "FAILED while allocating KV" in app.screen.query_one("#notes", Rows).text
         await pilot.press("left_square_bracket", "left_square_bracket")
         await pilot.pause()
         assert app.host == "root@gpu-box-1"
@@ -273,7 +306,7 @@ async def test_copying_goes_through_the_terminal(app_on: AppOn) -> None:
         await pilot.pause()
         await pilot.press("y")
         await pilot.pause()
-        assert "FAILED in kv-alloc" in app.clipboard
+        assert "FAILED while allocating KV" in app.clipboard
         assert "TP7" in app.clipboard
 
 

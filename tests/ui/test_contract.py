@@ -119,7 +119,7 @@ async def test_a_screen_in_the_background_catches_up(app_on: AppOn) -> None:
         await pilot.pause()
         await pilot.press("o")
         await pilot.pause()
-        assert "FAILED in kv-alloc" in app.screen.query_one("#notes", Rows).text
+        assert "FAILED while allocating KV" in app.screen.query_one("#notes", Rows).text
 
 
 async def test_nothing_is_repainted_that_did_not_change(app_on: AppOn, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ async def test_a_server_that_died_stays_described(app_on: AppOn) -> None:
         text = app.screen.query_one("#details", Rows).text
         assert "48211 of root (gone)" in text
         assert "--mem-fraction-static 0.88" in text
-        assert "FAILED in kv-alloc" in text
+        assert "FAILED while allocating KV" in text
 
 
 async def test_environment_that_may_not_be_read_says_so(app_on: AppOn) -> None:
@@ -70,3 +70,13 @@ async def test_environment_that_may_not_be_read_says_so(app_on: AppOn) -> None:
         await pilot.press("i")
         await pilot.pause()
         assert "environment: permission denied" in app.screen.query_one("#details", Rows).text
+
+
+async def test_where_memory_comes_from_is_said_in_words(app_on: AppOn) -> None:
+    app, _ = app_on(states.shared())
+    async with app.run_test(size=(160, 48)) as pilot:
+        await pilot.press("i")
+        await pilot.pause()
+        text = app.screen.query_one("#details", Rows).text
+        assert "the server, its log, the driver" in text
+        assert "+nvml" not in text

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,9 +11,10 @@ from tuner.core import throttle
 from tuner.domain.gpu import GpuSample
 from tuner.domain.state import RankMemory
 from tuner.units import GIB, from_gib
+from tuner.widgets import notes
 from tuner.widgets.glyphs import ASCII, UNICODE
 from tuner.widgets.memory_bar import bar, cells_of, scale
-from tuner.widgets.rank_table import rows_of, stack, table_lines
+from tuner.widgets.rank_table import layout_for, row_line, rows_of, stack, table_lines
 from tuner.widgets.spans import text_of, width_of
 
 
@@ -46,6 +49,38 @@ def test_stack_adds_up_to_what_the_driver_says() -> None:
     terms = stack(memory, 90 * GIB, 3 * GIB)
     assert sum(value for _, value in terms) == 90 * GIB
     assert dict(terms) == {"weights": 70 * GIB, "kv": 10 * GIB, "other": 7 * GIB, "foreign": 3 * GIB}
+
+
+def test_other_servers_on_a_gpu_have_a_segment_of_their_own() -> None:
+    state = states.shared()
+    first, second = state.servers
+    rows = rows_of(state, first)
+    assert dict(rows[0].terms)["servers"] == from_gib(21.6)
+    assert dict(rows[2].terms)["foreign"] == from_gib(2.4)
+    assert dict(rows[0].terms)["other"] < 1024, "what is left of it is rounding"
+    assert dict(rows_of(state, second)[0].terms)["servers"] == from_gib(43.3)
+    for row in rows[:4]:
+        assert sum(value for _, value in row.terms) == row.used_bytes
+    # Where the driver does not tell processes apart, what is known of the ranks counts.
+    assert dict(rows_of(states.REPLACE(state, processes=()), first)[0].terms)["servers"] == from_gib(21.6)
+    line = text_of(table_lines(state, first, 112, UNICODE)[4])
+    assert re.search(r"▐█+▒+▓+░+ +◇+#▌", line)
+    legend = text_of(notes.legend_line(rows, first, 130, UNICODE))
+    assert "◇ other servers 21.6" in legend
+
+
+def test_no_server_no_segment() -> None:
+    state = states.two_servers()
+    for server in state.servers:
+        assert all("servers" not in dict(row.terms) for row in rows_of(state, server))
+
+
+def test_old_numbers_of_gpus_are_dim() -> None:
+    state = states.serving()
+    row = rows_of(state, state.servers[0])[0]
+    layout = layout_for([row], 112, UNICODE)
+    numbers = row_line(row, layout, UNICODE, old=True)[-len(layout.columns) :]
+    assert {style for _, style in numbers} == {"dim"}
 
 
 def test_missing_is_not_zero() -> None:

@@ -1,20 +1,24 @@
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import msgspec
 import pytest
 
 from tests.support import states
 from tuner.domain.events import ProblemSeen
-from tuner.domain.server import Phase
+from tuner.domain.server import START_PHASES, Phase
+from tuner.domain.state import HostState
 from tuner.widgets import notes, status
 from tuner.widgets.glyphs import ASCII, UNICODE
 from tuner.widgets.spans import text_of, width_of
-from tuner.widgets.wording import WORDING
+from tuner.widgets.wording import WORDING, source_words
 
 CODES = {
     *("nvml-missing", "nvml-error", "nvml-hang", "gpu-lost", "no-gpu", "proc-denied", "log-denied", "log-vanished"),
     *("log-terminal", "log-pipe", "log-none", "http-refused", "http-nonsense", "http-auth", "http-timeout"),
-    *("disk-full", "python-old", "tail-flood", "clock-skew", "probe-error"),
+    *("disk-full", "python-old", "tail-flood", "clock-skew", "probe-error", "journal", "history"),
 }
 
 
@@ -75,7 +79,7 @@ def test_a_failure_names_phase_first_rank_and_words() -> None:
     state = states.failed()
     lines = [text_of(line) for item in notes.note_items(state, state.servers[0], 80, UNICODE) for line in item]
     joined = " ".join(line.strip() for line in lines)
-    assert joined.startswith("✖ FAILED in kv-alloc · TP5 first of 8 ranks: RuntimeError: Not enough memory.")
+    assert joined.startswith("✖ FAILED while allocating KV · TP5 first of 8 ranks: RuntimeError: Not enough memory.")
     assert "self.server_args.mem_fraction_static=0.55" in joined
     assert "pid 48390 outlived the server" in joined
 
@@ -85,6 +89,73 @@ def test_a_server_killed_without_a_word_is_described() -> None:
     server = msgspec.structs.replace(state.servers[0], errors=(), phase_evidence="")
     lines = [text_of(line) for item in notes.note_items(state, server, 120, UNICODE) for line in item]
     assert any("the log does not say why" in line for line in lines)
+
+
+def notes_of(state: HostState, width: int = 160, **options: Any) -> str:
+    items = notes.note_items(state, state.servers[0], width, UNICODE, **options)
+    return "\n".join(text_of(line).strip() for item in items for line in item)
+
+
+def test_a_server_that_served_did_not_fail_in_ready_and_a_silent_death_comes_first() -> None:
+    text = notes_of(states.killed())
+    first, second = text.splitlines()[:2]
+    assert first.startswith("✖ FAILED while serving: TP3 (pid 48380) died without an error of its own: killed")
+    assert second == "✖ then TP0: RuntimeError: Connection closed by peer [10.0.0.5]:41234"
+    state = states.killed()
+    going = msgspec.structs.replace(state.servers[0], phase=Phase.READY)
+    assert notes_of(msgspec.structs.replace(state, servers=(going,))).startswith("✖ error: TP3 (pid 48380) died")
+
+
+@pytest.mark.parametrize("phase", [*START_PHASES, Phase.READY, Phase.STOPPING])
+def test_what_failed_is_said_in_words(phase: Phase) -> None:
+    state = states.failed()
+    error = msgspec.structs.replace(state.servers[0].errors[0], phase=phase)
+    text = notes_of(msgspec.structs.replace(state, servers=(states.REPLACE(state.servers[0], errors=(error,)),)))
+    assert re.match(r"✖ FAILED (while|in the) [A-Za-z -]+ · TP5", text)
+
+
+def test_one_problem_of_many_gpus_is_one_line_and_the_rest_is_counted() -> None:
+    state = states.unreadable()
+    text = notes_of(state)
+    assert text.count("The driver answers with an error") == 1
+    assert "The driver answers with an error (GPU 0-7: Unknown Error)." in text
+    assert notes.ranges([6, 0, 1, 2, 4]) == "0-2, 4, 6"
+    whole, compact = (notes.note_items(state, state.servers[0], 160, UNICODE, most=most, problems=3) for most in (3, 1))
+    lines = [text_of(line) for line in notes.note_lines(whole, compact, 20, UNICODE, hidden=4)]
+    assert lines[-1] == " … and 4 more: i shows all"
+    assert sum("✖" in line or "▲" in line for line in lines) == 3
+
+
+@pytest.mark.parametrize("code", ["journal", "history"])
+def test_a_problem_on_this_side_is_said_in_its_own_sentence(code: str) -> None:
+    detail = "The journal ends here: /tmp/x: No space left on device. Free some space, or record elsewhere"
+    state = msgspec.structs.replace(states.serving(), problems=(ProblemSeen(code=code, detail=detail),))
+    assert notes_of(state, 300).startswith(f"▲ {detail}. ")
+
+
+def test_sources_are_said_in_words() -> None:
+    assert source_words("http+log+nvml") == "the server, its log, the driver"
+    assert source_words("") == ""
+
+
+def test_numbers_of_a_server_that_no_longer_answers_are_dated() -> None:
+    state = states.silent()
+    server = state.servers[0]
+    text = text_of(status.serving_line(state, server, 120, UNICODE, "▁▂▃"))
+    assert "as of 9 s ago" in text
+    fresh = msgspec.structs.replace(server, metrics=states.REPLACE(server.metrics, at=state.mono - 4))
+    assert status.metrics_age(state, fresh) is None
+    from_log = msgspec.structs.replace(server, metrics=states.REPLACE(server.metrics, source="log"))
+    assert status.metrics_age(state, from_log) is None, "the core lets these fall by themselves"
+    assert status.samples_age(state) == 9
+    assert status.samples_age(states.serving()) is None
+
+
+def test_a_count_that_is_not_known_keeps_its_place() -> None:
+    metrics = states.REPLACE(states.server().metrics, source="log", running=None)
+    texts = [text_of(part) for part in status.metric_parts(metrics)]
+    assert "run   -" in texts
+    assert "running      -" in text_of(status.metric_grid(metrics, 49)[0])
 
 
 def test_notes_that_do_not_fit_are_counted() -> None:

@@ -22,6 +22,7 @@ from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.rank_table import rows_of
 from tuner.widgets.rows import Rows
 from tuner.widgets.spans import Line, clean, text_of, width_of
+from tuner.widgets.wording import source_words
 
 _KEY_WIDTH = 26
 
@@ -99,7 +100,8 @@ def _server(state: HostState, server: ServerState) -> Iterator[Section]:
     section = Section("server")
     section.pair("engine", f"{server.engine_title or identity.engine} {server.version or ''}".strip())
     section.pair("LLM", server.model)
-    section.pair("phase", f"{server.phase}" + (f"  ({server.phase_evidence})" if server.phase_evidence else ""))
+    phase = status.PHASE_NAMES.get(server.phase, str(server.phase))
+    section.pair("phase", phase + (f"  ({server.phase_evidence})" if server.phase_evidence else ""))
     section.pair("pid", f"{identity.pid} of {identity.user or identity.uid}" + (" (gone)" if server.gone else ""))
     if age := status.age(state, server):
         section.pair("running for", age)
@@ -112,7 +114,7 @@ def _server(state: HostState, server: ServerState) -> Iterator[Section]:
     log = server.log.source or identity.log
     section.pair("log", (log.path or log.note) if log else None)
     if server.metrics.source:
-        section.pair("numbers from", server.metrics.source)
+        section.pair("numbers from", source_words(server.metrics.source))
     if server.kv_tokens is not None:
         section.pair("KV pool", f"{server.kv_tokens:,} tokens")
     yield section
@@ -151,7 +153,8 @@ def _server(state: HostState, server: ServerState) -> Iterator[Section]:
         )
         cells = "".join(format_gib(value, size) for value, size in zip(terms, (9, 7, 8, 9, 7, 7), strict=True))
         gpu = "n/a" if rank.gpu is None else rank.gpu
-        section.line(f"{clean(rank.tag):<8}{gpu:>4}{rank.pid or 'n/a':>9}{cells}  {memory.source or 'n/a'}")
+        source = source_words(memory.source) or "n/a"
+        section.line(f"{clean(rank.tag):<8}{gpu:>4}{rank.pid or 'n/a':>9}{cells}  {source}")
     yield section
 
 

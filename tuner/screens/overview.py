@@ -29,6 +29,8 @@ _CHART_FROM = 136
 _CHART_SHARE = 0.31
 _CHART_HEIGHT = 15
 _LOG_MIN = 4
+_PROBLEMS_MAX = 3
+"""What does not work on the host, at most so many; the details have all."""
 
 
 class OverviewScreen(TunerScreen):
@@ -130,12 +132,16 @@ class OverviewScreen(TunerScreen):
         """Draw the table and its legend; returns the table's height."""
         table, legend = self.query_one("#table", Rows), self.query_one("#legend", Rows)
         title: Span = ("ranks" if server and server.ranks else "GPUs", "head")
+        old = None if stale else status.samples_age(state)
         if stale:
-            ago = f" as of {age:.0f} s ago" if age is not None else ": old numbers"
+            ago = f" {status.as_of(age)}" if age is not None else ": old numbers"
             title = (f"{title[0]}{ago}", "warn")
-        about = (server.ranks, server.phase) if server else ()
+        elif old is not None:
+            title = (f"GPU numbers {status.as_of(old)}", "warn")
+        about = (server.identity.key, server.phase, *(each.ranks for each in state.servers)) if server else ()
         if self.changed("table", state.samples, state.gpu_table, state.foreign, *about, width, *title, stale):
-            table.show(table_lines(state, server, width, self.glyphs, title), dimmed=stale)
+            lines = table_lines(state, server, width, self.glyphs, title, old=old is not None)
+            table.show(lines, dimmed=stale)
             line = notes.legend_line(rows_of(state, server), server, width, self.glyphs)
             legend.show([line] if line else [], dimmed=stale)
         return len(table.lines)
@@ -155,9 +161,11 @@ class OverviewScreen(TunerScreen):
             silent = rows if layout_for(rows, width, self.glyphs).note <= 1 else ()
             room = max(2, self.size.height - self._fixed - max(3, table) - _LOG_MIN)
             whole, compact = (
-                notes.note_items(state, server, width, self.glyphs, rows=silent, most=most) for most in (3, 1)
+                notes.note_items(state, server, width, self.glyphs, rows=silent, most=most, problems=_PROBLEMS_MAX)
+                for most in (3, 1)
             )
-            rows_below.show(notes.note_lines(whole, compact, room, self.glyphs))
+            hidden = max(0, len(notes.problem_items(state, server, width, self.glyphs, 1)) - _PROBLEMS_MAX)
+            rows_below.show(notes.note_lines(whole, compact, room, self.glyphs, hidden))
         return len(rows_below.lines)
 
     @property
@@ -187,9 +195,12 @@ class OverviewScreen(TunerScreen):
 
     def _draw_chart(self, state: HostState, server: ServerState, *, stale: bool) -> None:
         chart, series = self.query_one(Chart), server.series.get("tok_s", ())
-        if self.changed("chart", series, server.metrics, chart.size.width, chart.size.height, stale):
+        old = None if stale else status.metrics_age(state, server)
+        warning = status.as_of(old) if old is not None else ""
+        if self.changed("chart", series, server.metrics, chart.size.width, chart.size.height, stale, warning):
             foot = status.metric_grid(server.metrics, self._chart_width - 1)
-            chart.show_series("tok/s  output, last 10 min", series, state.mono, dimmed=stale, foot=foot)
+            title = "tok/s  output, last 10 min"
+            chart.show_series(title, series, state.mono, warning=warning, dimmed=stale or bool(warning), foot=foot)
 
     def _draw_log(self, state: HostState, server: ServerState | None, width: int, *, stale: bool) -> None:
         tail, head = self.query_one(LogTail), self.query_one("#log-head", Rows)

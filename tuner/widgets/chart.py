@@ -126,7 +126,14 @@ class Chart(Rows):
         self._plot: list[str] = []
 
     def show_series(
-        self, title: str, series: Series, now: float, *, dimmed: bool = False, foot: Sequence[Line] = ()
+        self,
+        title: str,
+        series: Series,
+        now: float,
+        *,
+        warning: str = "",
+        dimmed: bool = False,
+        foot: Sequence[Line] = (),
     ) -> None:
         """Show a series.
 
@@ -134,6 +141,7 @@ class Chart(Rows):
             title: Stands above the chart, with the unit.
             series: At most ten minutes of it.
             now: Newest time of the series' clock.
+            warning: Stands behind the title.
             dimmed: The numbers are old.
             foot: Lines below the chart.
         """
@@ -145,7 +153,7 @@ class Chart(Rows):
         if drawn != self._drawn:
             self._drawn = drawn
             self._plot = draw(series, now, width - 1, height, self._glyphs)
-        lines: list[Line] = [((f" {title}", "head"),)]
+        lines: list[Line] = [((f" {title}", "head"), (f"  {warning}", "warn"))]
         for text in self._plot:
             # The axis stands in the first column that holds a box or bar character, plotext's own.
             axis = next((at for at, char in enumerate(text) if char in "┤│└┬─┼"), 0)

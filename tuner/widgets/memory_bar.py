@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuner.widgets.glyphs import Glyphs
+from tuner.widgets.glyphs import GUESTS, Glyphs
 from tuner.widgets.spans import Line, Span
 
 Terms = tuple[tuple[str, int], ...]
@@ -46,21 +46,26 @@ def bar(terms: Terms, total: int | None, width: int, glyphs: Glyphs) -> Line:
         return ()
     if not total:
         return ((glyphs.bar_left, "dim"), ("memory unknown".ljust(inner)[:inner], "dim"), (glyphs.bar_right, "dim"))
-    # Foreign memory is no part of the stack that the server built: it stands at the right end, and equal stacks
+    # Memory of others is no part of the stack that the server built: it stands at the right end, and equal stacks
     # look equal whoever else is on the GPU.
-    own = [(name, value) for name, value in terms if name != "foreign"]
-    strangers = sum(value for name, value in terms if name == "foreign")
+    own = [(name, value) for name, value in terms if name not in GUESTS]
     counts = cells_of([value for _, value in own], total, inner)
-    guest = min(inner - sum(counts), max(1, round(strangers * inner / total))) if strangers else 0
-    if strangers and not guest and max(counts, default=0) > 1:
-        counts[counts.index(max(counts))] -= 1
-        guest = 1
+    guests: list[Span] = []
+    left = inner - sum(counts)
+    for name, value in reversed(terms):
+        if name not in GUESTS or not value:
+            continue
+        if not left and max(counts, default=0) > 1:
+            counts[counts.index(max(counts))] -= 1
+            left = 1
+        cells = min(left, max(1, round(value * inner / total)))
+        left -= cells
+        guests.insert(0, (glyphs.terms[name] * cells, name))
     spans: list[Span] = [(glyphs.bar_left, "dim")]
     spans += [(glyphs.terms[name] * count, name) for (name, _), count in zip(own, counts, strict=True) if count]
-    if free := inner - sum(counts) - guest:
-        spans.append((" " * free, "text"))
-    if guest:
-        spans.append((glyphs.terms["foreign"] * guest, "foreign"))
+    if left:
+        spans.append((" " * left, "text"))
+    spans += guests
     spans.append((glyphs.bar_right, "dim"))
     return tuple(spans)
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 from tuner.domain.link import LinkPhase
 from tuner.domain.server import Phase
 from tuner.domain.state import HostState, ServerState
 from tuner.units import format_gib
-from tuner.widgets.glyphs import TERMS, Glyphs
+from tuner.widgets.glyphs import GUESTS, TERMS, Glyphs
 from tuner.widgets.rank_table import Row, throttled
 from tuner.widgets.spans import Line, Span, clean, clip, clip_line, fit, width_of
+from tuner.widgets.status import PHASE_DOING
 from tuner.widgets.wording import problem_text
+
+_OF_GPUS = ("gpu-lost", "nvml-error")
+"""Problems that may have a GPU for a subject."""
 
 
 def _spread_text(values: Sequence[int]) -> str:
@@ -27,6 +32,7 @@ def legend_line(rows: Sequence[Row], server: ServerState | None, width: int, gly
         "graphs": "graphs",
         "context": "context, NCCL" if width >= 100 else "context",
         "other": "other",
+        "servers": "other servers",
         "foreign": "foreign",
     }
     by_term: dict[str, list[int]] = {}
@@ -39,7 +45,7 @@ def legend_line(rows: Sequence[Row], server: ServerState | None, width: int, gly
         values = by_term.get(term)
         if not values or (term == "other" and max(values) < 1 << 26):
             continue
-        name = "in use" if term == "other" and len(by_term.keys() - {"foreign"}) == 1 else names[term]
+        name = "in use" if term == "other" and len(by_term.keys() - set(GUESTS)) == 1 else names[term]
         text = f" {name} {_spread_text(values)}"
         if term == "kv" and server and server.kv_tokens is not None:
             text += f" ({server.kv_tokens:,} tokens)"
@@ -121,16 +127,21 @@ def failure_items(server: ServerState, width: int, glyphs: Glyphs, most: int) ->
 
     first = server.errors[0] if server.errors else None
     if server.phase is Phase.FAILED:
-        where = f" in {first.phase}" if first and first.phase is not Phase.UNKNOWN else ""
+        where = f" {PHASE_DOING[first.phase]}" if first and first.phase in PHASE_DOING else ""
         ranks = ""
-        if first and first.ranks:
+        # A silent death names its ranks in its own words.
+        if first and first.ranks and not first.silent:
             ranks = f" {glyphs.separator} {clean(first.ranks[0])}"
             ranks += f" first of {len(first.ranks)} ranks" if len(first.ranks) > 1 else ""
         words = first.text if first else server.phase_evidence
         text = clean(words or "its processes are gone; the log does not say why")
         add(f"{glyphs.bad} FAILED{where}{ranks}:", "bad", text, 3)
+        if first and first.silent and len(server.errors) > 1:
+            second = server.errors[1]
+            rank = f" {clean(second.ranks[0])}:" if second.ranks else ":"
+            add(f"{glyphs.bad} then{rank}", "bad", clean(second.text))
     elif first and server.phase is not Phase.STOPPED:
-        ranks = f" {clean(first.ranks[0])}:" if first.ranks else ":"
+        ranks = f" {clean(first.ranks[0])}:" if first.ranks and not first.silent else ":"
         add(f"{glyphs.bad} error{ranks}", "bad", clean(first.text))
     elif server.phase is Phase.STOPPED:
         add(f"{glyphs.down} stopped:", "warn", clean(server.phase_evidence or "its processes are gone"))
@@ -140,19 +151,34 @@ def failure_items(server: ServerState, width: int, glyphs: Glyphs, most: int) ->
     return items
 
 
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers as one writes them: `0-3, 6`."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(str(end) for end in run) for run in runs)
+
+
 def problem_items(state: HostState, server: ServerState | None, width: int, glyphs: Glyphs, most: int) -> list[Item]:
     """What does not work on the host, serious things first."""
     names = {each.identity.key: f"pid {each.identity.pid}" for each in state.servers}
-    chosen = server.identity.key if server else None
+    if server:
+        names[server.identity.key] = ""
     texts: list[tuple[str, bool]] = []
+    by_gpu: dict[tuple[str, str], list[int]] = {}
     for problem in state.problems:
         if problem.cleared:
             continue
-        own = problem.subject == chosen
-        subject = names.get(problem.subject, problem.subject)
-        if problem.code == "gpu-lost" and subject.isdigit():
-            subject = f"GPU {subject}"
-        texts.append(problem_text(problem.code, "" if own else subject, problem.detail))
+        gpu = re.fullmatch(r"(?:GPU )?(\d+)", problem.subject) if problem.code in _OF_GPUS else None
+        if gpu:
+            detail = problem.detail.removeprefix(f"GPU {gpu[1]}: ")
+            by_gpu.setdefault((problem.code, detail), []).append(int(gpu[1]))
+        else:
+            texts.append(problem_text(problem.code, names.get(problem.subject, problem.subject), problem.detail))
+    texts += [problem_text(code, f"GPU {ranges(gpus)}", detail) for (code, detail), gpus in by_gpu.items()]
     if server is not None and server.http_problem:
         texts.append((clean(server.http_problem), False))
     if state.gpu_table is not None and state.gpu_table.reason and not any(p.code == "no-gpu" for p in state.problems):
@@ -172,6 +198,7 @@ def note_items(
     *,
     rows: Sequence[Row] = (),
     most: int = 3,
+    problems: int | None = None,
 ) -> list[Item]:
     """Everything that wants a look, most urgent first: failure, link, XID, problems, foreign processes, throttling.
 
@@ -182,6 +209,7 @@ def note_items(
         glyphs: Signs to draw with.
         rows: Name the ranks among these that the driver slows down, where the table has no room for it.
         most: Lines that one item may take.
+        problems: How many of what does not work on the host; None for all.
     """
     items = failure_items(server, width, glyphs, most) if server is not None else []
     link = state.link
@@ -195,14 +223,16 @@ def note_items(
         where = f"GPU {gpu}" if gpu is not None else clean(xid.bus_id)
         sign = (f"{glyphs.bad} XID {xid.xid} on {where}:", "bad")
         items.append(wrapped(sign, clean(xid.text), width, glyphs.ellipsis, most))
-    items += problem_items(state, server, width, glyphs, min(most, 2))
+    items += problem_items(state, server, width, glyphs, min(most, 2))[:problems]
     items += [[line] for line in foreign_lines(state, width, glyphs)]
     if throttling := throttle_lines(rows, width, glyphs):
         items.append(throttling)
     return items
 
 
-def note_lines(items: Sequence[Item], compact: Sequence[Item], room: int, glyphs: Glyphs) -> list[Line]:
+def note_lines(
+    items: Sequence[Item], compact: Sequence[Item], room: int, glyphs: Glyphs, hidden: int = 0
+) -> list[Line]:
     """As many items as there is room for, whole ones only; the rest is counted.
 
     Args:
@@ -210,12 +240,11 @@ def note_lines(items: Sequence[Item], compact: Sequence[Item], room: int, glyphs
         compact: The same in one line each.
         room: Lines there are.
         glyphs: Signs to draw with.
+        hidden: Items that were left out before.
     """
-    lines = [line for item in items for line in item]
-    if len(lines) <= room:
-        return lines
-    lines = [line for item in compact for line in item]
-    if len(lines) <= room:
-        return lines
-    kept = lines[: max(0, room - 1)]
-    return [*kept, ((f" {glyphs.ellipsis} and {len(lines) - len(kept)} more: i shows all", "dim"),)]
+    for lines in ([line for item in items for line in item], [line for item in compact for line in item]):
+        if len(lines) + bool(hidden) <= room:
+            break
+    kept = lines if len(lines) + bool(hidden) <= room else lines[: max(0, room - 1)]
+    left = len(lines) - len(kept) + hidden
+    return [*kept, ((f" {glyphs.ellipsis} and {left} more: i shows all", "dim"),)] if left else kept

@@ -14,6 +14,7 @@ from tuner.units import GIB
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.memory_bar import Terms, bar, scale
 from tuner.widgets.spans import Line, Span, clip
+from tuner.widgets.status import PHASE_NAMES
 
 NO_VALUE = "n/a"
 _BAR_MIN = 18
@@ -38,10 +39,10 @@ class Row(Struct, frozen=True, kw_only=True):
     is_rank: bool = True
 
 
-def stack(memory: RankMemory | None, used_bytes: int | None, foreign_bytes: int) -> Terms:
+def stack(memory: RankMemory | None, used_bytes: int | None, foreign_bytes: int, servers_bytes: int = 0) -> Terms:
     """The terms of one GPU's bar, adding up to what the driver says is used.
 
-    What the engine does not explain is `other`; foreign processes come last.
+    What the engine does not explain is `other`; the host's other servers and foreign processes come last.
     """
     terms: list[tuple[str, int]] = []
     if memory is not None:
@@ -53,12 +54,30 @@ def stack(memory: RankMemory | None, used_bytes: int | None, foreign_bytes: int)
         )
         terms = [(name, value) for name, value in known if value]
     explained = sum(value for _, value in terms)
-    whole = used_bytes - foreign_bytes if used_bytes is not None else (memory.total_bytes or 0) if memory else 0
+    guests = foreign_bytes + servers_bytes
+    whole = used_bytes - guests if used_bytes is not None else (memory.total_bytes or 0) if memory else 0
     if whole > explained:
         terms.append(("other", whole - explained))
+    if servers_bytes:
+        terms.append(("servers", servers_bytes))
     if foreign_bytes:
         terms.append(("foreign", foreign_bytes))
     return tuple(terms)
+
+
+def held_by(state: HostState, servers: Sequence[ServerState], gpu: int) -> int:
+    """Bytes that these servers hold on a GPU: by process as the driver says, else what is known of their ranks."""
+    total = 0
+    for server in servers:
+        pids = {server.identity.pid, *server.left_pids, *(member.pid for member in server.identity.members)}
+        pids |= {rank.pid for rank in server.ranks if rank.pid is not None}
+        sizes = [process.used_bytes for process in state.processes if process.gpu == gpu and process.pid in pids]
+        known = [size for size in sizes if size is not None]
+        if not known:
+            ranks = [rank.memory for rank in server.ranks if rank.gpu == gpu and rank.alive]
+            known = [memory.total_bytes for memory in ranks if memory.total_bytes is not None]
+        total += sum(known)
+    return total
 
 
 def rows_of(state: HostState, server: ServerState | None) -> list[Row]:
@@ -69,22 +88,28 @@ def rows_of(state: HostState, server: ServerState | None) -> list[Row]:
     for process in state.foreign:
         foreign.setdefault(process.gpu, []).append(process)
 
-    def row(label: str, rank: RankState | None, *, gpu: int | None, is_rank: bool, starting: bool) -> Row:
+    def row(
+        label: str, rank: RankState | None, owner: ServerState | None, *, gpu: int | None, is_rank: bool, starting: bool
+    ) -> Row:
         info = infos.get(gpu) if gpu is not None else None
         sample = samples.get(gpu) if gpu is not None else None
         strangers = foreign.get(gpu, []) if gpu is not None else []
         foreign_bytes = sum(process.memory_bytes or 0 for process in strangers)
+        servers_bytes = (
+            held_by(state, [each for each in state.servers if each is not owner], gpu) if gpu is not None else 0
+        )
         used = sample.memory_used_bytes if sample else None
         memory = rank.memory if rank and rank.alive else None
         if used is None and memory is not None and not (sample and sample.error):
-            used = memory.total_bytes + foreign_bytes if memory.total_bytes is not None else None
+            guests = foreign_bytes + servers_bytes
+            used = memory.total_bytes + guests if memory.total_bytes is not None else None
         return Row(
             label=label,
             gpu=gpu,
             pid=rank.pid if rank else None,
             info=info,
             sample=sample,
-            terms=stack(memory, used, foreign_bytes),
+            terms=stack(memory, used, foreign_bytes, servers_bytes),
             total_bytes=info.memory_total_bytes if info else None,
             used_bytes=used,
             note=_note(rank, sample, strangers, starting=starting),
@@ -94,17 +119,17 @@ def rows_of(state: HostState, server: ServerState | None) -> list[Row]:
 
     ranks = server.ranks if server else ()
     starting = bool(server and server.phase.starting)
-    rows = [row(rank.tag, rank, gpu=rank.gpu, is_rank=True, starting=starting) for rank in ranks]
+    rows = [row(rank.tag, rank, server, gpu=rank.gpu, is_rank=True, starting=starting) for rank in ranks]
     taken = {rank.gpu for rank in ranks}
     # The GPUs of the host's other servers keep their stacks; the label says whose they are.
     others = {
-        rank.gpu: (each.engine_title or each.identity.engine, rank)
+        rank.gpu: (each.engine_title or each.identity.engine, rank, each)
         for each in state.servers
         if each is not server and not each.gone
         for rank in each.ranks
     }
     rows += [
-        row(*others.get(index, ("gpu", None)), gpu=index, is_rank=False, starting=False)
+        row(*others.get(index, ("gpu", None, server)), gpu=index, is_rank=False, starting=False)
         for index in sorted(infos.keys() | samples.keys())
         if index not in taken
     ]
@@ -120,7 +145,7 @@ def _note(
     if limits:
         return (limits[0], "warn")
     if starting and rank and rank.phase not in (Phase.UNKNOWN, Phase.READY):
-        return (str(rank.phase), "busy")
+        return (PHASE_NAMES.get(rank.phase, str(rank.phase)), "busy")
     if strangers:
         return ("foreign", "foreign")
     return ("", "dim")
@@ -276,8 +301,8 @@ def head_lines(rows: Sequence[Row], layout: Layout, title: Span) -> tuple[Line, 
     return ((" ", "text"), (first.ljust(len(head) - 1), title[1]), (groups, "head")), ((head, "head"), (names, "head"))
 
 
-def row_line(row: Row, layout: Layout, glyphs: Glyphs) -> Line:
-    """One row as a line."""
+def row_line(row: Row, layout: Layout, glyphs: Glyphs, *, old: bool = False) -> Line:
+    """One row as a line; `old` numbers are dim."""
     dead = row.note == ("dead", "bad")
     label_style = "bad" if dead else "rank" if row.is_rank else "dim"
     gpu = NO_VALUE if row.gpu is None else str(row.gpu)
@@ -293,7 +318,7 @@ def row_line(row: Row, layout: Layout, glyphs: Glyphs) -> Line:
         spans.extend(bar(row.terms, row.total_bytes, layout.bar, glyphs))
     for column in layout.columns:
         value = column.value(row)
-        style = "dim" if value is None else "strong" if column.key in ("used", "free") else "text"
+        style = "dim" if value is None or old else "strong" if column.key in ("used", "free") else "text"
         spans.append((" " + (NO_VALUE if value is None else value).rjust(column.width), style))
     word, style = row.note
     if word:
@@ -303,14 +328,20 @@ def row_line(row: Row, layout: Layout, glyphs: Glyphs) -> Line:
 
 
 def table_lines(
-    state: HostState, server: ServerState | None, width: int, glyphs: Glyphs, title: Span = ("ranks", "head")
+    state: HostState,
+    server: ServerState | None,
+    width: int,
+    glyphs: Glyphs,
+    title: Span = ("ranks", "head"),
+    *,
+    old: bool = False,
 ) -> list[Line]:
     """The whole table; empty when there is nothing to show a row for."""
     rows = rows_of(state, server)
     if not rows:
         return []
     layout = layout_for(rows, width, glyphs)
-    return [*head_lines(rows, layout, title), *(row_line(row, layout, glyphs) for row in rows)]
+    return [*head_lines(rows, layout, title), *(row_line(row, layout, glyphs, old=old) for row in rows)]
 
 
 def throttled(rows: Iterable[Row]) -> list[tuple[str, tuple[str, ...]]]:

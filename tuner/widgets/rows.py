@@ -46,6 +46,7 @@ LOOKS: dict[str, Look] = {
     "graphs": Look("memory-graphs"),
     "context": Look("memory-context"),
     "other": Look("memory-other"),
+    "servers": Look("memory-servers"),
     "foreign": Look("memory-foreign", bold=True),
     "chart": Look("memory-kv"),
     "debug": Look("foreground-muted"),

@@ -27,6 +27,20 @@ PHASE_NAMES: dict[Phase, str] = {
     Phase.GRAPH_CAPTURE: "graphs",
     Phase.WARMUP: "warm-up",
 }
+PHASE_DOING: dict[Phase, str] = {
+    Phase.ARGS: "while reading its arguments",
+    Phase.CUDA_INIT: "while starting CUDA",
+    Phase.DIST_INIT: "while connecting its ranks",
+    Phase.WEIGHT_LOAD: "while loading weights",
+    Phase.DRAFT_INIT: "while loading the draft",
+    Phase.KV_ALLOC: "while allocating KV",
+    Phase.AUTOTUNE: "while autotuning",
+    Phase.GRAPH_CAPTURE: "while capturing graphs",
+    Phase.WARMUP: "in the warm-up",
+    Phase.READY: "while serving",
+    Phase.STOPPING: "while stopping",
+}
+"""What a server was doing, after a verb."""
 _EDITION = re.compile(r"(?: Blackwell)?(?: (?:Server|Workstation|Max-Q Workstation))? Edition$")
 
 
@@ -64,6 +78,32 @@ def age(state: HostState, server: ServerState) -> str:
     """How long the server has been running, by the host's own clock."""
     started = server.identity.started_at
     return "" if started is None or state.now is None or server.gone else format_duration(state.now - started)
+
+
+OLD_S = 5.0
+"""Numbers that come every second or two are called old from here on."""
+
+
+def metrics_age(state: HostState, server: ServerState) -> float | None:
+    """Seconds since the server last answered, when that is long ago; numbers from a log have their own end."""
+    metrics = server.metrics
+    if metrics.source not in ("metrics", "loads") or metrics.at is None:
+        return None
+    old = state.mono - metrics.at
+    return old if old > OLD_S else None
+
+
+def samples_age(state: HostState) -> float | None:
+    """Seconds since the GPUs were last read, when that is long ago."""
+    if state.samples_at is None or not state.samples:
+        return None
+    old = state.mono - state.samples_at
+    return old if old > OLD_S else None
+
+
+def as_of(age_s: float) -> str:
+    """How old numbers are, as every part of a screen says it."""
+    return f"as of {age_s:.0f} s ago"
 
 
 def link_spans(
@@ -191,19 +231,19 @@ def _last_that_fit(pieces: Sequence[Line], room: int, separator: Span) -> Line:
     return ()
 
 
-def metric_parts(metrics: ServerMetrics) -> list[Line]:
-    """The numbers of a serving server, each with its name; a missing one is left out."""
+def metric_parts(metrics: ServerMetrics, *, old: bool = False) -> list[Line]:
+    """The numbers of a serving server, each with its name; one that this server does not tell is left out."""
 
     def part(name: str, text: str) -> Line:
-        return ((f"{name} ", "dim"), (text, "strong"))
+        return ((f"{name} ", "dim"), (text, "dim" if old else "strong"))
 
     parts: list[Line] = []
     if metrics.tok_s is not None:
         parts.append(part("tok/s", f"{metrics.tok_s:7.1f}"))
-    if metrics.running is not None:
-        parts.append(part("run", f"{metrics.running:3d}"))
-    if metrics.queued is not None:
-        parts.append(part("queue", f"{metrics.queued:3d}"))
+    if metrics.source is not None:
+        # These two come and go with the source; their places stay.
+        parts.append(part("run", "  -" if metrics.running is None else f"{metrics.running:3d}"))
+        parts.append(part("queue", "  -" if metrics.queued is None else f"{metrics.queued:3d}"))
     if metrics.token_usage_ratio is not None:
         parts.append(part("KV", f"{metrics.token_usage_ratio * 100:3.0f} %"))
     if metrics.accept_length is not None:
@@ -254,10 +294,12 @@ def metric_grid(metrics: ServerMetrics, width: int) -> list[Line]:
 def serving_line(state: HostState, server: ServerState, width: int, glyphs: Glyphs, sparkline: str) -> Line:
     """The second line on a narrow screen while the server serves: phase, speed over time, load."""
     head: list[Span] = [(" ", "text"), phase_word(server, glyphs), ("  ", "text")]
-    metrics = server.metrics
-    parts = metric_parts(metrics)
+    old = metrics_age(state, server)
+    parts = metric_parts(server.metrics, old=old is not None)
     if sparkline and parts:
-        parts[0] = (*parts[0], (f" {sparkline}", "chart"))
+        parts[0] = (*parts[0], (f" {sparkline}", "chart" if old is None else "dim"))
+    if old is not None:
+        parts.insert(0, ((as_of(old), "warn"),))
     body = fit([*parts, owner_spans(state, server)], width - width_of(head) - 1, ("  ", "text"))
     return (*head, *body)
 

@@ -10,6 +10,7 @@ DARK_MEMORY = {
     "memory-graphs": "#b58be0",
     "memory-context": "#d7af5f",
     "memory-other": "#8a8f98",
+    "memory-servers": "#56b6c2",
     "memory-foreign": "#ff6b6b",
 }
 LIGHT_MEMORY = {
@@ -18,6 +19,7 @@ LIGHT_MEMORY = {
     "memory-graphs": "#7b1fa2",
     "memory-context": "#8d5f00",
     "memory-other": "#5f6368",
+    "memory-servers": "#00707c",
     "memory-foreign": "#c62828",
 }
 CONTRAST_MEMORY = {
@@ -26,6 +28,7 @@ CONTRAST_MEMORY = {
     "memory-graphs": "#ff9cff",
     "memory-context": "#ffe14d",
     "memory-other": "#d0d0d0",
+    "memory-servers": "#5cf0ff",
     "memory-foreign": "#ff8080",
 }
 

@@ -11,6 +11,7 @@ class Wording(Struct, frozen=True):
     """One clear line for one code."""
 
     what: str
+    """Empty where the detail says it in a sentence."""
     todo: str
     serious: bool = False
     """Something the operator relies on is broken, not only a number missing."""
@@ -59,8 +60,25 @@ WORDING: dict[str, Wording] = {
         "The log grows faster than is shown", "skipped parts are marked; search still reads all of it"
     ),
     "clock-skew": Wording("The host's clock differs from this machine's", "times are the host's; check its NTP"),
+    "journal": Wording("", "the session goes on and is not recorded any more"),
+    "history": Wording("", "what starts usually take may be missing"),
     "probe-error": Wording("Part of the probe failed and goes on without it", "please report it with the journal"),
 }
+
+
+_SOURCES = {
+    "http": "the server",
+    "server_info": "the server",
+    "metrics": "its metrics",
+    "loads": "its HTTP interface",
+    "log": "its log",
+    "nvml": "the driver",
+}
+
+
+def source_words(source: str) -> str:
+    """Where numbers come from, in words: `http+log+nvml` is the server, its log, the driver."""
+    return ", ".join(_SOURCES.get(part, part) for part in source.split("+") if part)
 
 
 def problem_text(code: str, subject: str, detail: str) -> tuple[str, bool]:
@@ -76,4 +94,6 @@ def problem_text(code: str, subject: str, detail: str) -> tuple[str, bool]:
     if about and about in evidence:
         about = ""
     evidence = ": ".join(part for part in (about, evidence) if part)
+    if not words.what:
+        return f"{evidence.rstrip('.')}. {words.todo[0].upper()}{words.todo[1:]}", words.serious
     return f"{words.what}{f' ({evidence})' if evidence else ''}. {words.todo[0].upper()}{words.todo[1:]}", words.serious
