@@ -30,5 +30,17 @@ async def test_a_picture_is_what_the_screen_shows(picture: str, request: pytest.
     assert path.read_text() == drawn, "draw it again with --update-pictures, and look at it"
 
 
+@pytest.mark.parametrize("picture", PICTURES)
+def test_a_picture_needs_no_font_and_no_network(picture: str) -> None:
+    svg = (ROOT / f"docs/img/{picture}.svg").read_text()
+    assert "@font-face" not in svg
+    assert re.findall(r"(?:url\(|href=)[\"']?https?:", svg) == []
+    texts = re.findall(r"<text ([^>]*clip-path[^>]*)>([^<]*)</text>", svg)
+    assert texts
+    for attributes, content in texts:
+        assert "textLength=" in attributes
+        assert not re.search(r"\s|&#160;|\xa0", content), "viewers drop spaces at the ends of a text"
+
+
 def test_no_picture_is_left_over() -> None:
     assert {path.stem for path in (ROOT / "docs/img").glob("*.svg")} == set(PICTURES)

@@ -1,17 +1,20 @@
 """Pictures of the screens: `python -m tests.support.shoot OUT [--only NAME] [--png]`.
 
 Each picture is a state of `tests.support.states` on one screen, at one size, in one mode, the README's too.
-SVG names a web font that converters lack, so it is replaced by one that is installed.
+The SVG names a web font, which neither converters nor an <img> element load: it is made to do without.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import html
 import os
 import re
 import subprocess
 from pathlib import Path
+
+from rich.cells import cell_len
 
 from tests.support import states
 from tests.support.sessions import FakeSession
@@ -19,14 +22,33 @@ from tuner.app import TunerApp
 from tuner.domain.state import HostState
 
 SIZES = ((80, 24), (160, 48))
-FONT = "DejaVu Sans Mono"
+FONTS = '"DejaVu Sans Mono", Menlo, Consolas, "Liberation Mono", monospace'
+CELL, FONT_SIZE = 12.2, 20.264
+"""Width of a cell in the SVG, and the size at which the first two fonts have it."""
+_TEXT = re.compile(r'(<text class="[^"]+") x="([\d.]+)" (y="[\d.]+") textLength="[\d.]+" ([^>]+>)([^<]*)</text>')
 
 
-def svg_for_converters(svg: str) -> str:
-    """The picture with an installed font, and cells as wide as that font's."""
-    svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"font-family: [^;]+;", f"font-family: {FONT};", svg)
-    return svg.replace("<svg ", '<svg xml:space="preserve" ', 1)
+def portable(svg: str) -> str:
+    """The picture for any font: each word stands where its cells are, and is as wide as they are.
+
+    Viewers differ in the spaces they keep at the ends of a text, and some do not stretch one to its length.
+    """
+
+    def words(text: re.Match[str]) -> str:
+        start, x, y, end, content = text.groups()
+        content = html.unescape(content).replace("\xa0", " ")
+        return "".join(
+            f'{start} x="{float(x) + CELL * cell_len(content[: word.start()]):.1f}" {y} '
+            f'textLength="{CELL * cell_len(word[0]):.1f}" lengthAdjust="spacingAndGlyphs" '
+            f"{end}{html.escape(word[0])}</text>"
+            for word in re.finditer(r"\S+", content)
+        )
+
+    svg = re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL)
+    svg = re.sub(
+        r"font-family: Fira Code[^;]*;\s*font-size: 20px;", f"font-family: {FONTS}; font-size: {FONT_SIZE}px;", svg
+    )
+    return _TEXT.sub(words, svg)
 
 
 async def shoot(
@@ -58,7 +80,7 @@ async def shoot(
             await pilot.press(key)
             await pilot.pause()
         await pilot.pause()
-        return app.export_screenshot(title=title)
+        return portable(app.export_screenshot(title=title))
 
 
 SHOTS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -95,7 +117,7 @@ def main() -> None:
         for size in SIZES:
             svg = asyncio.run(shoot(states.ALL[state](), keys, size=size, **MODES[mode]))  # type: ignore[arg-type]
             path = asked.out / f"{name}-{size[0]}x{size[1]}{mode}.svg"
-            path.write_text(svg_for_converters(svg))
+            path.write_text(svg)
             if asked.png:
                 subprocess.run(["rsvg-convert", "-o", str(path.with_suffix(".png")), str(path)], check=True)
             print(path)
