@@ -10,6 +10,9 @@ from typing import Any
 from tuner.domain import events as e
 from tuner.errors import ConnectionFailed
 
+ANSWER_S = 15.0
+"""For an answer that comes in one piece. A search goes on as long as it takes; it can be left."""
+
 _LOST = "The connection was lost"
 
 _Answer = e.SearchResult | e.ReadResult | e.CheckResult
@@ -20,10 +23,12 @@ class Requests:
 
     Args:
         send: Gives the probe an order; raises ConnectionFailed when it is not there.
+        patience_s: For an answer that comes in one piece.
     """
 
-    def __init__(self, send: Callable[[Mapping[str, Any]], Awaitable[None]]) -> None:
+    def __init__(self, send: Callable[[Mapping[str, Any]], Awaitable[None]], *, patience_s: float = ANSWER_S) -> None:
         self._send = send
+        self._patience_s = patience_s
         self._waiting: dict[int, asyncio.Queue[_Answer | None]] = {}
         self._last = 0
 
@@ -64,22 +69,36 @@ class Requests:
 
     async def read(self, key: str, offset: int, length: int) -> e.ReadResult:
         """See `Session.read_log`."""
-        with self._question() as (number, answers):
-            try:
-                await self._send({"op": "read", "id": number, "key": key, "offset": offset, "length": length})
-            except ConnectionFailed as error:
-                return e.ReadResult(id=number, error=str(error))
-            answer = await answers.get()
-            return answer if isinstance(answer, e.ReadResult) else e.ReadResult(id=number, error=_LOST)
+        try:
+            answer = await self._ask({"op": "read", "key": key, "offset": offset, "length": length})
+        except ConnectionFailed as error:
+            return e.ReadResult(id=0, error=str(error))
+        return answer if isinstance(answer, e.ReadResult) else e.ReadResult(id=0, error=_LOST)
 
     async def checks(self) -> e.CheckResult:
         """See `Session.checks`."""
+        answer = await self._ask({"op": "checks"})
+        if not isinstance(answer, e.CheckResult):
+            raise ConnectionFailed(_LOST)
+        return answer
+
+    async def _ask(self, order: Mapping[str, Any]) -> _Answer | None:
+        """The answer to an order; None when the link was lost meanwhile.
+
+        Raises:
+            ConnectionFailed: the probe is not there, or says nothing about it for too long.
+        """
         with self._question() as (number, answers):
-            await self._send({"op": "checks", "id": number})
-            answer = await answers.get()
-            if not isinstance(answer, e.CheckResult):
-                raise ConnectionFailed(_LOST)
-            return answer
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    await self._send({**order, "id": number})
+                    return await answers.get()
+            except TimeoutError as error:
+                raise ConnectionFailed(
+                    f"The probe has not answered for {self._patience_s:.0f} s",
+                    f"asked for {order['op']}",
+                    "It may wait for a disk or a driver that does not answer; try again",
+                ) from error
 
     @contextlib.contextmanager
     def _question(self) -> Iterator[tuple[int, asyncio.Queue[_Answer | None]]]:

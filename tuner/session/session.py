@@ -188,7 +188,7 @@ class Session:
         """Facts about the host for `doctor`.
 
         Raises:
-            ConnectionFailed: the host is not connected, or the link was lost before the answer.
+            ConnectionFailed: the host is not connected, the link was lost before the answer, or none came in 15 s.
         """
         return await self._requests.checks()
 

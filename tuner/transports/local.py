@@ -16,7 +16,8 @@ from tuner.transports.inbox import Inbox
 SCHEME = "local"
 
 GRACE_S = 2.0
-"""Between the end of a program's stdin and SIGTERM, and between that and SIGKILL."""
+"""Between the end of a program's stdin and SIGTERM, between that and SIGKILL, and from there until it is left alone: a
+program that waits for a dead disk or driver does not end."""
 
 
 def opener(target: Target) -> Callable[[], Transport]:
@@ -73,6 +74,7 @@ class LocalProcess(asyncio.SubprocessProtocol):
         self._writable.set()
         self._exited = asyncio.Event()
         self._transport: asyncio.SubprocessTransport | None = None
+        self._closed = False
 
     @property
     def pid(self) -> int | None:
@@ -114,19 +116,19 @@ class LocalProcess(asyncio.SubprocessProtocol):
 
     async def aclose(self) -> None:
         """End of file first, then signals to this very child, by PID."""
-        if self._transport is None:
+        if self._transport is None or self._closed:
             return
         self.close_stdin()
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for number in (signal.SIGTERM, signal.SIGKILL, None):
             try:
                 async with asyncio.timeout(GRACE_S):
                     await self._exited.wait()
                 break
             except TimeoutError:
-                if self._transport.get_returncode() is None:
+                if number is not None and self._transport.get_returncode() is None:
                     self._transport.send_signal(number)
+        self._closed = True
         self._inbox.end()
-        await self._exited.wait()
         self._transport.close()
         self._owner._processes.discard(self)  # noqa: SLF001 - its owner's list of children
 
