@@ -41,6 +41,7 @@ class DemoHost:
                 with suppress(OSError):
                     stream.close()
         self._process.wait()
+        simhost.running(runtime_folder())  # removes the entries of those that were killed
         for folder in (runtime_folder(), paths.state_dir()):
             with suppress(OSError):  # there is more in it: another demo, or what is worth keeping
                 folder.rmdir()
