@@ -661,6 +661,28 @@ def test_the_journal_of_a_unit(tree: ProcTree, tmp_path: Path, journal: Callable
         again.wait(has_all(b"four\n"))
 
 
+def test_a_steady_journal_is_not_held_back(tree: ProcTree, tmp_path: Path, journal: Callable[..., None]) -> None:
+    with running(tree.root, toy_plan(), **journal_env(tmp_path)) as probe:
+        probe.first(e.LogOpened)
+        written: list[str] = []
+        began = time.monotonic()
+        while len(probe.of(e.LogBytes)) < 4:
+            assert time.monotonic() < began + 5.0
+            written.append(f"line {len(written)}")
+            journal(*written)
+            held = time.monotonic() + 0.1
+            until(lambda limit=held: time.monotonic() > limit)  # type: ignore[misc]
+
+
+def test_an_entry_beyond_measure_is_said(tree: ProcTree, tmp_path: Path, journal: Callable[..., None]) -> None:
+    with running(tree.root, toy_plan(), **journal_env(tmp_path)) as probe:
+        probe.first(e.LogOpened)
+        journal("x" * 40_000_000, "after")
+        probe.problem("log-denied")
+        probe.first(e.LogBytes, lambda x: "after" in x.data)
+        assert probe.status("VmHWM") < 60_000
+
+
 def test_a_long_journal_opens_at_its_end(tree: ProcTree, tmp_path: Path, journal: Callable[..., None]) -> None:
     journal(START, *(f"noise {i:06d}" for i in range(30_000)))
     with running(tree.root, toy_plan(tail_bytes=10_000), **journal_env(tmp_path)) as probe:

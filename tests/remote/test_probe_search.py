@@ -137,14 +137,14 @@ def test_a_search_can_be_cancelled(tmp_path: Path) -> None:
 def test_lines_are_cut_around_the_hit(tmp_path: Path) -> None:
     tree = ProcTree(tmp_path / "root")
     log = tmp_path / "server.log"
-    log.write_bytes(b"begin " + b"x" * 5_000_000 + b" needle " + b"y" * 5000 + b"\nneedle " + b"z" * 5000 + b"\n")
+    log.write_bytes(b"begin " + b"x" * 5_000_000 + b" needle " + b"y" * 5000 + b"\nINFO needle " + b"z" * 5000 + b"\n")
     toy_server(tree, log=log)
     with running(tree.root, toy_plan()) as probe:
         probe.first(e.LogOpened)
         hits = search(probe, "needle")
-        assert [len(hit.text) for hit in hits] == [2048, 2048]
-        assert hits[0].text.startswith("needle zzz")
-        assert " needle yyy" in hits[1].text
+        assert all(1500 < len(hit.text) < 2100 for hit in hits)
+        assert hits[0].text.startswith("INFO needle zzz")
+        assert hits[1].text.startswith("*** yyy"), "the first word of a line that was cut may be half a secret"
 
 
 def test_a_dead_servers_log_can_still_be_searched(tmp_path: Path) -> None:
@@ -164,7 +164,8 @@ def test_a_dead_servers_log_can_still_be_searched(tmp_path: Path) -> None:
 def test_reading_back(probe: RunningProbe, data: bytes) -> None:
     probe.send(op="read", id=1, key=KEY, offset=1000, length=5000)
     part = probe.first(e.ReadResult)
-    assert (part.id, part.offset, part.size) == (1, 1000, len(data))
+    assert (part.id, part.size) == (1, len(data))
+    assert 1000 <= part.offset < 1040, "a line that begins before is not shown"
     assert data[part.offset : part.end].decode() == part.data
     assert 0 <= 6000 - part.end < 4
     probe.send(op="read", id=2, key=KEY, offset=0, length=50_000_000)

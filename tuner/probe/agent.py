@@ -1702,6 +1702,7 @@ class JournalTail(Tail):
                 if not block:
                     return
                 *lines, rest = (rest + block).split(b"\n")
+                rest = rest[:READ_LIMIT]  # an entry longer than that is told as one that cannot be read
                 for line in lines:
                     try:
                         entry = json.loads(line.decode("utf-8", "replace"))
@@ -1765,7 +1766,7 @@ class JournalTail(Tail):
 
     def _stream(self, argv: Sequence[str], cursor: Optional[str], offset: int) -> Tuple[Optional[str], int]:
         waiting: List[bytes] = []
-        state: Json = {"cursor": cursor, "offset": offset}
+        state: Json = {"cursor": cursor, "offset": offset, "since": 0.0}
 
         def send() -> None:
             if waiting:
@@ -1777,8 +1778,11 @@ class JournalTail(Tail):
 
         try:
             for state["cursor"], data in self._entries(argv, send):
+                if not waiting:
+                    state["since"] = time.monotonic()
                 waiting.append(data)
-                if sum(map(len, waiting[-50:])) > 32_768 or len(waiting) >= 50:
+                # One that writes steadily leaves no moment without an entry.
+                if len(waiting) >= 50 or sum(map(len, waiting)) > 32_768 or time.monotonic() - state["since"] > 0.25:
                     send()
         except OSError as e:
             self.probe.problems.note("log-denied", self.server.key, "journalctl: %s" % e)
@@ -1990,7 +1994,14 @@ class Searches:
 
     @staticmethod
     def _hit(block: bytes, begin: int, stop: int, at: int, start: int) -> List[Any]:
-        first = begin if at - begin < HIT_LIMIT * 3 // 4 else at - HIT_LIMIT // 4
+        first = begin
+        torn = begin == 0 and start > 0  # a piece of a line that is longer than a block
+        if torn or at - begin >= HIT_LIMIT * 3 // 4:
+            # It is shown from a word's beginning on: half a secret would not be recognised as one.
+            low = max(begin, at - HIT_LIMIT // 4)
+            space = re.search(rb"\s", block[low:at])
+            before = max(block.rfind(b" ", begin, at), block.rfind(b"\t", begin, at))
+            first = low + space.end() if space else before + 1 if before >= 0 else stop if torn else begin
         return [start + begin, block[first : min(stop, first + HIT_LIMIT)].decode("utf-8", "replace").rstrip("\r")]
 
 
@@ -2165,24 +2176,34 @@ class SeriesFilter:
         self._places: List[Tuple[int, bytes]] = []
         self._values: Dict[bytes, bytes] = {}
 
-    def changed(self, body: bytes) -> Optional[Dict[str, float]]:
-        """Values of series, as printed, that differ from the last answer's; None for what is no Prometheus text."""
+    def changed(self, body: bytes) -> Optional[Dict[str, Optional[float]]]:
+        """Series that differ from the last answer's, as printed; None for what is no Prometheus text.
+
+        A series that was told and has no value any more, or is gone, is None: the laptop forgets it.
+        """
         lines = body.split(b"\n")
-        moved = len(lines) != self._count or not all(lines[at].startswith(head) for at, head in self._places)
+        known = self._places and len(lines) == self._count
+        moved = not known or not all(lines[at].startswith(head) for at, head in self._places)
         if moved and not self._look(lines) and body.strip():
             return None
-        out: Dict[str, float] = {}
+        out: Dict[str, Optional[float]] = {}
         for at, head in self._places:
             value = lines[at][len(head) :].split(b" ", 1)[0].rstrip()  # a time stamp may follow
             if self._values.get(head) == value:
                 continue
             try:
-                number = float(value)
+                number: Optional[float] = finite(value.decode("ascii", "replace"))  # JSON cannot say NaN and infinity
             except ValueError:
-                continue
-            self._values[head] = value
-            if number - number == 0.0:  # neither NaN nor infinite, which JSON cannot say
-                out[head[:-1].decode("utf-8", "replace")] = number
+                number = None
+            if number is not None:
+                self._values[head] = value
+            elif self._values.pop(head, None) is None:
+                continue  # never told
+            out[head[:-1].decode("utf-8", "replace")] = number
+        if moved:
+            for head in self._values.keys() - {head for _, head in self._places}:
+                del self._values[head]
+                out[head[:-1].decode("utf-8", "replace")] = None
         return out
 
     def _look(self, lines: Sequence[bytes]) -> bool:
@@ -2556,7 +2577,6 @@ class NvmlGpus:
         memory = self._memory(gpu)
         pci = self._ask(gpu, "nvmlDeviceGetPciInfo")
         bus_id = words(pci.busId) if pci is not None else None
-        limit = self._ask(gpu, "nvmlDeviceGetEnforcedPowerLimit")
         capability = self._ask(gpu, "nvmlDeviceGetCudaComputeCapability")
         mig = self._ask(gpu, "nvmlDeviceGetMigMode")
         return {
@@ -2565,7 +2585,7 @@ class NvmlGpus:
             "name": words(self._ask(gpu, "nvmlDeviceGetName") or "NVIDIA GPU"),
             "memory_total_bytes": int(memory.total) if memory is not None else None,
             "bus_id": bus_id,
-            "power_limit_w": limit / 1000.0 if limit is not None else None,
+            "power_limit_w": self._power_limit(gpu),
             "pcie_gen_max": self._ask(gpu, "nvmlDeviceGetMaxPcieLinkGeneration"),
             "pcie_width_max": self._ask(gpu, "nvmlDeviceGetMaxPcieLinkWidth"),
             "nvlink_count": self._links(gpu),
@@ -2749,6 +2769,17 @@ class NvmlGpus:
                 out[gpu, int(process.pid)] = process.usedGpuMemory
         return out
 
+    def power_limits(self) -> List[Optional[float]]:
+        """Power limits in watts, by GPU."""
+        return [self._power_limit(gpu) if handle is not None else None for gpu, handle in enumerate(self._handles)]
+
+    def _power_limit(self, gpu: int) -> Optional[float]:
+        try:
+            limit = self._ask(gpu, "nvmlDeviceGetEnforcedPowerLimit")
+        except GpuError:
+            return None
+        return limit / 1000.0 if limit is not None else None
+
     def persistence(self) -> Optional[bool]:
         """Whether the driver stays loaded without a client, on every GPU."""
         try:
@@ -2927,6 +2958,10 @@ class SmiGpus:
                 out.append([self._by_uuid[row[0]], int(row[1]), used])
         return out
 
+    def power_limits(self) -> List[Optional[float]]:
+        """Power limits in watts, by GPU."""
+        return [self._number(row, "power.limit") for row in self._rows]
+
     def persistence(self) -> Optional[bool]:
         """Whether the driver stays loaded without a client, on every GPU."""
         return self._persistence
@@ -3007,6 +3042,8 @@ def binding_in(folder: str) -> Optional[str]:
 class GpuReader:
     """Reads the GPUs in threads of their own: a driver that hangs must stall nothing else."""
 
+    LIMITS_EVERY_S = 60.0
+
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
         self.first = threading.Event()
@@ -3016,6 +3053,8 @@ class GpuReader:
         self.source_given: Optional[bytes] = None
         self.given = threading.Event()
         self.processes_due = threading.Event()
+        self.told = threading.Event()
+        """Who holds GPU memory was told."""
         self.users: Set[int] = set()
         """Processes that hold GPU memory."""
         self._busy_since = 0.0
@@ -3023,6 +3062,14 @@ class GpuReader:
         self._described: Set[int] = set()
         self._procs_at = -1e9
         self._graphics_at = -1e9
+        self._limits_at = time.monotonic()
+
+    def look_again(self, timeout_s: float) -> None:
+        """Tell once more who holds GPU memory, where GPUs are read."""
+        if self.gpus is not None:
+            self.told.clear()
+            self.processes_due.set()
+            self.told.wait(timeout_s)
 
     # -- finding a way --------------------------------------------------------------------------------------------
 
@@ -3040,12 +3087,16 @@ class GpuReader:
             if path and path not in seen:
                 yield path
 
+    def _nvml(self, module: Any, source: str) -> NvmlGpus:
+        with self._driver_asked():
+            return NvmlGpus(module, source)
+
     def _way(self) -> Any:
         """The best way to read GPUs. Raises NoGpus."""
         trouble: Optional[NoGpus] = None
         for path in self._candidates():
             try:
-                return NvmlGpus(load_module(path, None), "pynvml " + re.sub(r"^%s/\d+/root" % PROC, "", path))
+                return self._nvml(load_module(path, None), "pynvml " + re.sub(r"^%s/\d+/root" % PROC, "", path))
             except NoGpus as e:
                 trouble = e
                 break  # the binding works and the driver does not: another binding would say the same
@@ -3059,14 +3110,15 @@ class GpuReader:
                 source = self.source_given
             if source is not None:
                 try:
-                    return NvmlGpus(load_module(None, source), "sent")
+                    return self._nvml(load_module(None, source), "sent")
                 except NoGpus as e:
                     trouble = e
                 except Exception as e:
                     self.probe.log("sent binding: %s" % e)
         smi = which("nvidia-smi")
         if smi is not None:
-            return SmiGpus(self.probe.children, smi)
+            with self._driver_asked():
+                return SmiGpus(self.probe.children, smi)
         if trouble is not None:
             raise trouble
         if driver_hints():
@@ -3079,8 +3131,8 @@ class GpuReader:
         """Read until the probe ends."""
         while True:
             try:
-                with self:
-                    self.gpus = self._way()
+                self.gpus = self._way()
+                with self._driver_asked():
                     self.table = self.gpus.table()
                 self.probe.out.put(self.table)
                 for code in ("no-gpu", "nvml-error", "nvml-missing"):
@@ -3106,12 +3158,14 @@ class GpuReader:
             self.table = table
             self.probe.out.put(dict(table))
 
-    def __enter__(self) -> GpuReader:
+    @contextlib.contextmanager
+    def _driver_asked(self) -> Iterator[None]:
+        """Around what the driver may not answer; `watch` looks how long it takes."""
         self._busy_since = time.monotonic()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._busy_since = 0.0
+        try:
+            yield
+        finally:
+            self._busy_since = 0.0
 
     def watch(self) -> None:
         """Called by the conductor: tell when the driver hangs, and when it is back."""
@@ -3127,7 +3181,7 @@ class GpuReader:
         gpus = self.gpus
         known_bad: Set[int] = set()
         while True:
-            with self:
+            with self._driver_asked():
                 samples, errors = gpus.samples()
             self.probe.out.put_sample({"t": "gpus", "samples": samples})
             for gpu in known_bad - set(errors):
@@ -3141,6 +3195,9 @@ class GpuReader:
             sampled = time.monotonic()
             if sampled - self._procs_at >= 5.0:
                 self._processes(sampled)
+            if sampled - self._limits_at >= self.LIMITS_EVERY_S:
+                self._limits_at = sampled
+                self._look_at_limits()
             self.first.set()
             slowest = SmiGpus.EVERY_S if isinstance(gpus, SmiGpus) else 0.1
             due = time.monotonic() + until_beat(max(self.probe.interval_s, slowest))
@@ -3160,12 +3217,24 @@ class GpuReader:
             if self.probe.ending:
                 return
 
+    def _look_at_limits(self) -> None:
+        """Operators set power limits while servers run: tell the table anew when one changed."""
+        with self._driver_asked():
+            limits = self.gpus.power_limits()
+        gpus = [
+            {**gpu, "power_limit_w": limit} if limit is not None else gpu
+            for gpu, limit in zip(self.table["gpus"], limits)  # noqa: B905 - Python 3.8 has no strict
+        ]
+        if gpus != self.table["gpus"]:
+            self.table = {**self.table, "gpus": gpus}
+            self.probe.out.put(dict(self.table))
+
     def _processes(self, now: float) -> None:
         self._procs_at = now
         graphics = now - self._graphics_at > 60.0
         if graphics:
             self._graphics_at = now
-        with self:
+        with self._driver_asked():
             processes = self.gpus.processes(graphics)
         pids = self.users = {pid for _, pid, _ in processes}
         self._described &= pids
@@ -3175,6 +3244,7 @@ class GpuReader:
             return
         self._described |= pids
         self.probe.out.put({"t": "gpu_procs", "processes": processes, "infos": infos})
+        self.told.set()
 
     def _traffic(self) -> None:
         gpus = self.gpus
@@ -3206,6 +3276,7 @@ def driver_hints() -> bool:
 class KernelLog:
     """XID errors of the GPU driver, where the kernel log may be read."""
 
+    REMEMBERED = 20
     _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 
     def __init__(self, out: Outbox) -> None:
@@ -3219,9 +3290,16 @@ class KernelLog:
             self._fd = -1
         self.readable = self._fd >= 0
         self._rest = b""
+        self._polled = False
 
     def poll(self) -> None:
-        """Send what is new; the first time, what the kernel still remembers."""
+        """Send what is new; the first time, the last ones that the kernel still remembers."""
+        found = [line for line in self._lines() if b"NVRM: Xid" in line]
+        for line in found if self._polled else found[-self.REMEMBERED :]:
+            self._send(line.decode("utf-8", "replace"))
+        self._polled = True
+
+    def _lines(self) -> Iterator[bytes]:
         for _ in range(20_000 if self.readable else 0):
             try:
                 record = os.read(self._fd, 8192)
@@ -3235,9 +3313,7 @@ class KernelLog:
             if not record:
                 return
             *lines, self._rest = (self._rest + record).split(b"\n")
-            for line in lines:
-                if b"NVRM: Xid" in line:
-                    self._send(line.decode("utf-8", "replace"))
+            yield from lines
 
     def _send(self, line: str) -> None:
         head, _, text = line.partition(";")
@@ -3294,6 +3370,12 @@ class HostReader:
         event: Json = {"t": "host", "cpu_ratio": self._cpu()}
         with contextlib.suppress(IndexError, ValueError):
             event["load_1m"] = float((text_of(PROC + "/loadavg") or "").split()[0])
+        return {**event, **self.memory(), "disks": self.disks()}
+
+    @staticmethod
+    def memory() -> Json:
+        """Memory, and shared memory, of the `host` line."""
+        event: Json = {}
         for name, key in (("MemTotal", "memory_total_bytes"), ("MemAvailable", "memory_available_bytes")):
             found = re.search(r"^%s:\s+(\d+) kB" % name, text_of(PROC + "/meminfo") or "", re.M)
             if found:
@@ -3303,7 +3385,6 @@ class HostReader:
             event["shm_total_bytes"], event["shm_free_bytes"] = shm.f_blocks * shm.f_frsize, shm.f_bavail * shm.f_frsize
         except OSError:
             pass
-        event["disks"] = self.disks()
         return event
 
     def disks(self) -> Dict[str, List[int]]:
@@ -3351,56 +3432,96 @@ def installed_engines(engines: Sequence[Engine], home: str) -> List[Json]:
     return out
 
 
-def checks(probe: Probe) -> Json:
-    """What `doctor` asks: facts by id, each with `ok` (None: nothing to judge), `value` and `detail`."""
+def checks(probe: Probe, limit_s: float = 10.0) -> Json:
+    """What `doctor` asks: facts by id, each with `ok` (None: nothing to judge), `value` and `detail`.
+
+    A disk or a driver that does not answer costs only the facts that come from it.
+    """
+    out: Json = {}
+    ends = []
+    for ids, look in _CHECKS:
+        ends.append(end := threading.Event())
+        for ident in ids:
+            out[ident] = {"ok": False, "value": None, "detail": "no answer within %g s" % limit_s}
+
+        def work(look: Callable[..., Iterator[Tuple[Any, ...]]] = look, end: threading.Event = end) -> None:
+            try:
+                for ident, ok, value, *detail in look(probe):
+                    out[ident] = {"ok": ok, "value": value, "detail": detail[0] if detail else None}
+            finally:
+                end.set()
+
+        probe.thread(work, "checks")
+    until = time.monotonic() + limit_s
+    for end in ends:
+        end.wait(max(0.0, until - time.monotonic()))
+    return dict(out)
+
+
+def _check_system(probe: Probe) -> Iterator[Tuple[Any, ...]]:
     import resource
 
-    out: Json = {}
-
-    def add(ident: str, ok: Optional[bool], value: Any, detail: Optional[str] = None) -> None:
-        out[ident] = {"ok": ok, "value": value, "detail": detail}
-
-    add("python", True, "%d.%d.%d" % sys.version_info[:3], sys.executable)
-    add("pythons", None, pythons_on_path())
-    add("kernel", None, os.uname().release)
-    add(
-        "user",
-        ME == 0,
-        user_name(ME),
-        None if ME == 0 else "other users' environments, descriptors and logs are hidden",
-    )
+    yield "python", True, "%d.%d.%d" % sys.version_info[:3], sys.executable
+    yield "kernel", None, os.uname().release
+    hint = None if ME == 0 else "other users' environments, descriptors and logs are hidden"
+    yield "user", ME == 0, user_name(ME), hint
     hidden = hidepid()
-    add("proc", not hidden, "hidepid" if hidden else "readable", hidden)
-    table = probe.gpu.table
-    add("nvml", bool(table.get("source")), table.get("source"), table.get("reason"))
-    add("driver", bool(table.get("driver")), table.get("driver"), table.get("cuda"))
-    add("topology", None, table.get("topology"))
-    gpus = probe.gpu.gpus
-    add("persistence", gpus.persistence() if gpus is not None else None, None)
-    psutils = [f for f in own_package_folders() if os.path.isdir(f + "/psutil")]
+    yield "proc", not hidden, "hidepid" if hidden else "readable", hidden
+    yield "kernel_log", os.access("/dev/kmsg", os.R_OK), None
+    yield "time", None, time.time(), time.strftime("%z %Z")
+    limits = {name: resource.getrlimit(getattr(resource, "RLIMIT_" + name)) for name in ("NOFILE", "MEMLOCK", "NPROC")}
+    enough = limits["NOFILE"][1] == -1 or limits["NOFILE"][1] >= 65_536
+    yield "limits", enough, {name: list(limit) for name, limit in limits.items()}
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = round(usage.ru_utime + usage.ru_stime, 3)
+    yield "probe", None, {"cpu_s": seconds, "peak_bytes": usage.ru_maxrss * 1024}
+
+
+def _check_programs(probe: Probe) -> Iterator[Tuple[Any, ...]]:
+    yield "pythons", None, pythons_on_path()
+    yield "journal", None, which("journalctl")
     servers = probe.live_servers()
-    psutils += [f for s in servers for f in s.site_folders if os.path.isdir(f + "/psutil")]
-    add("psutil", bool(psutils), psutils[0] if psutils else None)
+    folders = own_package_folders() + [folder for server in servers for folder in server.site_folders]
+    psutils = [folder for folder in folders if os.path.isdir(folder + "/psutil")]
+    yield "psutil", bool(psutils), psutils[0] if psutils else None
     found = [
         {"engine": s.engine.name, "version": s.version, "prefix": s.interpreter, "running": True} for s in servers
     ] + installed_engines(probe.engines, os.path.expanduser("~"))
-    add("engines", bool(found), found)
-    logs = {s.key: s.target.as_json() for s in servers}
-    add("logs", all(s.target.kind != "none" for s in servers) if servers else None, logs)
-    add("journal", None, which("journalctl"))
-    add("kernel_log", os.access("/dev/kmsg", os.R_OK), None)
-    host = probe.host.sample()
-    shm = host.get("shm_total_bytes")
-    add("shm", shm is not None and shm >= 1 << 30, [shm, host.get("shm_free_bytes")])
+    yield "engines", bool(found), found
+
+
+def _check_logs(probe: Probe) -> Iterator[Tuple[Any, ...]]:
+    servers = probe.live_servers()
+    logs = {server.key: server.target.as_json() for server in servers}
+    yield "logs", all(server.target.kind != "none" for server in servers) if servers else None, logs
+
+
+def _check_gpus(probe: Probe) -> Iterator[Tuple[Any, ...]]:
+    table = probe.gpu.table
+    yield "nvml", bool(table.get("source")), table.get("source"), table.get("reason")
+    yield "driver", bool(table.get("driver")), table.get("driver"), table.get("cuda")
+    yield "topology", None, table.get("topology")
+    gpus = probe.gpu.gpus
+    yield "persistence", gpus.persistence() if gpus is not None else None, None
+
+
+def _check_host(probe: Probe) -> Iterator[Tuple[Any, ...]]:
+    memory = probe.host.memory()
+    yield "memory", None, [memory.get("memory_total_bytes"), memory.get("memory_available_bytes")]
+    shm = memory.get("shm_total_bytes")
+    yield "shm", shm is not None and shm >= 1 << 30, [shm, memory.get("shm_free_bytes")]
     disks = probe.host.disks()
-    add("disk", all(free > 1 << 30 for _, free in disks.values()), disks)
-    add("memory", None, [host.get("memory_total_bytes"), host.get("memory_available_bytes")])
-    add("time", None, time.time(), time.strftime("%z %Z"))
-    limits = {name: resource.getrlimit(getattr(resource, "RLIMIT_" + name)) for name in ("NOFILE", "MEMLOCK", "NPROC")}
-    add("limits", limits["NOFILE"][1] == -1 or limits["NOFILE"][1] >= 65_536, {n: list(v) for n, v in limits.items()})
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    add("probe", None, {"cpu_s": round(usage.ru_utime + usage.ru_stime, 3), "peak_bytes": usage.ru_maxrss * 1024})
-    return out
+    yield "disk", all(free > 1 << 30 for _, free in disks.values()), disks
+
+
+_CHECKS: Tuple[Tuple[Tuple[str, ...], Callable[[Probe], Iterator[Tuple[Any, ...]]]], ...] = (
+    (("python", "kernel", "user", "proc", "kernel_log", "time", "limits", "probe"), _check_system),
+    (("pythons", "journal", "psutil", "engines"), _check_programs),
+    (("logs",), _check_logs),
+    (("nvml", "driver", "topology", "persistence"), _check_gpus),
+    (("memory", "shm", "disk"), _check_host),
+)
+"""What is looked at together, as one may have to wait for the other; by ids, in the order of the answer."""
 
 
 def hidepid() -> Optional[str]:
@@ -3753,7 +3874,7 @@ class Probe:
         self._planned = threading.Event()
         self._pinged = time.monotonic()
         self._ping_timeout_s = 60.0
-        self._exit_lock = threading.Lock()
+        self._exit_lock = threading.RLock()  # a signal may come while the main thread holds it
         self._scan_due = 0.0
         self._clock = time.time() - time.monotonic()
         self._clock_ok_at = 0.0
@@ -4032,6 +4153,10 @@ class Probe:
                 waits.append(server.tail.caught_up)
         for event in waits:
             event.wait(max(0.0, until - time.monotonic()))
+        # Who holds GPU memory is a member, and whoever became one meanwhile has its share told.
+        with contextlib.suppress(OSError):
+            self._scan(first=False)
+        self.gpu.look_again(max(0.5, until - time.monotonic()))
         self.out.put({"t": "pong", "n": -1})
         self.exit(5.0)
 

@@ -159,7 +159,47 @@ def test_series_are_found_again_when_lines_move() -> None:
     assert series.changed(b"toy:a 1\ntoy:up 1\n") == {"toy:up": 1.0}
     assert series.changed(b"toy:up 2\ntoy:a 1\n") == {"toy:up": 2.0}
     assert series.changed(b"toy:up 2\ntoy:new 1\ntoy:a 1\n") == {"toy:new": 1.0}
-    assert series.changed(b"") == {}
+    assert series.changed(b"") == {"toy:up": None, "toy:new": None}
+
+
+def test_a_series_without_a_value_is_taken_back_once() -> None:
+    series = agent.SeriesFilter(["toy:up", "toy:load"])
+    assert series.changed(b"toy:up 1\ntoy:load 2\n") == {"toy:up": 1.0, "toy:load": 2.0}
+    assert series.changed(b"toy:up NaN\ntoy:load 2\n") == {"toy:up": None}
+    assert series.changed(b"toy:up NaN\ntoy:load +Inf\n") == {"toy:load": None}
+    assert series.changed(b"toy:up nonsense\ntoy:load 2\n") == {"toy:load": 2.0}
+    assert series.changed(b"toy:up 1\n") == {"toy:up": 1.0, "toy:load": None}
+    assert series.changed(b"<html>busy</html>") is None
+    assert series.changed(b"toy:up 1\n") == {}
+    assert series.changed(b"# nothing left\n") == {"toy:up": None}
+    assert series.changed(b"toy:up 1\n") == {"toy:up": 1.0}
+
+
+LONG = b"a" * 1000 + b" secret" + b"s" * 1000 + b"hit " + b"b" * 3000
+
+
+@pytest.mark.parametrize(
+    ("line", "begins"),
+    [
+        (b"word " * 100 + b"hit", "word word"),
+        (b"word " * 500 + b"hit", "word word"),
+        (LONG, "secretsss"),
+        (b"x" * 5000 + b"hit", "xxx"),
+    ],
+)
+def test_a_hit_begins_with_its_line_or_with_a_word(line: bytes, begins: str) -> None:
+    block = b"before\n" + line + b"\nafter\n"
+    offset, text = agent.Searches._hit(block, 7, 7 + len(line), block.find(b"hit"), 500)
+    assert offset == 507
+    assert text.startswith(begins)
+    assert len(text) <= agent.HIT_LIMIT
+
+
+def test_a_piece_of_a_line_begins_with_a_word_too() -> None:
+    block = b"cret --model hit\n"
+    assert agent.Searches._hit(block, 0, 16, 13, 0)[1] == "cret --model hit"
+    assert agent.Searches._hit(block, 0, 16, 13, 500)[1] == "--model hit"
+    assert agent.Searches._hit(b"crethit\n", 0, 7, 4, 500)[1] == ""
 
 
 @pytest.mark.parametrize("body", [b"<html>busy</html>", b"{}", b"\xff\x00"])

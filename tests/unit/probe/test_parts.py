@@ -1,0 +1,111 @@
+"""Parts of the probe that wait for others: drivers, disks, signals; and what they tell when those do not answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tuner.probe import agent
+
+
+class Out:
+    """Takes lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+
+    def put(self, event: dict[str, Any]) -> None:
+        self.lines.append(event)
+
+
+def reader(**more: Any) -> agent.GpuReader:
+    probe: Any = SimpleNamespace(out=Out(), once=True, log=print, live_servers=list, **more)
+    probe.problems = SimpleNamespace(note=lambda *_: None, clear=lambda *_: None)
+    probe.pause = lambda seconds: True
+    return agent.GpuReader(probe)
+
+
+def test_waiting_for_the_binding_is_no_hang_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = reader()
+    since: list[float] = []
+    monkeypatch.setattr(agent, "own_package_folders", list)
+    monkeypatch.setattr(agent, "driver_hints", lambda: True)
+    monkeypatch.setattr(agent, "which", lambda name: None)
+    monkeypatch.setattr(gpu, "given", SimpleNamespace(wait=lambda seconds: since.append(gpu._busy_since)))
+    gpu.run()
+    assert since == [0.0]
+
+
+def test_the_driver_is_watched_while_it_is_asked() -> None:
+    gpu = reader()
+    with pytest.raises(ZeroDivisionError), gpu._driver_asked():
+        assert gpu._busy_since > 0
+        raise ZeroDivisionError
+    assert gpu._busy_since == 0
+
+
+def test_a_changed_power_limit_is_told() -> None:
+    gpu = reader()
+    limits: list[float | None] = [600.0, None]
+    gpu.gpus = SimpleNamespace(power_limits=lambda: limits)
+    gpu.table = {"t": "gpu_info", "gpus": [{"index": 0, "power_limit_w": 600.0}, {"index": 1}]}
+    gpu._look_at_limits()
+    assert gpu.probe.out.lines == []  # type: ignore[attr-defined]
+    limits[0] = 450.0
+    gpu._look_at_limits()
+    gpu._look_at_limits()
+    (line,) = gpu.probe.out.lines  # type: ignore[attr-defined]
+    assert line == {"t": "gpu_info", "gpus": [{"index": 0, "power_limit_w": 450.0}, {"index": 1}]}
+
+
+def test_of_old_kernel_errors_only_the_last_ones_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    log = tmp_path / "dev/kmsg"
+    log.write_text("".join(f"4,{n},{n},-;NVRM: Xid (PCI:0000:11:00): 31, no. {n}\n4,0,0,-;x\n" for n in range(100)))
+    monkeypatch.setattr(agent, "HOST_ROOT", str(tmp_path))
+    out: Any = Out()
+    kernel = agent.KernelLog(out)
+    kernel.poll()
+    assert [line["text"].rpartition(" ")[2] for line in out.lines] == [str(n) for n in range(80, 100)]
+    with log.open("a") as more:
+        more.write("".join(f"4,{n},{n},-;NVRM: Xid (PCI:0000:11:00): 31, no. {n}\n" for n in range(30)))
+    kernel.poll()
+    assert len(out.lines) == 50
+
+
+def test_a_disk_that_does_not_answer_costs_only_its_own_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = threading.Event()
+
+    def disks(self: agent.HostReader) -> dict[str, Any]:
+        answer.wait(20.0)
+        return {}
+
+    monkeypatch.setattr(agent.HostReader, "disks", disks)
+    try:
+        began = time.monotonic()
+        found = agent.checks(agent.Probe(), 0.5)
+        assert time.monotonic() - began < 5.0
+    finally:
+        answer.set()
+    assert found["disk"] == {"ok": False, "value": None, "detail": "no answer within 0.5 s"}
+    assert found["python"]["ok"] is True
+    assert found["memory"]["value"][0] is not None
+    assert [name for name, check in found.items() if str(check["detail"]).startswith("no answer")] == ["disk"]
+
+
+def test_a_signal_while_it_is_ending_does_not_hold_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = agent.Probe()
+    ended = threading.Event()
+    monkeypatch.setattr(agent.os, "_exit", lambda status: ended.set())
+
+    def interrupted() -> None:
+        with probe._exit_lock:
+            probe.exit()
+
+    threading.Thread(target=interrupted, daemon=True).start()
+    assert ended.wait(5.0)
