@@ -206,6 +206,7 @@ async def test_the_current_line_stays_in_sight_when_hits_take_room(app_on: AppOn
         view = view_of(app)
         assert view.size.height < 15
         assert view.current in [row_id for row_id, _ in view._visible()]
+        assert "not following" in app.screen.query_one("#filters", Rows).text
 
 
 async def test_older_and_newer_hits(app_on: AppOn) -> None:

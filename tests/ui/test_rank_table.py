@@ -67,6 +67,8 @@ def test_other_servers_on_a_gpu_have_a_segment_of_their_own() -> None:
     assert re.search(r"▐█+▒+▓+░+ +◇+#▌", line)
     legend = text_of(notes.legend_line(rows, first, 130, UNICODE))
     assert "◇ other servers 21.6" in legend
+    narrow = text_of(notes.legend_line(rows, first, 80, UNICODE))
+    assert narrow == " █ weights 30.1  ▒ KV 10.4  ▓ graphs 1.3  ░ context 1.5  ◇ other servers 21.6"
 
 
 def test_no_server_no_segment() -> None:

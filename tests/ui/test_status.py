@@ -102,6 +102,8 @@ def test_a_server_that_served_did_not_fail_in_ready_and_a_silent_death_comes_fir
     assert first.startswith("✖ FAILED while serving: TP3 (pid 48380) died without an error of its own: killed")
     assert second == "✖ then TP0: RuntimeError: Connection closed by peer [10.0.0.5]:41234"
     state = states.killed()
+    styles = {style for _, style in status.phase_line(state, state.servers[0], 160, UNICODE)[2:]}
+    assert "bad" not in styles, "its warm-up went well"
     going = msgspec.structs.replace(state.servers[0], phase=Phase.READY)
     assert notes_of(msgspec.structs.replace(state, servers=(going,))).startswith("✖ error: TP3 (pid 48380) died")
 

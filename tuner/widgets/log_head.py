@@ -30,7 +30,8 @@ def where_spans(view: LogView, glyphs: Glyphs) -> Line:
         return ((f"  {glyphs.up} following ", "ok"),)
     if view.waiting_lines:
         return ((f"  {glyphs.stale} {view.waiting_lines:,} newer ", "warn"),)
-    return ((f"  {glyphs.stale} {view.index.last - 1 - view.current:,} behind ", "warn"),)
+    behind = view.index.last - 1 - view.current
+    return ((f"  {glyphs.stale} {f'{behind:,} behind' if behind else 'not following'} ", "warn"),)
 
 
 def head_line(server: ServerState, view: LogView, log_filter: LogFilter, width: int, glyphs: Glyphs) -> Line:

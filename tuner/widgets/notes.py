@@ -40,17 +40,19 @@ def legend_line(rows: Sequence[Row], server: ServerState | None, width: int, gly
         if row.is_rank or not any(other.is_rank for other in rows):
             for term, value in row.terms:
                 by_term.setdefault(term, []).append(value)
-    parts: list[Line] = []
-    for term in TERMS:
-        values = by_term.get(term)
-        if not values or (term == "other" and max(values) < 1 << 26):
-            continue
-        name = "in use" if term == "other" and len(by_term.keys() - set(GUESTS)) == 1 else names[term]
-        text = f" {name} {_spread_text(values)}"
-        if term == "kv" and server and server.kv_tokens is not None:
-            text += f" ({server.kv_tokens:,} tokens)"
-        parts.append(((glyphs.terms[term], term), (text, "text")))
-    left = fit(parts, width - 2, ("  ", "text"))
+    if by_term.keys() <= {"other", *GUESTS}:
+        names["other"] = "in use"
+
+    def part(term: str, name: str, more: str = "") -> Line:
+        return ((glyphs.terms[term], term), (f" {name} {_spread_text(by_term[term])}{more}", "text"))
+
+    shown = [term for term in TERMS if max(by_term.get(term, (0,))) >= (1 << 26 if term == "other" else 1)]
+    tokens = f" ({server.kv_tokens:,} tokens)" if server and server.kv_tokens is not None else ""
+    left = fit([part(term, names[term], tokens if term == "kv" else "") for term in shown], width - 2, ("  ", "text"))
+    if "servers" in shown and not any(style == "servers" for _, style in left):
+        # Nothing below the table explains this one, as the notes do for foreign processes.
+        names["kv"] = "KV"
+        left = fit([part(term, names[term]) for term in shown], width - 2, ("  ", "text"))
     return ((" ", "text"), *left) if left else ()
 
 

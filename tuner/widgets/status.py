@@ -215,7 +215,8 @@ def _phase(state: HostState, server: ServerState, record: PhaseRecord, glyphs: G
             spans.append((f" (usually {usual})", "dim"))
         return tuple(spans)
     took = format_duration(record.ended - record.started) if record.ended is not None else glyphs.dash
-    failed = server.phase is Phase.FAILED and record is server.phases[-1]
+    # Who failed while serving did so after its start.
+    failed = server.phase is Phase.FAILED and record is server.phases[-1] and server.started_in_s is None
     return ((f"{name} ", "bad" if failed else "dim"), (took, "bad" if failed else "text"))
 
 
