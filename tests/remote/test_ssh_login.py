@@ -12,6 +12,7 @@ import asyncssh
 import pytest
 
 from tests.support.asking import Operator
+from tests.support.facts import until
 from tuner import transports
 from tuner.domain.link import Target
 from tuner.errors import ConnectionFailed
@@ -142,11 +143,14 @@ async def test_the_servers_own_questions_answered_wrongly(tmp_path: Path) -> Non
 
 
 async def test_time_to_think_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.transports.ssh.login.LOGIN_S", 0.5)
+    limit = 0.5
+    monkeypatch.setattr("tuner.transports.ssh.login.LOGIN_S", limit)
+    clock = asyncio.get_running_loop().time
 
     class Slow(Operator):
         async def __call__(self, question: Any) -> str | None:
-            await asyncio.sleep(0.8)
+            over = clock() + limit
+            await until(lambda: clock() > over)
             return await super().__call__(question)
 
     async with host(tmp_path, password=True) as opener:

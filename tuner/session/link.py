@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +86,7 @@ class Link:
         timing: How patient.
         live: There is a host; otherwise a recording.
         happened: Takes every event.
-        flush: Called when a block was folded.
+        flush: Waited for when a block was folded.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Link:
         *,
         live: bool,
         happened: Callable[[e.AnyEvent], None],
-        flush: Callable[[], None],
+        flush: Callable[[], Awaitable[None]],
     ) -> None:
         self._transport = transport
         self._ask = ask
@@ -173,7 +173,7 @@ class Link:
                     self._say(LinkPhase.UP)
                 await self._take(self._stream.feed(block, now))
             await self._take(self._stream.idle(now))
-            self._flush()
+            await self._flush()
             looked, wall = time.monotonic(), time.time()
             if self._live:
                 if slept > self._timing.asleep:

@@ -28,6 +28,7 @@ from tuner.domain.state import HostState
 from tuner.errors import ConnectionFailed
 from tuner.paths import history_file
 from tuner.session.link import End, Link, Timing
+from tuner.session.recorder import Recorder
 from tuner.session.requests import Requests
 from tuner.session.stream import Stream
 from tuner.session.tasks import spawn
@@ -75,14 +76,13 @@ class Session:
         self._transport = transport
         self._engines = engines
         self._ask = ask
-        self._journal = journal
+        self._recorder = Recorder(journal, lambda problem: self._trouble("journal", str(problem)))
         self._history = history
         self._plan = plan or plan_for(engines)
         self._retry = retry
         self._timing = timing or Timing()
         self._stream = Stream(recorded=self.player is not None)
         self._link: Link | None = None
-        self._began = time.monotonic()
         self._watchers: set[asyncio.Event] = set()
         self._problems: list[e.ProblemSeen] = []
         self._chores: asyncio.Queue[c.AnyCommand] = asyncio.Queue()
@@ -115,8 +115,7 @@ class Session:
         finally:
             chores.cancel()
             await asyncio.gather(chores, return_exceptions=True)
-            if self._journal:
-                self._journal.close()
+            await self._recorder.close()
             self._ended.set()
             self._tell_watchers()
 
@@ -197,8 +196,8 @@ class Session:
         self._closing.set()
         if self._started:
             await self._ended.wait()
-        elif self._journal:
-            self._journal.close()
+        else:
+            await self._recorder.close()
 
     # Connecting.
 
@@ -276,7 +275,7 @@ class Session:
             self._timing,
             live=self.player is None,
             happened=self._happened,
-            flush=self._flush,
+            flush=self._recorder.keep_up,
         )
         try:
             return await self._link.run()
@@ -293,14 +292,13 @@ class Session:
 
     def _say(self, phase: LinkPhase, **fields: Any) -> None:
         self._happened(e.LinkChanged(phase=phase, **fields))
-        self._flush()
+        self._recorder.write()
 
     def _happened(self, event: e.AnyEvent) -> None:
         """The one place where the state changes: journal first, then fold, then tell."""
         if isinstance(event, e.SearchResult | e.ReadResult | e.CheckResult):
             self._requests.deliver(event)
-        if self._journal:
-            self._journal.append(event, time.monotonic() - self._began)
+        self._recorder.note(event)
         self.state, commands = reduce(self.state, event, self._engines)
         for command in commands:
             self._chores.put_nowait(command)
@@ -315,10 +313,6 @@ class Session:
         problem = e.ProblemSeen(code=code, detail=detail)
         self._problems.append(problem)
         self._happened(problem)
-
-    def _flush(self) -> None:
-        if self._journal and (problem := self._journal.flush()):
-            self._trouble("journal", str(problem))
 
     def _tell_watchers(self) -> None:
         for watcher in self._watchers:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -21,9 +22,10 @@ from tuner.store.private import make_folder, opener
 class Journal:
     """Writes one.
 
-    Lines are collected and written by `flush`, as often as the caller likes; nothing is synced to disk, since a
-    killed process loses nothing that was written and a lost machine may. When the disk is full the journal ends with
-    its last whole line, tells so once, and the session goes on without it.
+    Lines are collected and written by `flush`, as often as the caller likes and, one at a time, from any thread: a
+    disk may be slow, and `append` does not wait for it. Nothing is synced to disk, since a killed process loses
+    nothing that was written and a lost machine may. When the disk is full the journal ends with its last whole line,
+    tells so once, and the session goes on without it.
 
     Args:
         path: Created, with its folders, for this user alone. A file that exists is not touched.
@@ -46,6 +48,7 @@ class Journal:
         self._keep = keep
         self._part = 0
         self._pending = bytearray()
+        self._taking = threading.Lock()
         self._size = 0
         self._file = self._create(path, at)
 
@@ -57,20 +60,27 @@ class Journal:
             at: Seconds since the journal's start, of a clock that is not set.
         """
         if self.problem is None:
-            self._pending += form.write_entry(event, at)
+            line = form.write_entry(event, at)
+            with self._taking:
+                self._pending += line
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Collected since the last `flush` began."""
+        return len(self._pending)
 
     def flush(self) -> JournalError | None:
         """Hand the collected lines to the system. Returns the problem once, when there is one."""
-        if not self._pending or self.problem is not None:
+        with self._taking:
+            data, self._pending = self._pending, bytearray()
+        if not data or self.problem is not None:
             return None
         try:
-            self._write(self._pending)
-            self._size += len(self._pending)
-            self._pending.clear()
+            self._write(data)
+            self._size += len(data)
             if self._max_bytes is not None and self._size >= self._max_bytes:
                 self._rotate()
         except (OSError, JournalError) as error:
-            self._pending.clear()
             words = error.strerror or str(error) if isinstance(error, OSError) else str(error)
             self.problem = JournalError(
                 "The journal ends here", f"{self.path}: {words}", "Free some space, or record elsewhere"
