@@ -33,6 +33,8 @@ _SCRIPT = (
     'if "$1" -ISc "$t" </dev/null >/dev/null 2>&1;then exec "$1" -ISBuc "$s";fi;'
     'if [ "$o" = none ];then o=$("$1" -c "import sys;sys.stdout.write(sys.version.split()[0])" '
     "</dev/null 2>/dev/null)||o=none;fi;fi;};"
+    # One pool of memory for all threads: glibc gives each its own, half empty.
+    "export MALLOC_ARENA_MAX=1;"
     "s=$1;"
     "for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9 python3.8 python "
     '/usr/libexec/platform-python /opt/conda/bin/python3 "$HOME"/*conda3/bin/python3 /opt/*/bin/python3 '
