@@ -6,6 +6,10 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
+import shutil
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable
@@ -14,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import tuner
 from tests.support.facts import until
 from tests.support.plain_engine import PlainEngine
 from tests.support.puppet import Puppet
@@ -22,7 +27,7 @@ from tuner.core.reduce import initial, reduce
 from tuner.domain import events as e
 from tuner.domain.link import LinkPhase, Target
 from tuner.domain.state import HostState
-from tuner.errors import ConnectionFailed, TunerError
+from tuner.errors import CatalogError, ConnectionFailed, TunerError
 from tuner.session.link import Timing
 from tuner.session.session import Session, open_session
 from tuner.session.tasks import spawn
@@ -617,6 +622,55 @@ async def test_a_burst_is_folded_whole_while_the_loop_stays_free(tmp_path: Path)
     assert state.servers[0].log.lines_total == 40_000
     assert state.lost_lines == 0
     assert longest < 0.25, "far above what it takes, to hold on a busy machine: benchmarks measure it"
+
+
+class Broken(PlainEngine):
+    """An engine that fails where the session looks into a log."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def interesting(self, text: str) -> bool:
+        raise self._error
+
+
+FAULTS = [CatalogError(Path("/x/logs.toml"), 3, "format is wrong"), ZeroDivisionError("ours")]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
+async def test_a_fault_of_ours_is_no_lost_link(tmp_path: Path, fault: Exception) -> None:
+    act = """
+        hello()
+        send("server", server={"key": "k", "engine": "plain", "pid": 1, "start_ticks": 1})
+        send("log_open", key="k", reason="start", path="/log", device=1, inode=2, offset=0)
+        send("log", key="k", offset=0, end=2, data="x\\n")
+        idle()
+    """
+    made = Session(
+        Target(name="box", scheme="local"), Puppet(act, tmp_path), {"plain": Broken(fault)}, ask=nobody, timing=HASTY
+    )
+    async with asyncio.timeout(20):
+        with pytest.raises(type(fault)):
+            await made.run()
+        states = [state async for state in made.snapshots()]
+    assert made.failure is fault
+    assert states[-1].link.final
+    assert str(fault) in (states[-1].link.reason or "")
+
+
+@pytest.mark.parametrize("command", [("snapshot", "local"), ("doctor", "local"), ("record", "local", "journal")])
+def test_data_files_are_checked_before_anything_is_connected(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """With a copy of the package in which one pattern is wrong."""
+    package = tmp_path / "tuner"
+    shutil.copytree(Path(tuner.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    file = package / "engines" / "vllm" / "logs.toml"
+    file.write_text(file.read_text().replace("pattern = ", 'pattern = "(" # ', 1))
+    run = [sys.executable, "-P", "-c", "from tuner.cli import main; main()", *command]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "GPUTUNER_HOME": str(tmp_path / "home")}
+    ran = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert ran.returncode == 2, ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+    assert f"{file}:" in ran.stderr
 
 
 CANARY = "canary9in9the9mine"

@@ -126,12 +126,15 @@ async def until(session: Session, ask: TerminalAsk, true: Callable[[HostState], 
 
     Raises:
         ConnectionFailed: the link is down, or the session ended before.
+        Exception: whatever fault of ours ended it.
     """
     async for state in session.snapshots():
         if true(state):
             return state
         if state.link.phase is LinkPhase.DOWN:
             break
+    if session.failure is not None:
+        raise session.failure
     link = session.state.link
     raise ConnectionFailed(f"{session.state.name} was not reached", link.reason or "", ask.refusal or "")
 

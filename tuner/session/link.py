@@ -20,7 +20,7 @@ from tuner.core.redact import mask
 from tuner.domain import events as e
 from tuner.domain.link import LinkPhase
 from tuner.domain.plan import ProbePlan, TailFrom
-from tuner.errors import ConnectionFailed, ProbeFailed, ProtocolMismatch, TunerError
+from tuner.errors import CatalogError, ConnectionFailed, ProbeFailed, ProtocolMismatch, TunerError
 from tuner.probe import bootstrap
 from tuner.probe.wire import Incoming, NeedNvml
 from tuner.session.nvml import binding
@@ -126,6 +126,8 @@ class Link:
             if self._live:
                 await self._begin(self._process, resume)
             return await self._listen(self._process)
+        except CatalogError:
+            raise  # a file of ours is wrong, not the link
         except TunerError as error:
             return End(reason=str(error), final=getattr(error, "final", False), lived=self._lived())
         finally:

@@ -25,7 +25,7 @@ from tuner.domain import events as e
 from tuner.domain.link import LinkPhase, Target
 from tuner.domain.plan import ProbePlan
 from tuner.domain.state import HostState
-from tuner.errors import ConnectionFailed
+from tuner.errors import ConnectionFailed, TunerError
 from tuner.paths import history_file
 from tuner.session.link import End, Link, Timing
 from tuner.session.recorder import Recorder
@@ -73,6 +73,8 @@ class Session:
         """The controls of a recording (`transports.replay.Player`); None for a host."""
         self.state = initial(self.player.header.host if self.player else target.name)
         """The newest."""
+        self.failure: Exception | None = None
+        """A fault of ours that ended the session."""
         self._transport = transport
         self._engines = engines
         self._ask = ask
@@ -105,11 +107,11 @@ class Session:
                     await self._chores.join()
         except Exception as error:
             # Ours, not the host's: it must be seen, and it must be heard.
+            self.failure = error
+            words = str(error) if isinstance(error, TunerError) else f"A bug in gputuner: {error!r}"
             self.state = msgspec.structs.replace(
                 self.state,
-                link=msgspec.structs.replace(
-                    self.state.link, phase=LinkPhase.DOWN, reason=mask(f"A bug in gputuner: {error!r}"), final=True
-                ),
+                link=msgspec.structs.replace(self.state.link, phase=LinkPhase.DOWN, reason=mask(words), final=True),
             )
             raise
         finally:
@@ -372,6 +374,9 @@ def open_session(
     from tuner.engines import load_engines
 
     engines = load_engines()
+    for engine in engines.values():
+        # Reads its data files: what is wrong there is said before anything is connected.
+        engine.facts("", engine.prefix(""), 0)
     recorded = target.scheme == "replay"
     if recorded:
         target = msgspec.structs.replace(target, options={"speed": str(speed), **target.options})
