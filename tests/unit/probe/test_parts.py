@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from pathlib import Path
@@ -109,3 +111,29 @@ def test_a_signal_while_it_is_ending_does_not_hold_it_up(monkeypatch: pytest.Mon
 
     threading.Thread(target=interrupted, daemon=True).start()
     assert ended.wait(5.0)
+
+
+@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_the_kernel_lists_what_listens(family: int, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if agent.listeners_here() is None:
+        pytest.skip("this kernel has no sock_diag")
+    with socket.socket(family) as ours, socket.socket(family) as silent:
+        try:
+            ours.bind((address, 0))
+            silent.bind((address, 0))
+        except OSError:
+            pytest.skip(f"no {address} here")
+        ours.listen()
+        port = ours.getsockname()[1]
+
+        def mine(found: list[agent.Listener]) -> list[tuple[str, int, int, int]]:
+            ports = (port, silent.getsockname()[1])
+            return [(x.address, x.port, x.inode, x.uid) for x in found if x.port in ports]
+
+        expected = [(address, port, os.fstat(ours.fileno()).st_ino, os.getuid())]
+        assert mine(agent.listeners_here() or []) == expected
+        with monkeypatch.context() as patch:
+            patch.setattr(agent, "slurp", lambda *_: pytest.fail("the tables in /proc were read"))
+            assert mine(agent.listeners_of(os.getpid())) == expected
+        monkeypatch.setattr(agent, "listeners_here", lambda: None)
+        assert mine(agent.listeners_of(os.getpid())) == expected
