@@ -14,7 +14,7 @@ from tuner.core.memory import terms_from_fact
 from tuner.domain.logs import LogFact
 from tuner.domain.readings import MemoryTerms
 from tuner.domain.server import Phase, ServerIdentity
-from tuner.domain.state import ErrorLine, PhaseRecord, RankState, ServerState
+from tuner.domain.state import ErrorLine, PhaseRecord, RankMemory, RankState, ServerState
 
 KEEP_FACTS = 600
 KEEP_ERRORS = 20
@@ -90,8 +90,7 @@ def apply_members(server: ServerState, identity: ServerIdentity) -> ServerState:
     """The process table changed: ranks that were seen and are gone are dead."""
     alive = {m.pid for m in identity.members if m.state != "Z"} | {identity.pid}
     ranks = tuple(
-        r if r.pid is None or r.alive == (r.pid in alive) else msgspec.structs.replace(r, alive=r.pid in alive)
-        for r in server.ranks
+        r if r.pid is None or r.alive == (r.pid in alive) else _after_death(r, r.pid in alive) for r in server.ranks
     )
     server = msgspec.structs.replace(server, identity=identity, ranks=ranks)
     dead = [r for r in ranks if not r.alive]
@@ -99,7 +98,8 @@ def apply_members(server: ServerState, identity: ServerIdentity) -> ServerState:
         return server
     told = {tag for error in server.errors for tag in error.ranks}
     silent = [r for r in dead if r.tag not in told]
-    if silent and len(dead) < len(ranks) and not any(error.silent for error in server.errors):
+    explained = any(error.silent or not (error.secondary or error.header) for error in server.errors)
+    if silent and len(dead) < len(ranks) and not explained:
         # What the others print (a connection closed by its peer) is the consequence; the silence came first.
         names = ", ".join(f"{r.tag} (pid {r.pid})" for r in silent)
         entry = ErrorLine(
@@ -120,7 +120,7 @@ def apply_members(server: ServerState, identity: ServerIdentity) -> ServerState:
 def apply_gone(server: ServerState, left: tuple[int, ...], at: float | None) -> ServerState:
     """The leader is gone. The log decides whether that was wanted, not an exit code: vLLM's is 0 either way."""
     wanted = server.phase in (Phase.STOPPING, Phase.STOPPED)
-    ranks = tuple(msgspec.structs.replace(r, alive=r.pid in left) if r.pid is not None else r for r in server.ranks)
+    ranks = tuple(_after_death(r, r.pid in left) if r.pid is not None else r for r in server.ranks)
     server = msgspec.structs.replace(server, gone=True, left_pids=left, ranks=ranks)
     if server.phase is Phase.FAILED:
         return _close_last(server, at)
@@ -131,6 +131,11 @@ def apply_gone(server: ServerState, left: tuple[int, ...], at: float | None) -> 
     return _enter(
         server, Phase.FAILED, None, "ended without a word: killed from outside, or its log is not readable", at
     )
+
+
+def _after_death(rank: RankState, alive: bool) -> RankState:
+    """A process that is gone holds no memory, whatever the driver's last list said."""
+    return msgspec.structs.replace(rank, alive=alive, memory=rank.memory if alive else RankMemory())
 
 
 def wall_time(server: ServerState, at: float | None) -> float | None:
@@ -287,8 +292,12 @@ def _close_last(server: ServerState, at: float | None) -> ServerState:
 
 
 def _error(server: ServerState, fact: LogFact) -> ServerState:
+    secondary, header = bool(fact.fields.get("secondary")), bool(fact.fields.get("header"))
+    if not (secondary or header) and any(error.silent for error in server.errors):
+        # The process table is faster than the log: here is why they died, and it was not in silence.
+        server = msgspec.structs.replace(server, errors=tuple(error for error in server.errors if not error.silent))
     noted = _note_error(server, fact)
-    if server.phase in (Phase.STOPPING, Phase.STOPPED) or fact.fields.get("secondary"):
+    if server.phase in (Phase.STOPPING, Phase.STOPPED) or secondary:
         return noted
     if server.phase is Phase.FAILED and noted.errors and noted.errors[0] is not _first(server.errors):
         # "Scheduler hit an exception" said that, the exception that follows says why.
@@ -306,11 +315,12 @@ def _note_error(server: ServerState, fact: LogFact) -> ServerState:
     text = str(fact.fields.get("summary") or fact.text)
     rank = fact.rank
     header = bool(fact.fields.get("header"))
+    secondary = bool(fact.fields.get("secondary")) or fact.kind == f.DIED
     if not header and server.errors and server.errors[-1].header:
         announced = server.errors[-1]
         known = next((x for x in server.errors[:-1] if x.text == text), None)
         if known is None:
-            named = msgspec.structs.replace(announced, text=text, header=False)
+            named = msgspec.structs.replace(announced, text=text, header=False, secondary=secondary)
             return msgspec.structs.replace(server, errors=(*server.errors[:-1], named))
         server = msgspec.structs.replace(server, errors=server.errors[:-1])
     for index, known in enumerate(server.errors):
@@ -330,6 +340,7 @@ def _note_error(server: ServerState, fact: LogFact) -> ServerState:
         at=wall_time(server, fact.at),
         phase=phase,
         header=header,
+        secondary=secondary,
     )
     return msgspec.structs.replace(server, errors=(*server.errors, entry))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from tuner.core.engine import RankPlace
 from tuner.domain.gpu import GpuInfo, GpuProcess, ProcessInfo
 from tuner.domain.server import ServerIdentity
-from tuner.domain.state import ForeignProcess
+from tuner.domain.state import ForeignProcess, ServerState
 
 
 def gpu_of(
@@ -37,10 +37,21 @@ def gpu_of(
 
 
 def foreign_processes(
-    processes: tuple[GpuProcess, ...], infos: dict[int, ProcessInfo], servers: Iterable[ServerIdentity]
+    processes: tuple[GpuProcess, ...], infos: dict[int, ProcessInfo], servers: Iterable[ServerState]
 ) -> tuple[ForeignProcess, ...]:
-    """GPU processes that belong to no known server, biggest first."""
-    ours = {pid for server in servers for pid in (server.pid, *(m.pid for m in server.members))}
+    """GPU processes that belong to no known server, biggest first.
+
+    The driver's list is read every few seconds, so a rank that has just died still stands in it. It is known by its
+    title, since a later process may have been given its PID.
+    """
+    ours: set[int] = set()
+    for server in servers:
+        if not server.gone:
+            ours |= {server.identity.pid, *(m.pid for m in server.identity.members)}
+        ours |= set(server.left_pids)
+        for rank in server.ranks:
+            if rank.pid is not None and (rank.pid not in infos or infos[rank.pid].command == rank.title):
+                ours.add(rank.pid)
     found = [
         ForeignProcess(
             pid=p.pid,

@@ -12,7 +12,7 @@ from tuner.core.lifecycle import rank_order
 from tuner.core.memory import combine
 from tuner.domain.gpu import GpuInfo
 from tuner.domain.readings import MemoryTerms
-from tuner.domain.state import HostState, RankState, ServerState
+from tuner.domain.state import HostState, RankMemory, RankState, ServerState
 
 
 def placed(state: HostState, engines: Mapping[str, Engine]) -> HostState:
@@ -22,9 +22,7 @@ def placed(state: HostState, engines: Mapping[str, Engine]) -> HostState:
         server if server.gone else _with_ranks(server, engines.get(server.identity.engine), gpus, state)
         for server in state.servers
     )
-    foreign = placement.foreign_processes(
-        state.processes, state.infos, (x.identity for x in servers if not x.gone or x.left_pids)
-    )
+    foreign = placement.foreign_processes(state.processes, state.infos, servers)
     return msgspec.structs.replace(
         state,
         servers=state.servers if all(a is b for a, b in zip(servers, state.servers, strict=True)) else servers,
@@ -38,6 +36,7 @@ def _with_ranks(server: ServerState, engine: Engine | None, gpus: tuple[GpuInfo,
     places = engine.ranks(server.identity, server.settings)
     by_tag = {rank.tag: rank for rank in server.ranks}
     alive = {m.pid for m in server.identity.members if m.state != "Z"} | {server.identity.pid}
+    titles = {m.pid: m.title for m in server.identity.members}
     ranks: list[RankState] = []
     for place in places:
         rank = by_tag.pop(place.tag, None) or RankState(tag=place.tag)
@@ -47,10 +46,15 @@ def _with_ranks(server: ServerState, engine: Engine | None, gpus: tuple[GpuInfo,
             pid=place.pid if place.pid is not None else rank.pid,
             gpu=gpu if gpu is not None else rank.gpu,
             alive=place.pid in alive if place.pid is not None else rank.alive,
+            title=titles.get(place.pid, rank.title) if place.pid is not None else rank.title,
         )
-        ranks.append(msgspec.structs.replace(rank, memory=combine(rank, state.processes)))
-    # A rank that printed or ran and has no process any more stays, as the dead rank it is.
-    ranks.extend(msgspec.structs.replace(rank, memory=combine(rank, state.processes)) for rank in by_tag.values())
+        ranks.append(rank)
+    # A rank that printed or ran and has no process any more stays, as the dead rank it is, and holds nothing.
+    ranks.extend(by_tag.values())
+    ranks = [
+        msgspec.structs.replace(rank, memory=combine(rank, state.processes) if rank.alive else RankMemory())
+        for rank in ranks
+    ]
     ordered = tuple(sorted(ranks, key=lambda r: rank_order(r.tag)))
     return server if ordered == server.ranks else msgspec.structs.replace(server, ranks=ordered)
 

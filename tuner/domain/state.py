@@ -78,6 +78,8 @@ class RankState(Struct, frozen=True, kw_only=True):
     gpu: int | None = None
     """NVML index."""
     pid: int | None = None
+    title: str | None = None
+    """Of its process, as last seen: tells a dead rank's entry in the driver's list from a later process's."""
     alive: bool = True
     memory: RankMemory = RankMemory()
     phase: Phase = Phase.UNKNOWN
@@ -148,6 +150,8 @@ class ErrorLine(Struct, frozen=True, kw_only=True):
     phase: Phase = Phase.UNKNOWN
     header: bool = False
     """Only announces an error whose own line has not come yet."""
+    secondary: bool = False
+    """A consequence of what happened to another process."""
     silent: bool = False
     """No line of the log: ranks that vanished from the process table without one."""
 

@@ -6,7 +6,7 @@ from tuner.core import facts as f
 from tuner.core import lifecycle
 from tuner.domain.logs import LogFact
 from tuner.domain.server import Member, Phase, ServerIdentity
-from tuner.domain.state import RankState, ServerState
+from tuner.domain.state import RankMemory, RankState, ServerState
 from tuner.units import from_gib
 
 STARTED_AT = 1_772_000_000.0
@@ -125,7 +125,7 @@ def test_a_second_set_of_weights_is_the_draft_model() -> None:
 def test_ranks_that_vanish_without_a_word_come_before_what_their_peers_say() -> None:
     ranks = tuple(RankState(tag=f"TP{i}", pid=11 + i) for i in range(3))
     left = tuple(Member(pid=11 + i, ppid=10, start_ticks=1, title="") for i in (0, 1))
-    gloo = fact(f.ERROR, 300, "TP0", summary="Connection closed by peer", fatal=True)
+    gloo = fact(f.ERROR, 300, "TP0", summary="Connection closed by peer", secondary=True)
     server = play(*READY, gloo, server=ServerState(identity=identity(), ranks=ranks))
     server = lifecycle.apply_members(server, identity(members=left))
     assert server.errors[0].ranks == ("TP2",)
@@ -133,6 +133,28 @@ def test_ranks_that_vanish_without_a_word_come_before_what_their_peers_say() -> 
     assert server.errors[1].text == "Connection closed by peer"
     again = lifecycle.apply_members(server, identity(members=left))
     assert again.errors == server.errors
+
+
+def test_an_error_that_comes_later_than_the_deaths_it_explains() -> None:
+    """The process table is looked at faster than a burst of tracebacks is read."""
+    ranks = tuple(RankState(tag=f"TP{i}", pid=11 + i) for i in range(3))
+    server = play(*START[:7], server=ServerState(identity=identity(), ranks=ranks))
+    left = (Member(pid=11, ppid=10, start_ticks=1, title=""),)
+    server = lifecycle.apply_members(server, identity(members=left))
+    assert server.errors[0].silent
+    server = play(fact(f.ERROR, 97, "TP2", summary="Not enough memory"), server=server)
+    assert [(e.text, e.ranks) for e in server.errors] == [("Not enough memory", ("TP2",))]
+    assert server.phase_evidence == "Not enough memory"
+    assert lifecycle.apply_members(server, identity(members=())).errors == server.errors
+
+
+def test_the_dead_hold_no_memory() -> None:
+    memory = RankMemory(total_bytes=80)
+    ranks = tuple(RankState(tag=f"TP{i}", pid=11 + i, memory=memory) for i in range(2))
+    server = ServerState(identity=identity(), ranks=ranks)
+    left = (Member(pid=11, ppid=10, start_ticks=1, title=""),)
+    assert [r.memory.total_bytes for r in lifecycle.apply_members(server, identity(members=left)).ranks] == [80, None]
+    assert [r.memory.total_bytes for r in lifecycle.apply_gone(server, (12,), None).ranks] == [None, 80]
 
 
 def test_a_secondary_error_is_noted_and_decides_nothing() -> None:

@@ -6,6 +6,7 @@ from tuner.core.engine import RankPlace
 from tuner.core.placement import foreign_processes, gpu_of
 from tuner.domain.gpu import GpuInfo, GpuProcess, ProcessInfo
 from tuner.domain.server import Member, ServerIdentity
+from tuner.domain.state import RankState, ServerState
 
 GPUS = tuple(GpuInfo(index=i, uuid=f"GPU-{i}{i}{i}", name="H200") for i in range(4))
 
@@ -50,5 +51,15 @@ def test_without_anything_to_go_by_there_is_no_guess() -> None:
 def test_foreign_is_what_no_server_owns() -> None:
     held = (GpuProcess(0, 11, 5), GpuProcess(2, 9120, 7), GpuProcess(1, 77, None))
     infos = {9120: ProcessInfo(pid=9120, user="alice", command="python train.py")}
-    found = foreign_processes(held, infos, [identity()])
+    found = foreign_processes(held, infos, [ServerState(identity=identity())])
     assert [(p.pid, p.gpu, p.user, p.memory_bytes) for p in found] == [(9120, 2, "alice", 7), (77, 1, None, None)]
+
+
+def test_a_rank_that_has_just_died_is_not_foreign_and_a_later_process_with_its_pid_is() -> None:
+    dead = RankState(tag="TP1", pid=12, title="sglang::scheduler_TP1", alive=False)
+    gone = ServerState(identity=identity(), ranks=(dead,), gone=True)
+    held = (GpuProcess(1, 12, 9),)
+    assert foreign_processes(held, {}, [gone]) == ()
+    assert foreign_processes(held, {12: ProcessInfo(pid=12, command="sglang::scheduler_TP1")}, [gone]) == ()
+    (later,) = foreign_processes(held, {12: ProcessInfo(pid=12, command="python train.py")}, [gone])
+    assert later.pid == 12
