@@ -70,9 +70,8 @@ class Host:
         finally:
             if registered is not None:
                 registered.unlink(missing_ok=True)
-            for session in self._sessions:
-                session.kill()
             listener.close()
+            await asyncio.gather(*(session.end() for session in self._sessions))
 
     def _session(self) -> Session:
         world = self.world

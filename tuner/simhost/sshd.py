@@ -17,6 +17,9 @@ _SIGNALS = {
 }  # fmt: skip
 _NAMES = {int(number): name for name, number in _SIGNALS.items()}
 
+END_S = 2.0
+"""For a command that was killed."""
+
 
 class Server(asyncssh.SSHServer):
     """One connection: the one user with the one key.
@@ -67,6 +70,7 @@ class Session(asyncssh.SSHServerSession[bytes]):
         """Input that came before the process was up; None is its end."""
         self._starting: asyncio.Task[None] | None = None
         self._closed = False
+        self._exited = asyncio.Event()
 
     def connection_made(self, chan: asyncssh.SSHServerChannel[bytes]) -> None:
         """The channel is open."""
@@ -98,7 +102,7 @@ class Session(asyncssh.SSHServerSession[bytes]):
         assert channel is not None
         try:
             process, _ = await loop.subprocess_exec(
-                lambda: _Pipes(channel, self._ended), "/bin/sh", "-c", self._command or "true",
+                lambda: _Pipes(channel, self._exited, self._ended), "/bin/sh", "-c", self._command or "true",
                 env=self._env, cwd=self._cwd, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
@@ -170,16 +174,26 @@ class Session(asyncssh.SSHServerSession[bytes]):
         if self._process is not None:
             self._input(None)
             self._kill(signal.SIGHUP)
-            asyncio.get_running_loop().call_later(1.0, self._kill, signal.SIGKILL)
+            asyncio.get_running_loop().call_later(1.0, self._let_go)
 
     @property
     def over(self) -> bool:
-        """The channel is closed and the command has ended."""
-        return self._closed and (self._process is None or self._process.get_returncode() is not None)
+        """The channel is closed, and the command was let go of."""
+        return self._closed and (self._process is None or self._process.is_closing())
 
-    def kill(self) -> None:
-        """End the command at once."""
+    async def end(self) -> None:
+        """End the command at once and let go of its pipes, while there is a loop that can."""
         self._kill(signal.SIGKILL)
+        if self._process is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_S):
+                    await self._exited.wait()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._kill(signal.SIGKILL)
+        if self._process is not None:
+            self._process.close()
 
     def _kill(self, number: signal.Signals) -> None:
         # While our child was not reaped its PID, and so its group, cannot be another's.
@@ -204,11 +218,13 @@ class Session(asyncssh.SSHServerSession[bytes]):
 class _Pipes(asyncio.SubprocessProtocol):
     """Hands the output of a command to its channel."""
 
-    def __init__(self, channel: asyncssh.SSHServerChannel[bytes], ended: Callable[[], None]) -> None:
+    def __init__(
+        self, channel: asyncssh.SSHServerChannel[bytes], exited: asyncio.Event, ended: Callable[[], None]
+    ) -> None:
         self._channel = channel
+        self._exited = exited
         self._ended = ended
         self._open = 2
-        self._exited = False
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         with contextlib.suppress(OSError):
@@ -223,9 +239,9 @@ class _Pipes(asyncio.SubprocessProtocol):
             self._finish()
 
     def process_exited(self) -> None:
-        self._exited = True
+        self._exited.set()
         self._finish()
 
     def _finish(self) -> None:
-        if self._exited and not self._open:
+        if self._exited.is_set() and not self._open:
             self._ended()
