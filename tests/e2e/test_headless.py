@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -111,6 +112,24 @@ def test_a_journal_is_written_and_can_be_replayed(number: signal.Signals | None,
         terminal.see("TP0", "TP7", "READY")
         terminal.send("q")
         assert terminal.end() == 0
+
+
+def test_a_journal_that_can_no_longer_be_written_ends_the_recording(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    ran = gputuner("record", "local", file, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)))
+    assert ran.returncode == 1
+    (line,) = ran.stderr.splitlines()
+    assert "The journal ends here" in line
+    header, *events = [json.loads(text) for text in file.read_text().splitlines()]
+    assert header["journal"] == 1
+    assert "hello" in [event["e"]["t"] for event in events]
+
+
+def test_a_journal_is_a_file(tmp_path: Path) -> None:
+    ran = gputuner("record", "local", "-", cwd=tmp_path)
+    assert ran.returncode == 2
+    assert len(ran.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_journal_is_never_overwritten(tmp_path: Path) -> None:

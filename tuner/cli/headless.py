@@ -23,9 +23,10 @@ from tuner.core.snapshot import complete
 from tuner.core.snapshot import snapshot as as_data
 from tuner.domain.link import LinkPhase, Target
 from tuner.domain.state import HostState
-from tuner.errors import ConnectionFailed, JournalError
+from tuner.errors import ConnectionFailed, JournalError, TunerError, UsageProblem
 from tuner.session.session import Session, open_session
 from tuner.session.tasks import spawn
+from tuner.store.journal import holds_events
 from tuner.units import format_bytes
 
 SETTLE_S = 5.0
@@ -73,34 +74,42 @@ def doctor(target: Target, *, as_json: bool) -> int:
 def record(target: Target, file: Path, duration: float | None) -> int:
     """Write the journal of a session until the time is over; where none was given, until it is interrupted.
 
-    Of a host that was not reached no file is left: the name is free for the next attempt.
+    A file into which the host said nothing is not left: the name is free for the next attempt.
     """
+    if file == Path("-"):
+        raise UsageProblem("A journal is not written to the output", hint="Name a file")
     if file.exists():
         raise JournalError("The file is there already", str(file), "Choose another name: no journal is overwritten")
     if not file.parent.is_dir():
         raise JournalError("There is no such folder", str(file.parent), "Make it first, or choose another one")
 
-    begun = False
+    session: Session | None = None
 
     async def recorded() -> None:
-        nonlocal begun
+        nonlocal session
         async with connected(target, record=file) as (session, ask):
-            begun = True
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(duration):
-                    await until(session, ask, lambda _: False)
+                    await until(session, ask, lambda state: _unwritten(state) is not None)
 
     try:
         run(recorded())
     except KeyboardInterrupt:
         # The way to end a recording without --for.
-        if duration is not None or not begun:
+        if duration is not None or session is None:
             raise
     finally:
-        if not begun:
+        if not holds_events(file):
             file.unlink(missing_ok=True)
+    if session is not None and (problem := _unwritten(session.state)) is not None:
+        raise TunerError(problem)
     click.echo(f"{file}: {format_bytes(file.stat().st_size)}", err=True)
     return FINE
+
+
+def _unwritten(state: HostState) -> str | None:
+    """Why the journal is not written to its end."""
+    return next((problem.detail for problem in state.problems if problem.code == "journal"), None)
 
 
 @asynccontextmanager

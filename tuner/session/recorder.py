@@ -49,8 +49,8 @@ class Recorder:
         """Write all and close."""
         if self._writing:
             await asyncio.wait([self._writing])
-        if self._journal:
-            await asyncio.to_thread(self._journal.close)
+        if self._journal and (problem := await asyncio.to_thread(self._journal.close)):
+            self._trouble(problem)
 
     async def _write(self, journal: Journal) -> None:
         if problem := await asyncio.to_thread(journal.flush):

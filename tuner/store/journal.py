@@ -164,6 +164,13 @@ def read_events(path: Path) -> Iterator[tuple[float, AnyEvent]]:
         yield from form.events(file, str(path))
 
 
+def holds_events(path: Path) -> bool:
+    """Whether a journal tells anything of its host, not only of the attempts to connect to it."""
+    with contextlib.suppress(JournalError):
+        return any(event.seq for _, event in read_events(path))
+    return False
+
+
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[BinaryIO]:
     try:

@@ -79,3 +79,14 @@ async def test_trouble_is_told_once(tmp_path: Path) -> None:
         await until(lambda: told)
     await kept.close()
     assert len(told) == 1
+
+
+async def test_trouble_at_the_end_is_told(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j", "box", 0.0)
+    journal._file.close()
+    journal._file = Path("/dev/full").open("wb", buffering=0)  # noqa: ASYNC230, SIM115 - the journal closes it
+    told: list[JournalError] = []
+    kept = Recorder(journal, told.append)
+    kept.note(e.ScanEnded(seq=1))
+    await kept.close()
+    assert len(told) == 1

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tuner.domain import events as e
+from tuner.domain.link import LinkPhase
 from tuner.errors import JournalError, ProtocolMismatch
-from tuner.store.journal import Journal, read_events, read_header
+from tuner.store.journal import Journal, holds_events, read_events, read_header
 
 EVENTS = [e.ScanEnded(seq=n, mono=float(n)) for n in range(1, 6)]
 
@@ -94,6 +95,15 @@ def test_what_is_no_journal_is_said_so(tmp_path: Path, content: bytes) -> None:
         read_header(path)
     with pytest.raises(JournalError, match="Not a journal"):
         list(read_events(path))
+
+
+def test_attempts_to_connect_are_no_events_of_the_host(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j", "box", at=0.0)
+    journal.append(e.LinkChanged(phase=LinkPhase.CONNECTING), 0.0)
+    journal.close()
+    assert not holds_events(tmp_path / "j")
+    assert not holds_events(tmp_path / "none")
+    assert holds_events(written(tmp_path / "other", 1))
 
 
 def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
