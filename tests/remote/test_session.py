@@ -347,6 +347,35 @@ async def test_a_probe_that_says_nothing(tmp_path: Path) -> None:
     assert "says nothing" in (made.state.link.reason or "")
 
 
+@pytest.mark.parametrize("text", [b"garbage\n", b"\x1b[2Jno end "])
+async def test_what_never_stops_and_is_no_probe_is_not_tried_again(tmp_path: Path, text: bytes) -> None:
+    puppet = Puppet(f"while True: raw({text!r} * 1000)", tmp_path)
+    async with at_work(session(puppet)) as watched:
+        state = await watched.until(lambda state: state.link.phase is LinkPhase.DOWN)
+        assert state.link.final
+        assert "something that is not the probe: first words: " in (state.link.reason or "")
+        assert ("garbage garbage" if b"garbage" in text else "no end no end") in (state.link.reason or "")
+        assert (state.link.reason or "").isprintable()
+        assert puppet.connections == 1
+
+
+async def test_a_login_that_prints_now_and_then_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    puppet = Puppet('while True:\n raw(b"still here\\n"); time.sleep(0.05)', tmp_path)
+    made = session(puppet, retry=False, timing=Timing(tick=0.02, hello=0.3))
+    await asyncio.wait_for(made.run(), 20)
+    assert "first words: still here" in (made.state.link.reason or "")
+
+
+async def test_garbage_without_end_does_not_take_a_core(tmp_path: Path) -> None:
+    puppet = Puppet('hello()\nwhile True: raw(b"garbage\\n" * 1000)', tmp_path)
+    async with at_work(session(puppet)) as watched:
+        await watched.until(lambda state: len(state.problems) == 1)
+        before, began = time.process_time(), time.monotonic()
+        await until(lambda: time.monotonic() - began > 3.0)
+        assert time.process_time() - before < 1.5
+        assert watched.state.link.phase is LinkPhase.UP
+
+
 async def test_what_a_login_prints_does_no_harm(tmp_path: Path) -> None:
     async with at_work(session(Puppet('print("Welcome!\\n\\n*** motd ***")\n' + IDLE, tmp_path))) as watched:
         await watched.until(lambda state: state.scanned)

@@ -97,8 +97,12 @@ class Decoder:
         """The probe's first line has come."""
         self.garbage_lines = 0
         """Lines since then that were no events."""
-        self.preamble: deque[str] = deque(maxlen=PREAMBLE_LINES)
-        """What a login printed before the probe's first line."""
+        self._preamble: deque[str] = deque(maxlen=PREAMBLE_LINES)
+
+    @property
+    def preamble(self) -> list[str]:
+        """What a login printed before the probe's first line, the end of it."""
+        return [mask(line, torn=True) for line in self._preamble]
 
     def feed(self, block: bytes) -> Iterator[Incoming]:
         """Events in the lines that this block completes."""
@@ -164,13 +168,13 @@ class Decoder:
 
     def _garbage(self, what: str, error: Exception | None = None) -> Iterator[Incoming]:
         """A line that is no event: after the first one, every tenth time as many are worth a word."""
-        what = mask(what, torn=True)
         if not self.started:
-            self.preamble.append(what)
+            self._preamble.append(what)
             return
         self.garbage_lines += 1
         if str(self.garbage_lines).strip("0") != "1":
             return
+        what = mask(what, torn=True)
         times = f"{self.garbage_lines} lines, the last: " if self.garbage_lines > 1 else ""
         why = f" ({mask(str(error))})" if isinstance(error, msgspec.ValidationError) else ""
         yield e.ProblemSeen(code="probe-error", subject="wire", detail=f"{times}{what!r}{why}")

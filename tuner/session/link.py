@@ -31,8 +31,15 @@ from tuner.transports import Ask, RemoteProcess, Transport
 EXIT_S = 2.0
 """For the exit status, after the stream has ended."""
 BYE_S = 0.3
+MAX_PREAMBLE_BYTES = 256 << 10
+"""A login may print so much before the probe's first line; what goes on after that is not the probe."""
+GARBAGE_LINE_S = 0.001
+"""Rest after each line that is no event: a host that sends nothing else must not take a whole core here."""
+MAX_REST_S = 1.0
 MAX_WORDS = 500
 """Of what a program on the host says about its end."""
+FIRST_WORDS = 80
+"""Characters of what it says instead of the probe."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +123,8 @@ class Link:
         self._pinger: asyncio.Task[None] | None = None
         self._traffic = (0.0, 0, 0)
         self._gave_way = 0.0
+        self._before_hello = 0
+        self._first_words = b""
 
     async def run(self) -> End:
         """Connect, start the probe and listen until there is no more. Cleans up, also when cancelled."""
@@ -167,13 +176,20 @@ class Link:
             stood = now - looked > self._timing.stale
             if block == b"":
                 return await self._ended(process)
-            if block or stood:
+            if stood:
                 heard = now
             if block:
                 if self._stale:
                     self._stale = False
                     self._say(LinkPhase.UP)
+                garbage = self._stream.decoder.garbage_lines
                 await self._take(self._stream.feed(block, now))
+                if self._up_since is not None or not self._live:
+                    heard = now
+                    if (more := self._stream.decoder.garbage_lines - garbage) > 0:
+                        await asyncio.sleep(min(MAX_REST_S, more * GARBAGE_LINE_S))
+                else:
+                    self._strange(block)
             await self._take(self._stream.idle(now))
             await self._flush()
             looked, wall = time.monotonic(), time.time()
@@ -183,11 +199,29 @@ class Link:
                 if (end := self._silence(process, now - heard)) is not None:
                     return end
 
+    def _strange(self, block: bytes) -> None:
+        """Something came and the probe's first line did not."""
+        self._first_words = (self._first_words + block[:MAX_WORDS])[:MAX_WORDS]
+        self._before_hello += len(block)
+        if self._before_hello > MAX_PREAMBLE_BYTES:
+            raise self._no_probe(final=True)
+
+    def _no_probe(self, *, final: bool) -> ProbeFailed:
+        words = " ".join(mask(self._first_words.decode(errors="replace"), torn=True).split())
+        return ProbeFailed(
+            "The host answers something that is not the probe",
+            f"first words: {clean(words)[:FIRST_WORDS]}",
+            "A .bashrc that prints, or a forced command? See what `ssh HOST true` prints",
+            final=final,
+        )
+
     def _silence(self, process: RemoteProcess, seconds: float) -> End | None:
         """What a silence of so many seconds means."""
         timing = self._timing
         if self._up_since is None:
             if seconds > timing.hello:
+                if self._before_hello:
+                    raise self._no_probe(final=False)
                 raise self._no_hello("The host took the probe and says nothing", process, None)
         elif seconds > timing.lost:
             return End(reason=f"No data for {seconds:.0f} s", lived=self._lived())
