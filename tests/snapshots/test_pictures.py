@@ -19,6 +19,8 @@ CASES = {
     "overview-failed": ("failed", NARROW, (), {}),
     "overview-stale": ("stale", NARROW, (), {}),
     "overview-empty": ("empty", NARROW, (), {}),
+    "overview-silent": ("silent", WIDE, (), {}),
+    "overview-shared": ("shared", NARROW, (), {}),
     "overview-ascii": ("serving", WIDE, (), {"ascii": True}),
     "logs-failed": ("failed", NARROW, ("l", "e"), {}),
     "details": ("serving", NARROW, ("i",), {}),

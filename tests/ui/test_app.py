@@ -108,6 +108,26 @@ async def test_two_recordings_of_one_host_are_two(app_on: AppOn) -> None:
         assert app.snapshot.servers[0].phase is Phase.READY
 
 
+async def test_a_screen_that_comes_is_painted_at_once(app_on: AppOn, monkeypatch: pytest.MonkeyPatch) -> None:
+    app, _ = app_on(states.serving())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        held: list[float] = []
+        original = app.set_timer
+
+        def watched(delay: float, *more: Any, **options: Any) -> Any:
+            if options.get("name") == "delay_update":
+                held.append(delay)
+            return original(delay, *more, **options)
+
+        monkeypatch.setattr(app, "set_timer", watched)
+        await pilot.press("l")
+        await pilot.pause()
+        # The library's own 50 ms would be all that a key may take.
+        assert len(held) == 1
+        assert held[0] <= 0.01
+
+
 async def test_several_hosts_have_tabs_and_a_dead_one_stalls_nobody(app_on: AppOn) -> None:
     other = states.REPLACE(states.failed(), name="root@gpu-box-2")
     app, sessions = app_on(states.down(), other, states.serving())

@@ -17,6 +17,9 @@ from tuner.widgets.glyphs import ASCII, UNICODE, AsciiFilter
 from tuner.widgets.tabs import HostTab, tab_of
 from tuner.widgets.themes import THEMES, memory_colors
 
+_SWITCH_S = 0.01
+"""A screen that comes back is drawn by then."""
+
 
 class Player(Protocol):
     """The controls of a recording."""
@@ -112,6 +115,10 @@ class Shell(App[None]):
     def player(self) -> Player | None:
         """The controls of the host on screen, when it is a recording."""
         return None
+
+    def delay_update(self, delay: float = _SWITCH_S) -> None:
+        """Hold painting back at a change of screen, but not for as long as the library does: a key may not take it."""
+        super().delay_update(min(delay, _SWITCH_S))
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Memory colours for themes that are not ours."""

@@ -153,7 +153,7 @@ class Chart(Rows):
         if drawn != self._drawn:
             self._drawn = drawn
             self._plot = draw(series, now, width - 1, height, self._glyphs)
-        lines: list[Line] = [((f" {title}", "head"), (f"  {warning}", "warn"))]
+        lines: list[Line] = [((f" {title}", "head"), *([(f"  {warning}", "warn")] if warning else ()))]
         for text in self._plot:
             # The axis stands in the first column that holds a box or bar character, plotext's own.
             axis = next((at for at, char in enumerate(text) if char in "┤│└┬─┼"), 0)
