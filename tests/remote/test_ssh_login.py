@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,7 @@ async def test_three_wrong_passwords_are_enough(tmp_path: Path) -> None:
         with pytest.raises(ConnectionFailed, match="refused the login") as failed:
             await log_in(opener, ask)
     assert failed.value.final
+    assert "the password was wrong 3 times" in str(failed.value)
     assert len(ask.secrets) == 3
 
 
@@ -109,6 +111,7 @@ async def test_giving_up_is_final_and_nothing_else_is_asked(tmp_path: Path) -> N
         with pytest.raises(ConnectionFailed) as failed:
             await log_in(opener, ask)
     assert failed.value.final
+    assert "no answer was given" in str(failed.value)
     assert len(ask.asked) == 1
 
 
@@ -122,6 +125,19 @@ async def test_the_servers_own_questions(tmp_path: Path) -> None:
     ]
     assert "Have your phone ready." in ask.secrets[0].prompt
     assert ask.secrets[1].prompt.endswith("Code:")
+
+
+async def test_a_question_says_who_asks_for_what(tmp_path: Path) -> None:
+    ask = Operator("wrong", "wrong", "right", "right")
+    async with host(tmp_path, questions=(("Password: ", False), ("Code: ", True))) as opener:
+        await log_in(opener, ask)
+    assert [secret.attempt for secret in ask.secrets] == [1, 1, 2, 2]
+    server = ask.secrets[0].host
+    assert re.fullmatch(r"box \(someone@127\.0\.0\.1:\d+\)", server)
+    assert [secret.title for secret in ask.secrets[:2]] == [
+        f"{server} asks for a password",
+        f"{server} asks a question",
+    ]
 
 
 async def test_a_servers_words_cannot_drive_the_terminal(tmp_path: Path) -> None:

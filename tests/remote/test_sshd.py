@@ -412,6 +412,8 @@ async def test_three_wrong_passphrases_are_enough(home: SshWorld) -> None:
     failure = await refused(at(server), ask)
     assert failure.final
     assert "refused the login" in str(failure)
+    assert f"the passphrase was wrong 3 times, so the key {home.key} was not tried" in str(failure)
+    assert "authorized_keys" not in str(failure)
 
 
 async def test_giving_up_a_passphrase(home: SshWorld) -> None:
@@ -419,6 +421,7 @@ async def test_giving_up_a_passphrase(home: SshWorld) -> None:
     locked(home, server)
     failure = await refused(at(server), Operator(None))
     assert failure.final
+    assert f"no passphrase was given, so the key {home.key} was not tried" in str(failure)
 
 
 async def test_a_passphrase_is_not_asked_for_a_key_that_the_server_does_not_take(home: SshWorld) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from textual.command import CommandPalette, Provider
+from textual.widgets import Static
 
 from tests.support import states
 from tests.support.sessions import FakeSession
@@ -225,6 +226,30 @@ async def test_a_password_is_asked_for_masked_and_handed_on(app_on: AppOn) -> No
         assert await waiting == "hunter2"
         waiting = asyncio.ensure_future(app.ask(question))
         await pilot.pause()
+        await pilot.press("escape")
+        assert await waiting is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "attempt", "title", "words"),
+    [
+        ("keyboard-interactive", 1, "root@10.0.0.7:2222 asks for a password", "sent to the host"),
+        ("password", 2, "root@10.0.0.7:2222 asks for a password", "That was wrong"),
+        ("passphrase", 1, "The key for root@10.0.0.7:2222 is locked", "neither sent nor kept"),
+    ],
+)
+async def test_a_secrets_dialog_says_who_asks_and_where_it_goes(
+    app_on: AppOn, kind: str, attempt: int, title: str, words: str
+) -> None:
+    app, _ = app_on(states.connecting())
+    question = SecretQuestion(target="pwd", host="root@10.0.0.7:2222", kind=kind, prompt="Password: ", attempt=attempt)
+    async with app.run_test(size=(80, 24)) as pilot:
+        waiting = asyncio.ensure_future(app.ask(question))
+        await pilot.pause()
+        texts = [str(static.content) for static in app.screen.query(Static)]
+        assert texts[0] == title
+        assert words in " ".join(texts)
+        assert ("sent to the host" in " ".join(texts)) == (kind != "passphrase")
         await pilot.press("escape")
         assert await waiting is None
 

@@ -57,8 +57,9 @@ class TerminalAsk:
                 return found[0]
 
     async def _secret(self, terminal: int, question: SecretQuestion) -> str | None:
-        again = f" (attempt {question.attempt})" if question.attempt > 1 else ""
-        prompt = f"{question.prompt.rstrip().rstrip(':')}{again}: "
+        if question.attempt > 1:
+            _say(terminal, "That was wrong.\n")
+        prompt = f"{question.prompt.rstrip().rstrip(':')}: "
         if question.echo:
             return await _line(terminal, prompt)
         with _silent(terminal):
@@ -77,7 +78,7 @@ def without_terminal(question: Question) -> str:
             "and choose save, or add the key to ~/.ssh/known_hosts"
         )
     return (
-        f"{question.target} asks for a {question.kind} and there is no terminal to type it on. "
+        f"{question.title}, and there is no terminal to type on. "
         "Load a key into ssh-agent, or name one without passphrase as IdentityFile in ~/.ssh/config"
     )
 

@@ -36,6 +36,7 @@ class HostKeyQuestion(Struct, frozen=True, kw_only=True):
     """An unknown host key. Answered with `once`, `save` or `refuse`."""
 
     target: str
+    """As the operator named the host; the question may be about a jump host on the way."""
     host: str
     port: int
     key_type: str
@@ -47,11 +48,24 @@ class SecretQuestion(Struct, frozen=True, kw_only=True):
     """A password, passphrase or keyboard-interactive prompt. Answered with the text, or None to give up."""
 
     target: str
+    host: str = ""
+    """`user@host:port` of the server that the login is at: a jump host, where it is one that asks."""
     kind: str
     """password, passphrase or keyboard-interactive."""
     prompt: str
     attempt: int = 1
+    """Above 1: what was given before was wrong."""
     echo: bool = False
+
+    @property
+    def title(self) -> str:
+        """Who wants what, in one line."""
+        host = self.host or self.target
+        if self.kind == "passphrase":
+            return f"The key for {host} is locked"
+        if self.kind == "password" or "password" in self.prompt.lower():
+            return f"{host} asks for a password"
+        return f"{host} asks a question"
 
 
 Question = HostKeyQuestion | SecretQuestion

@@ -103,14 +103,18 @@ class SecretDialog(Dialog):
     def compose(self) -> ComposeResult:
         """The host's own words, and a field."""
         question = self.question
-        again = f", attempt {question.attempt}" if question.attempt > 1 else ""
         with Vertical(classes="dialog"):
-            yield Static(
-                plain(f"{clean(question.target)} asks for a {clean(question.kind)}{again}"), classes="dialog-title"
-            )
+            yield Static(plain(clean(question.title)), classes="dialog-title")
+            if question.attempt > 1:
+                yield Static(plain(f"That was wrong. Attempt {question.attempt}:"))
             yield Static(plain(clean(question.prompt)))
             yield Input(password=not question.echo, id="secret")
-            yield Static(plain("It is sent to the host and not kept. Enter sends, escape gives up."))
+            what = (
+                "It unlocks the key on this machine, and is neither sent nor kept. Enter goes on, escape gives up."
+                if question.kind == "passphrase"
+                else "It is sent to the host and not kept. Enter sends, escape gives up."
+            )
+            yield Static(plain(what))
 
     def on_mount(self) -> None:
         """Ready to type."""

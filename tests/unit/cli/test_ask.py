@@ -93,6 +93,15 @@ async def test_a_password_is_not_echoed_and_the_terminal_is_left_as_it_was(termi
     assert terminal.echoes()
 
 
+async def test_a_second_attempt_says_that_the_first_was_wrong(terminal: Terminal) -> None:
+    again = SecretQuestion(target="box", kind="passphrase", prompt="Passphrase of /k", attempt=2)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(TerminalAsk(terminal.path)(again))
+        await terminal.see("Passphrase of /k: ")
+        terminal.type("x\n")
+    assert "That was wrong." in terminal.shown
+
+
 async def test_an_interrupted_question_gives_the_echo_back(terminal: Terminal) -> None:
     with contextlib.suppress(asyncio.CancelledError):
         async with asyncio.TaskGroup() as group:

@@ -133,17 +133,17 @@ class SshTransport:
                     await self._unknown_key(hop, door, ask, error)
             except (asyncssh.DisconnectError, ConnectionResetError, BrokenPipeError) as error:
                 if not door.known or door.passed or algorithms == "default":
-                    raise self._explain(hop, error) from error
+                    raise self._explain(hop, door, error) from error
                 # Perhaps none of the known kinds of key is offered, and either side may be the first to hang up:
                 # see which key there is instead, to name it.
                 algorithms = "default"
             except (asyncssh.Error, OSError, ValueError) as error:
-                raise self._explain(hop, error) from error
+                raise self._explain(hop, door, error) from error
 
-    def _explain(self, hop: Hop, error: Exception) -> ConnectionFailed:
+    def _explain(self, hop: Hop, door: _Door, error: Exception) -> ConnectionFailed:
         if isinstance(error, asyncssh.PermissionDenied):
             self._trust.keys.clear()
-        return explain(hop, error, self._trust.reached)
+        return explain(hop, error, self._trust.reached, door.unanswered)
 
     async def _attempt(
         self, hop: Hop, door: _Door, ask: Ask, keys: list[KeyFile], algorithms: str
@@ -178,6 +178,7 @@ class SshTransport:
                 )
             finally:
                 door.passed = login.began
+                door.unanswered = login.unanswered
                 login.close()
 
     async def _unknown_key(self, hop: Hop, door: _Door, ask: Ask, error: Exception) -> None:
@@ -238,6 +239,8 @@ class _Door:
         """Called when there is a connection and the host's turn to speak."""
         self.passed = False
         """The host key was accepted, the login began."""
+        self.unanswered: list[str] = []
+        """Questions of the login that were answered wrongly or not at all."""
         self.host = hop.host
         self.port = hop.port
         self.known: list[known_hosts.KnownKey] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Sequence
 
 import asyncssh
 
@@ -16,7 +17,7 @@ MAX_WORDS = 500
 _NO_SUCH_NAME = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 
 
-def explain(hop: Hop, error: Exception, reached_before: bool) -> ConnectionFailed:
+def explain(hop: Hop, error: Exception, reached_before: bool, unanswered: Sequence[str] = ()) -> ConnectionFailed:
     """What an error of the library or the system means to the operator.
 
     Args:
@@ -24,6 +25,7 @@ def explain(hop: Hop, error: Exception, reached_before: bool) -> ConnectionFaile
         error: The error.
         reached_before: The host was reached earlier in this session: a name that is unknown now is the network's
             trouble, not a spelling mistake.
+        unanswered: Questions of the login that were answered wrongly or not at all, in words.
     """
     label = hop.label
     words = _words(error)
@@ -46,7 +48,7 @@ def explain(hop: Hop, error: Exception, reached_before: bool) -> ConnectionFaile
                 f"{label} refused the connection", f"nothing listens on port {hop.port}", "Is sshd running there?"
             )
         case asyncssh.PermissionDenied():
-            return _denied(hop, words)
+            return _denied(hop, words, unanswered)
         case asyncssh.DisconnectError() if "authentication failures" in words:
             return ConnectionFailed(
                 f"{label} refused the login",
@@ -77,7 +79,11 @@ def explain(hop: Hop, error: Exception, reached_before: bool) -> ConnectionFaile
             return ConnectionFailed(f"The connection to {label} cannot be set up", words, final=True)
 
 
-def _denied(hop: Hop, words: str) -> ConnectionFailed:
+def _denied(hop: Hop, words: str, unanswered: Sequence[str]) -> ConnectionFailed:
+    if unanswered:
+        return ConnectionFailed(
+            f"{hop.label} refused the login", "; ".join(unanswered), "A key in ssh-agent needs no typing", final=True
+        )
     return ConnectionFailed(
         f"{hop.label} refused the login",
         words,

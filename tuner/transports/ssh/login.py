@@ -188,6 +188,8 @@ class Login(asyncssh.SSHClient):
         self._asked = {"password": 0, "keyboard-interactive": 0}
         self.given_up = False
         """The operator declined to answer."""
+        self.unanswered: list[str] = []
+        """What could not be tried, or was wrong as often as it may be: for the words about a refusal."""
         self.began = False
         """The host key was accepted, and the login proper has begun."""
 
@@ -224,14 +226,14 @@ class Login(asyncssh.SSHClient):
 
     async def kbdint_auth_requested(self) -> str | None:
         """Whether to try keyboard-interactive."""
-        return None if self.given_up or self._asked["keyboard-interactive"] >= ATTEMPTS else ""
+        if not self._may_ask("keyboard-interactive", "what was typed"):
+            return None
+        return ""
 
     async def kbdint_challenge_received(
         self, name: str, instructions: str, lang: str, prompts: Sequence[tuple[str, bool]]
     ) -> list[str] | None:
         """Put the server's own questions to the operator."""
-        if prompts:
-            self._asked["keyboard-interactive"] += 1
         answers: list[str] = []
         for prompt, echo in prompts:
             # The server's words, for our terminal.
@@ -279,28 +281,50 @@ class Login(asyncssh.SSHClient):
             return []
 
     async def _unlock(self, file: KeyFile) -> Sequence[asyncssh.SSHKeyPair]:
+        wrong = f"the passphrase was wrong {ATTEMPTS} times"
         for attempt in range(1, ATTEMPTS + 1):
             if file.pairs or self.given_up:
                 break
             passphrase = await self._question("passphrase", f"Passphrase of {file.path}", attempt, False)
             if passphrase is None:
+                wrong = "no passphrase was given"
                 break
             await asyncio.to_thread(file.unlock, passphrase)
+        if not file.pairs:
+            self.unanswered.append(f"{wrong}, so the key {file.path} was not tried")
         return file.pairs
 
     async def _secret(self, kind: str, prompt: str) -> str | None:
-        if self.given_up or self._asked[kind] >= ATTEMPTS:
+        if not self._may_ask(kind, f"the {kind}"):
             return None
-        self._asked[kind] += 1
         return await self._question(kind, prompt, self._asked[kind], False)
+
+    def _may_ask(self, kind: str, what: str) -> bool:
+        """Count an attempt; False after the last one."""
+        if self.given_up:
+            return False
+        if self._asked[kind] >= ATTEMPTS:
+            self.unanswered.append(f"{what} was wrong {ATTEMPTS} times")
+            return False
+        self._asked[kind] += 1
+        return True
 
     async def _question(self, kind: str, prompt: str, attempt: int, echo: bool) -> str | None:
         answer = await self._patience.ask(
             self._ask_operator(
-                SecretQuestion(target=self._target, kind=kind, prompt=prompt, attempt=attempt, echo=echo)
+                SecretQuestion(
+                    target=self._target,
+                    host=self._hop.label,
+                    kind=kind,
+                    prompt=prompt,
+                    attempt=attempt,
+                    echo=echo,
+                )
             )
         )
-        self.given_up = self.given_up or (answer is None and kind != "passphrase")
+        if answer is None and kind != "passphrase":
+            self.given_up = True
+            self.unanswered.append("no password was given" if kind == "password" else "no answer was given")
         return answer
 
 
