@@ -5,6 +5,7 @@ Every import of something heavy is inside a command, so that `--help` and comple
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -14,6 +15,8 @@ from tuner.errors import TunerError
 
 FINE, PROBLEM, USAGE, UNREACHED = 0, 1, 2, 3
 
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""Why a file cannot be written to."""
 COMPLETION = "_GPUTUNER_COMPLETE"
 """Variable by which a shell asks for completions, as click names it."""
 EXIT_CODES = "Exit codes: 0 fine, 1 found a problem, 2 used wrongly or input not readable, 3 host not reached."
@@ -66,10 +69,20 @@ def _run(arguments: list[str] | None) -> int:
     except click.Abort:  # click's name for an interrupt at one of its own questions
         raise KeyboardInterrupt from None
     except BrokenPipeError:
-        # The reader of our output is gone; flushing at exit must not complain about that again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 141
+    except OSError as error:
+        if error.errno not in _DISK or error.filename is not None:
+            raise
+        _drop_output()
+        click.echo(f"gputuner: The output cannot be written: {error.strerror}", err=True)
+        return PROBLEM
     return code if isinstance(code, int) else FINE
+
+
+def _drop_output() -> None:
+    """What could not be written must not be complained about again when it is flushed at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 __all__ = ["EXIT_CODES", "FINE", "PROBLEM", "UNREACHED", "USAGE", "command_line", "main", "run"]

@@ -86,3 +86,19 @@ def test_a_reader_that_went_away_is_no_error() -> None:
     with child.stderr:
         assert child.stderr.read() == ""
     assert child.wait(30) == 141
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("completion", "bash"), ("snapshot", "local"), ("doctor", "local")])
+def test_output_that_cannot_be_written_is_one_line(arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "tuner", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    assert ran.returncode == 1
+    assert ran.stderr == "gputuner: The output cannot be written: No space left on device\n"
