@@ -54,7 +54,7 @@ class ProbeFailed(TunerError):
 
 
 class ProtocolMismatch(ProbeFailed):
-    """The probe or a journal speaks another version of the protocol."""
+    """The probe speaks another version of the protocol."""
 
 
 class CatalogError(TunerError):

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from typing import BinaryIO
 
 import msgspec
 from msgspec import Struct
 
 from tuner.domain.events import PROTOCOL, AnyEvent
-from tuner.errors import JournalError, ProtocolMismatch
+from tuner.errors import JournalError
 
 VERSION = 1
+MAX_HEADER_BYTES = 64 << 10
+MAX_LINE_BYTES = 64 << 20
+"""No event is longer."""
 
 
 class Header(Struct, frozen=True, kw_only=True):
@@ -65,8 +69,7 @@ def parse_header(line: bytes, source: str) -> Header:
         source: Name of the file, for the error.
 
     Raises:
-        JournalError: it is no journal.
-        ProtocolMismatch: it is of a version that is not read here.
+        JournalError: it is no journal, or of a version that is not read here.
     """
     try:
         fields = _strict_header.decode(line)
@@ -76,13 +79,28 @@ def parse_header(line: bytes, source: str) -> Header:
     if not {"journal", "protocol"} <= fields.keys():
         raise _no_journal(source)
     if (header.journal, header.protocol) != (VERSION, PROTOCOL):
-        raise ProtocolMismatch(
+        raise JournalError(
             "The journal is of another version",
             f"{source}: journal {header.journal}, protocol {header.protocol}; read here: {VERSION} and {PROTOCOL}",
             f"Read it with gputuner {header.version or 'of its time'}",
-            final=True,
         )
     return header
+
+
+def read_lines(file: BinaryIO, source: str) -> Iterator[bytes]:
+    """Lines of a file, no longer than those of a journal: what is none may never end a line.
+
+    Raises:
+        JournalError: a line is too long.
+    """
+    limit = MAX_HEADER_BYTES
+    while line := file.readline(limit + 1):
+        if len(line) > limit:
+            if limit == MAX_HEADER_BYTES:
+                raise _no_journal(source)
+            raise JournalError("The journal is damaged", f"{source} has a line of more than {limit >> 20} MiB")
+        yield line
+        limit = MAX_LINE_BYTES
 
 
 def parse_entry(line: bytes) -> Entry | None:
@@ -96,8 +114,7 @@ def entries(lines: Iterable[bytes], source: str) -> Iterator[Entry]:
     """All entries of a journal. Torn and damaged lines are passed over.
 
     Raises:
-        JournalError: it is no journal.
-        ProtocolMismatch: it is of a version that is not read here.
+        JournalError: it is no journal, or of a version that is not read here.
     """
     reading = iter(lines)
     parse_header(next(reading, b""), source)
@@ -110,8 +127,7 @@ def events(lines: Iterable[bytes], source: str) -> Iterator[tuple[float, AnyEven
     """Seconds since the start and event of each line, as far as they are events of this version.
 
     Raises:
-        JournalError: it is no journal.
-        ProtocolMismatch: it is of a version that is not read here.
+        JournalError: it is no journal, or of a version that is not read here.
     """
     for entry in entries(lines, source):
         with contextlib.suppress(msgspec.DecodeError, ValueError):

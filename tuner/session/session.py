@@ -366,8 +366,7 @@ def open_session(
         timing: How patient.
 
     Raises:
-        JournalError: the journal cannot be written, or the recording cannot be read.
-        ProtocolMismatch: the recording is of another version.
+        JournalError: the journal cannot be written, or the recording cannot be read or is of another version.
         UsageProblem: no transport serves such a target.
         CatalogError: an engine's data files are wrong.
     """

@@ -146,22 +146,20 @@ def read_header(path: Path) -> form.Header:
     """What a journal says about itself.
 
     Raises:
-        JournalError: it cannot be read or is no journal.
-        ProtocolMismatch: it is of a version that is not read here.
+        JournalError: it cannot be read, is no journal, or is of a version that is not read here.
     """
     with _reading(path) as file:
-        return form.parse_header(file.readline(), str(path))
+        return form.parse_header(next(form.read_lines(file, str(path)), b""), str(path))
 
 
 def read_events(path: Path) -> Iterator[tuple[float, AnyEvent]]:
     """Seconds since the start and event of each line, read one by one.
 
     Raises:
-        JournalError: it cannot be read or is no journal.
-        ProtocolMismatch: it is of a version that is not read here.
+        JournalError: it cannot be read, is no journal, or is of a version that is not read here.
     """
     with _reading(path) as file:
-        yield from form.events(file, str(path))
+        yield from form.events(form.read_lines(file, str(path)), str(path))
 
 
 def holds_events(path: Path) -> bool:

@@ -35,8 +35,7 @@ class Player:
         speed: 1 is as it was, 10 is ten times as fast, 0 is as fast as it is asked for.
 
     Raises:
-        JournalError: the file cannot be read or is no journal.
-        ProtocolMismatch: it is of another version.
+        JournalError: the file cannot be read, is no journal, or is of another version.
     """
 
     def __init__(self, path: Path, *, speed: float = 1.0) -> None:
@@ -174,7 +173,10 @@ class ReplayProcess:
         self._rest = b""
         while len(block) < limit and not self._ended.is_set():
             if self._next is None:
-                self._next = next(self._entries, None)
+                try:
+                    self._next = next(self._entries, None)
+                except JournalError as error:
+                    raise ConnectionFailed(error.title, error.detail, error.hint, final=True) from error
                 if self._next is None:
                     self._ended.set()
                     break
@@ -220,21 +222,21 @@ class ReplayProcess:
 def _header(path: Path) -> journal.Header:
     try:
         with path.open("rb") as file:
-            return journal.parse_header(file.readline(), str(path))
+            return journal.parse_header(next(journal.read_lines(file, str(path)), b""), str(path))
     except OSError as error:
         raise JournalError("The journal cannot be read", f"{path}: {error.strerror}") from error
 
 
 def _entries(path: Path) -> Generator[journal.Entry, None, None]:
     with path.open("rb") as file:
-        yield from journal.entries(file, str(path))
+        yield from journal.entries(journal.read_lines(file, str(path)), str(path))
 
 
 def _duration(path: Path) -> float:
     """Time of the last whole line, from the end of the file."""
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
-        lines = file.read().split(b"\n")
+        lines = file.read(_LAST_BYTES).split(b"\n")
     for line in reversed(lines):
         if (entry := journal.parse_entry(line)) is not None:
             return entry.at

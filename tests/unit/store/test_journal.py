@@ -12,7 +12,7 @@ import pytest
 
 from tuner.domain import events as e
 from tuner.domain.link import LinkPhase
-from tuner.errors import JournalError, ProtocolMismatch
+from tuner.errors import JournalError
 from tuner.store.journal import Journal, holds_events, read_events, read_header
 
 EVENTS = [e.ScanEnded(seq=n, mono=float(n)) for n in range(1, 6)]
@@ -109,8 +109,9 @@ def test_attempts_to_connect_are_no_events_of_the_host(tmp_path: Path) -> None:
 def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "j"
     path.write_text('{"journal":2,"protocol":1,"host":"x","at":1,"version":"9.0"}\n')
-    with pytest.raises(ProtocolMismatch, match=r"9\.0"):
+    with pytest.raises(JournalError, match=r"9\.0") as failed:
         read_header(path)
+    assert failed.value.exit_code == 2
 
 
 def test_a_missing_file_is_one_clear_line(tmp_path: Path) -> None:

@@ -3,27 +3,29 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.asking import Operator
 from tests.support.facts import until
 from tuner import transports
+from tuner.core import journal
 from tuner.domain import events as e
 from tuner.domain.link import Target
-from tuner.errors import ConnectionFailed, JournalError, ProtocolMismatch
+from tuner.errors import ConnectionFailed, JournalError
 from tuner.store.journal import Journal
 from tuner.transports.replay import Player, ReplayOpener, ReplayProcess
+
+HEADER = '{"journal":1,"protocol":1,"host":"h","at":0}\n'
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """Events at 0, 1, ..., 9 seconds, numbered from 1."""
-    journal = Journal(tmp_path / "j.ndjson", "box", at=100.0)
+    written = Journal(tmp_path / "j.ndjson", "box", at=100.0)
     for number in range(10):
-        journal.append(e.Pong(seq=number + 1, n=number), float(number))
-    journal.close()
+        written.append(e.Pong(seq=number + 1, n=number), float(number))
+    written.close()
     return tmp_path / "j.ndjson"
 
 
@@ -149,13 +151,26 @@ async def test_a_file_that_went_away(file: Path) -> None:
     assert failed.value.final
 
 
-@pytest.mark.parametrize(
-    ("content", "error"),
-    [("", JournalError), ("x\n", JournalError), ('{"journal":9,"protocol":1,"host":"h","at":0}\n', ProtocolMismatch)],
-)
-def test_what_is_no_journal(tmp_path: Path, content: str, error: Any) -> None:
+@pytest.mark.parametrize("content", ["", "x\n", HEADER.replace('"journal":1', '"journal":9'), "\0" * 70_000])
+def test_what_is_no_journal(tmp_path: Path, content: str) -> None:
     (tmp_path / "x").write_text(content)
-    with pytest.raises(error):
+    with pytest.raises(JournalError) as failed:
         Player(tmp_path / "x")
+    assert failed.value.exit_code == 2
     with pytest.raises(JournalError):
         Player(tmp_path / "none")
+
+
+async def test_a_line_without_end_is_not_read_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "MAX_LINE_BYTES", 1000)
+    entry = '{"at":1,"e":{"n":1}}\n'
+    (tmp_path / "x").write_text(HEADER + entry + "x" * 2000 + "\n" + entry)
+    process, _ = await playing(tmp_path / "x", 0)
+    with pytest.raises(ConnectionFailed) as failed:
+        await numbers(process)
+    assert failed.value.final
+
+
+def test_a_device_without_end_is_no_journal() -> None:
+    with pytest.raises(JournalError, match="Not a journal"):
+        Player(Path("/dev/zero"))
