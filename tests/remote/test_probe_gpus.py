@@ -280,7 +280,7 @@ def test_nvidia_smi_when_there_is_nothing_better(tmp_path: Path, smi: Callable[[
         assert [(p.gpu, p.pid, p.used_bytes) for p in processes.processes] == [(0, 101, 5 * GIB), (1, 102, None)]
         smi("2048")
         later = probe.first(e.GpuSamples, lambda x: x.samples[0].memory_used_bytes == 2 * GIB)
-        assert later.mono - sample.mono >= 1.9
+        assert probe.first(e.GpuSamples, lambda x: x.mono > later.mono).mono - later.mono >= 1.9
         until(lambda: probe.children() == [])
 
 

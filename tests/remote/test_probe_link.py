@@ -200,3 +200,10 @@ def test_it_looks_at_this_very_machine(python: str) -> None:
         probe.first(e.HostSample, lambda host: host.cpu_ratio is not None)
         probe.settle()
         assert probe.status("VmHWM") < 40_000
+
+
+def test_the_host_is_read_every_five_seconds(tree: ProcTree) -> None:
+    with running(tree.root, toy_plan()) as probe:
+        second = probe.first(e.HostSample, lambda x: x.mono > probe.events[0].mono + 1)
+        third = probe.first(e.HostSample, lambda x: x.mono > second.mono)
+        assert 4.0 < third.mono - second.mono < 7.0

@@ -79,7 +79,10 @@ def test_expressions(probe: RunningProbe, data: bytes) -> None:
     assert search(probe, "well €", 3, limit=3) == expected(data, "well €")[:3]
 
 
-@pytest.mark.parametrize("pattern", ["(", "*", "", "a{99999999999}", "(" * 5000 + ")" * 5000])
+BAD = {"open": "(", "bare": "*", "empty": "", "huge": "a{99999999999}", "deep": "(" * 5000 + ")" * 5000}
+
+
+@pytest.mark.parametrize("pattern", BAD.values(), ids=BAD)
 def test_a_bad_pattern_is_said(probe: RunningProbe, pattern: str) -> None:
     probe.send(op="search", id=5, key=KEY, pattern=pattern, regex=True)
     assert probe.first(e.SearchResult, lambda x: x.done).error

@@ -1734,6 +1734,7 @@ class JournalTail(Tail):
         child = self.probe.children.start(argv)
         fd = child.stdout.fileno()
         rest = b""
+        skipping = False
         try:
             while not self._over:
                 ready, _, _ = select.select([fd], [], [], 0.25)
@@ -1744,7 +1745,13 @@ class JournalTail(Tail):
                 if not block:
                     return
                 *lines, rest = (rest + block).split(b"\n")
-                rest = rest[:READ_LIMIT]  # an entry longer than that is told as one that cannot be read
+                if skipping and lines:
+                    del lines[0]
+                    skipping = False
+                if len(rest) > READ_LIMIT:
+                    rest, skipping = b"", True
+                    text = "journalctl: an entry of more than %d MiB is left out" % (READ_LIMIT >> 20)
+                    self.probe.problems.note("log-denied", self.server.key, text)
                 for line in lines:
                     try:
                         entry = json.loads(line.decode("utf-8", "replace"))
@@ -3236,7 +3243,7 @@ class GpuReader:
             if errors and len(errors) == len(samples) and not any(e.lost for e in errors.values()):
                 raise NoGpus("nvml-error", str(next(iter(errors.values()))))  # the driver went away: start anew
             sampled = time.monotonic()
-            if sampled - self._procs_at >= 5.0:
+            if sampled - self._procs_at >= 4.5:
                 self._processes(sampled)
             if sampled - self._limits_at >= self.LIMITS_EVERY_S:
                 self._limits_at = sampled
@@ -3397,7 +3404,7 @@ class HostReader:
             return
         while True:
             if time.monotonic() >= next_at:
-                next_at = time.monotonic() + self.EVERY_S
+                next_at = time.monotonic() + self.EVERY_S - 0.5  # the beat at which it is due, however early it comes
                 self.probe.out.put_sample(self.sample())
                 self.first.set()
             kernel.poll()

@@ -186,6 +186,7 @@ LONG = b"a" * 1000 + b" secret" + b"s" * 1000 + b"hit " + b"b" * 3000
         (LONG, "secretsss"),
         (b"x" * 5000 + b"hit", "xxx"),
     ],
+    ids=["short", "long", "long word", "one word"],
 )
 def test_a_hit_begins_with_its_line_or_with_a_word(line: bytes, begins: str) -> None:
     block = b"before\n" + line + b"\nafter\n"
