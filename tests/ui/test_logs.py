@@ -267,17 +267,18 @@ async def test_hits_of_the_search_before_are_not_shown_in_the_new_one(app_on: Ap
         await pilot.press("l")
         app.screen.search("old")
         await pilot.pause()
-        old = app.screen._asked
+        panel = app.screen.query_one(SearchPanel)
+        old = panel.asked
         app.screen.search("new")
         await pilot.pause()
-        for asked, text in ((old, "an old line"), (app.screen._asked, "a new line")):
+        for asked, text in ((old, "an old line"), (panel.asked, "a new line")):
             app.screen.post_message(SearchProgressed(asked, (LogHit(0, text),), 1, done=False))
         await pilot.pause()
         hits = app.screen.query_one(OptionList)
         assert [str(hits.get_option_at_index(at).prompt) for at in range(hits.option_count)] == ["a new line"]
         session.push(states.REPLACE(session.state, servers=states.two_servers().servers[1:]))
         await pilot.pause()
-        assert not app.screen.query_one(SearchPanel).open, "hits of another server's log lead nowhere"
+        assert not panel.open, "hits of another server's log lead nowhere"
 
 
 async def test_the_oldest_line_is_waited_for_in_slices(app_on: AppOn) -> None:

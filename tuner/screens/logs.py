@@ -26,22 +26,11 @@ from tuner.messages import (
 from tuner.screens.base import TunerScreen
 from tuner.screens.dialogs import LineDialog
 from tuner.screens.log_parts import LogParts, Wanted, held
-from tuner.widgets.log_head import LEVELS, head_line
+from tuner.widgets.log_head import LEVELS, head_line, name_at
 from tuner.widgets.log_index import LogFilter, LogIndex
 from tuner.widgets.log_view import LogView
 from tuner.widgets.rows import Rows
-from tuner.widgets.search_panel import SearchPanel
-
-
-def regex_problem(pattern: str) -> str:
-    """Why a text is no regular expression, in a line; empty if it is one."""
-    try:
-        re.compile(pattern)
-    except RecursionError:
-        return "it is nested too deeply"
-    except (re.error, OverflowError) as error:
-        return str(error)
-    return ""
+from tuner.widgets.search_panel import SearchPanel, regex_problem
 
 
 class LogsScreen(TunerScreen):
@@ -84,7 +73,6 @@ class LogsScreen(TunerScreen):
         self._building = False
         self._regex = False
         self._typing = ""
-        self._asked: SearchRequested | None = None
         self._parts = LogParts(self.view)
         self.query_one("#entry").display = False
         self.query_one(LogView).focus()
@@ -275,18 +263,17 @@ class LogsScreen(TunerScreen):
         view, state, server = self.view, self.shell.snapshot, self.shell.server()
         if state is None or server is None:
             return
-        self.query_one(SearchPanel).begin(text)
+        asked = SearchRequested(self, state.name, server.identity.key, text, regex=self._regex)
+        self.query_one(SearchPanel).begin(asked)
         # An expression may take minutes on one line. Only the host tries it: there a time limit ends it.
         view.pattern = None if self._regex else re.compile(re.escape(text), re.IGNORECASE)
         found = None if self._regex else view.index.find(text, view.current, -1)
         if found is not None:
             view.go_to(found)
         view.repaint()
-        self._asked = SearchRequested(self, state.name, server.identity.key, text, regex=self._regex)
-        self.post_message(self._asked)
+        self.post_message(asked)
 
     def _end_search(self) -> None:
-        self._asked = None
         self.query_one(SearchPanel).close()
         self.view.pattern = None
         self.view.repaint()
@@ -294,9 +281,9 @@ class LogsScreen(TunerScreen):
     def on_search_progressed(self, message: SearchProgressed) -> None:
         """Hits of the host, newest first."""
         message.stop()
-        if message.asked is not self._asked:
-            return
         panel = self.query_one(SearchPanel)
+        if message.asked is not panel.asked:
+            return
         first = panel.progress(message.hits, message.scanned_bytes, done=message.done, error=message.error)
         if first and message.asked.regex:
             self._go_to_hit(0)
@@ -337,7 +324,7 @@ class LogsScreen(TunerScreen):
 
     def action_hit(self, step: int) -> None:
         """The next line that matches, older or newer."""
-        view, asked = self.view, self._asked
+        view, asked = self.view, self.query_one(SearchPanel).asked
         if asked is None:
             self.notify("Nothing is searched for: press /", timeout=3)
             return
@@ -422,9 +409,6 @@ class LogsScreen(TunerScreen):
     def on_click(self, event: events.Click) -> None:
         """A click on the filters changes them."""
         if event.widget is self.query_one("#filters"):
-            # Facts stand two spaces apart; their first word is their name.
-            facts = re.finditer(r"\S+(?: \S+)*", self.query_one("#filters", Rows).text)
-            word = next((fact[0].split()[0] for fact in facts if fact.start() <= event.x < fact.end()), "")
             actions = {
                 "rank": lambda: self.action_rank(1),
                 "level": self.action_level,
@@ -432,5 +416,5 @@ class LogsScreen(TunerScreen):
                 "folded": self.action_fold,
                 "each": self.action_fold,
             }
-            if word in actions:
-                actions[word]()
+            if action := actions.get(name_at(self.query_one("#filters", Rows).text, event.x)):
+                action()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from tuner.domain.logs import Level
 from tuner.domain.state import ServerState
 from tuner.units import format_bytes
@@ -32,6 +34,12 @@ def where_spans(view: LogView, glyphs: Glyphs) -> Line:
         return ((f"  {glyphs.stale} {view.waiting_lines:,} newer ", "warn"),)
     behind = view.index.last - 1 - view.current
     return ((f"  {glyphs.stale} {f'{behind:,} behind' if behind else 'not following'} ", "warn"),)
+
+
+def name_at(text: str, x: int) -> str:
+    """The name of the fact at a column of the line; empty between facts."""
+    facts = re.finditer(r"\S+(?: \S+)*", text)
+    return next((fact[0].split()[0] for fact in facts if fact.start() <= x < fact.end()), "")
 
 
 def head_line(server: ServerState, view: LogView, log_filter: LogFilter, width: int, glyphs: Glyphs) -> Line:

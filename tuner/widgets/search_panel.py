@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rich.text import Text
@@ -12,12 +13,24 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from tuner.domain.logs import LogHit
+from tuner.messages import SearchRequested
 from tuner.units import format_bytes
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.rows import Rows
 from tuner.widgets.spans import Line, Span, clean, clip, spread
 
 HITS_MAX = 500
+
+
+def regex_problem(pattern: str) -> str:
+    """Why a text is no regular expression, in a line; empty if it is one."""
+    try:
+        re.compile(pattern)
+    except RecursionError:
+        return "it is nested too deeply"
+    except (re.error, OverflowError) as error:
+        return str(error)
+    return ""
 
 
 class SearchPanel(Vertical):
@@ -43,7 +56,8 @@ class SearchPanel(Vertical):
     def __init__(self, glyphs: Glyphs) -> None:
         super().__init__()
         self._glyphs = glyphs
-        self._pattern = ""
+        self.asked: SearchRequested | None = None
+        """The search whose hits these are; None while there is none."""
         self._hits: list[LogHit] = []
 
     def compose(self) -> ComposeResult:
@@ -56,15 +70,16 @@ class SearchPanel(Vertical):
         """Whether it is shown."""
         return self.has_class("-open")
 
-    def begin(self, pattern: str) -> None:
+    def begin(self, asked: SearchRequested) -> None:
         """A new search: forget the one before."""
-        self._pattern, self._hits = pattern, []
+        self.asked, self._hits = asked, []
         self.query_one(OptionList).clear_options()
         self.add_class("-open")
         self._head(0, done=False, error=None)
 
     def close(self) -> None:
         """Hide it."""
+        self.asked = None
         self.remove_class("-open")
 
     def progress(self, hits: Sequence[LogHit], scanned_bytes: int, *, done: bool, error: str | None) -> bool:
@@ -105,8 +120,9 @@ class SearchPanel(Vertical):
 
     def _head(self, scanned_bytes: int, *, done: bool, error: str | None) -> None:
         glyphs, found, width = self._glyphs, len(self._hits), self.app.size.width
+        pattern = self.asked.pattern if self.asked is not None else ""
         count = f"{found}{'+' if found >= HITS_MAX else ''} hit{'' if found == 1 else 's'}"
-        left: list[Span] = [(f' "{clip(clean(self._pattern), 30, glyphs.ellipsis)}"  ', "strong"), (count, "text")]
+        left: list[Span] = [(f' "{clip(clean(pattern), 30, glyphs.ellipsis)}"  ', "strong"), (count, "text")]
         if error:
             left.append((f"  {glyphs.warn} {clean(error)}", "warn"))
         elif done:
