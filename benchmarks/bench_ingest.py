@@ -38,6 +38,7 @@ from tuner.engines.sglang.engine import SGLang
 from tuner.session.session import Session, plan_for
 from tuner.session.stream import Stream
 from tuner.session.tasks import spawn
+from tuner.store.journal import Journal, read_events
 
 LINES = 200_000
 EACH = 100
@@ -102,29 +103,18 @@ class Writer(SGLang):
         return replace(super().plan(), leaders=(self._leader,), titles=(), package="", endpoints=())
 
 
-class Ears:
-    """Takes a session's events in place of a journal."""
-
-    problem = None
-
-    def __init__(self, hear: Callable[[e.AnyEvent], None]) -> None:
-        self.append = lambda event, at: hear(event)
-
-    def flush(self) -> None:
-        """Nothing is kept."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
 @contextlib.asynccontextmanager
-async def session(folder: Path, hear: Callable[[e.AnyEvent], None], **plan: Any) -> AsyncIterator[Session]:
+async def session(folder: Path, journal: Path | None = None, **plan: Any) -> AsyncIterator[Session]:
     """A session with this machine that runs."""
     engines = {"sglang": Writer(folder)}
     target = Target(name="local", scheme="local")
-    ears: Any = Ears(hear)
     made = Session(
-        target, transports.opener(target), engines, ask=nobody, journal=ears, plan=replace(plan_for(engines), **plan)
+        target,
+        transports.opener(target),
+        engines,
+        ask=nobody,
+        journal=Journal(journal, "local", time.time()) if journal else None,
+        plan=replace(plan_for(engines), **plan),
     )
     work = spawn(made.run(), name="session")
     try:
@@ -142,7 +132,7 @@ async def nobody(question: Question) -> str | None:
 async def until(true: Callable[[], object]) -> None:
     """Wait until it is true."""
     while not true():  # noqa: ASYNC110 - other processes set no event
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.005)
 
 
 def end_of(session: Session) -> int:
@@ -153,15 +143,6 @@ def end_of(session: Session) -> int:
 async def burst(report: Report, folder: Path) -> None:
     """Lines that come in a burst, and lines that come out."""
     server = GrowingServer(folder)
-    got: list[str] = []
-    gaps: list[e.LogGap] = []
-
-    def hear(event: e.AnyEvent) -> None:
-        if isinstance(event, e.LogBytes):
-            got.append(event.data)
-        elif isinstance(event, e.LogGap):
-            gaps.append(event)
-
     written: list[int] = []
 
     def write() -> None:
@@ -175,7 +156,7 @@ async def burst(report: Report, folder: Path) -> None:
         print(f"{BURST_LINES_S * BURST_S:,} lines in {time.monotonic() - began:.1f} s")
 
     try:
-        async with session(folder, hear) as running:
+        async with session(folder, folder / "journal") as running:
             await until(lambda: running.state.scanned)
             writer = threading.Thread(target=write)
             writer.start()
@@ -183,7 +164,9 @@ async def burst(report: Report, folder: Path) -> None:
             writer.join()
     finally:
         server.stop()
-    lines = "".join(got).splitlines()
+    events = [event for _, event in read_events(folder / "journal")]
+    lines = "".join(event.data for event in events if isinstance(event, e.LogBytes)).splitlines()
+    gaps = [event for event in events if isinstance(event, e.LogGap)]
     expected = server.log.read_text().splitlines()
     report.row("lines lost or repeated in a burst", abs(len(expected) - len(lines)), "lines", 0)
     report.missed += bool(gaps) or lines != expected
@@ -196,7 +179,7 @@ async def memory(report: Report, folder: Path) -> None:
     before = status_kb(os.getpid(), "VmRSS") / 1024
     began = time.monotonic()
     try:
-        async with session(folder, lambda _: None, max_log_bytes_s=1 << 40) as running:
+        async with session(folder, max_log_bytes_s=1 << 40) as running:
             await until(lambda: running.state.scanned)
             with server.log.open("ab", buffering=0) as log:
                 for number in itertools.count(1):
@@ -226,19 +209,15 @@ async def large(report: Report, folder: Path) -> None:
     after_hello: list[float] = []
     try:
         for _ in range(OPEN_RUNS):
-            seen: dict[str, float] = {}
-
-            def hear(event: e.AnyEvent, seen: dict[str, float] = seen) -> None:
-                tail = isinstance(event, e.LogBytes) and not event.head
-                if tail or isinstance(event, e.ProbeHello):
-                    seen.setdefault("tail" if tail else "hello", time.monotonic())
-
             began = time.monotonic()
-            async with session(folder, hear) as running:
-                await until(lambda seen=seen: "tail" in seen)  # type: ignore[misc]
+            async with session(folder) as running:
+                await until(lambda: running.state.hello)
+                hello = time.monotonic()
+                await until(lambda: end_of(running) > 0)
+                seen = time.monotonic()
                 await until(lambda: end_of(running) == size)
-            took.append(seen["tail"] - began)
-            after_hello.append(seen["tail"] - seen["hello"])
+            took.append(seen - began)
+            after_hello.append(seen - hello)
     finally:
         server.stop()
         server.log.unlink()
