@@ -29,7 +29,7 @@ from tuner.session.tasks import spawn
 from tuner.store.journal import holds_events
 from tuner.units import format_bytes
 
-SETTLE_S = 5.0
+SETTLE_S = 6.0
 """How long a first reading may take after the probe's first word; then what there is must do."""
 
 

@@ -148,7 +148,8 @@ def _gpu_processes(state: HostState, event: e.GpuProcesses, engines: Engines) ->
     held = {p.pid for p in event.processes}
     if any(pid not in held for pid in infos):
         infos = {pid: info for pid, info in infos.items() if pid in held}
-    return ranks.placed(msgspec.structs.replace(state, processes=event.processes, infos=infos), engines), ()
+    state = msgspec.structs.replace(state, processes=event.processes, processes_at=event.mono, infos=infos)
+    return ranks.placed(state, engines), ()
 
 
 def _xid(state: HostState, event: e.GpuXid, engines: Engines) -> Result:

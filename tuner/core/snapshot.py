@@ -138,19 +138,21 @@ def memory_bytes(memory: RankMemory) -> dict[str, int | None]:
 
 
 def complete(state: HostState) -> bool:
-    """Whether a first reading has all that is to come: GPUs, the process table, and each server's log and answers.
+    """Whether a first reading has all that is to come.
 
+    That is GPUs and who holds their memory, the process table, and each server's log, read to its end, and answers.
     A speed that is told as a counter needs two readings, so a serving engine without one is waited for.
     """
     if state.hello is None or state.gpu_table is None or not state.scanned:
         return False
-    if state.gpu_table.gpus and state.samples_at is None:
+    if state.gpu_table.gpus and None in (state.samples_at, state.processes_at):
         return False
     return all(server.gone or _told(server) for server in state.servers)
 
 
 def _told(server: ServerState) -> bool:
-    if server.phase is Phase.UNKNOWN:
+    if server.phase is Phase.UNKNOWN or server.log.source is None or server.log.end < server.log.backlog_end:
+        # Of a long log its start-up section comes first: what it says may be long over.
         return False
     if server.phase is not Phase.READY:
         return True

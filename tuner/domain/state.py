@@ -223,6 +223,8 @@ class HostState(Struct, frozen=True, kw_only=True):
     gpu_series: dict[int, Series] = {}
     """Utilisation ratio by GPU index, at most ten minutes."""
     processes: tuple[GpuProcess, ...] = ()
+    processes_at: float | None = None
+    """Host monotonic time at which they were told; None: not yet."""
     infos: dict[int, ProcessInfo] = {}
     foreign: tuple[ForeignProcess, ...] = ()
     servers: tuple[ServerState, ...] = ()

@@ -3,15 +3,17 @@ from __future__ import annotations
 import json
 
 import msgspec
+import pytest
 
-from tuner.core.snapshot import memory_bytes, snapshot
-from tuner.domain.events import GpuTable, ProblemSeen
+from tuner.core.snapshot import complete, memory_bytes, snapshot
+from tuner.domain.events import GpuTable, ProbeHello, ProblemSeen
 from tuner.domain.gpu import GpuInfo, GpuSample
 from tuner.domain.server import LogSource, Phase, ServerIdentity
 from tuner.domain.state import (
     ErrorLine,
     ForeignProcess,
     HostState,
+    LogState,
     PhaseRecord,
     RankMemory,
     RankState,
@@ -127,3 +129,32 @@ def test_it_is_plain_json_from_the_first_moment_on() -> None:
         reading = snapshot(state)
         assert json.loads(json.dumps(reading)) == reading
         assert msgspec.json.decode(msgspec.json.encode(reading)) == reading
+
+
+def whole() -> HostState:
+    """All was told that a first reading has."""
+    (server,) = busy().servers
+    log = LogState(source=server.identity.log, start=0, end=900, backlog_end=900)
+    return msgspec.structs.replace(
+        busy(),
+        hello=ProbeHello(protocol=1, python="3.11", pid=1, uid=0, hostname="box", at=0.0),
+        scanned=True,
+        samples_at=1.0,
+        processes_at=1.0,
+        servers=(msgspec.structs.replace(server, log=log),),
+    )
+
+
+def test_a_reading_is_whole_when_all_was_told() -> None:
+    assert complete(whole())
+    for part in ({"hello": None}, {"scanned": False}, {"samples_at": None}, {"processes_at": None}):
+        assert not complete(msgspec.structs.replace(whole(), **part)), part
+
+
+@pytest.mark.parametrize("log", [LogState(), LogState(source=LogSource(kind="file"), end=50, backlog_end=900)])
+@pytest.mark.parametrize("phase", [Phase.WEIGHT_LOAD, Phase.READY])
+def test_a_reading_is_not_whole_before_the_logs_end(log: LogState, phase: Phase) -> None:
+    """Of a long log the start-up section comes first, and the server has long been ready."""
+    (server,) = whole().servers
+    state = msgspec.structs.replace(whole(), servers=(msgspec.structs.replace(server, log=log, phase=phase),))
+    assert not complete(state)
