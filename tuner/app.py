@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import msgspec
+from textual.actions import parse
 from textual.binding import Binding, BindingType
 from textual.worker import Worker, WorkerState
 
@@ -96,12 +97,19 @@ class TunerApp(Shell):
         session = self.sessions.get(self.host)
         return session.player if session is not None else None
 
-    def key_sections(self) -> list[tuple[str, list[Key]]]:
-        """All documented keys, with the operator's own in place."""
+    def key_sections(self, first: Sequence[str] = (), without: Container[str] = ()) -> list[tuple[str, list[Key]]]:
+        """All documented keys, with the operator's own in place.
+
+        Args:
+            first: Headings that come before the others.
+            without: Ids of keys to leave out.
+        """
         sources = [("Everywhere", self.BINDINGS)]
         sources += [(entry.screen.HELP_TITLE, entry.screen.BINDINGS) for entry in SCREENS]
         sources += [("In a log", LogView.BINDINGS), (TunerScreen.HELP_TITLE, TunerScreen.BINDINGS)]
-        return sections(sources, self.keymap)
+        sources.sort(key=lambda source: source[0] not in first)
+        listed = sections(sources, self.keymap)
+        return [(title, [key for key in keys if key.id not in without]) for title, keys in listed]
 
     # Sessions ------------------------------------------------------------------------------------------------
 
@@ -230,8 +238,17 @@ class TunerApp(Shell):
             self.tick += 1
 
     def action_help(self) -> None:
-        """All keys."""
-        self.push_screen(HelpScreen(self.key_sections()))
+        """All keys: those of this screen first, and none that does nothing now."""
+        screen = self.screen
+        first = [screen.HELP_TITLE, "In a log"] if self.current_mode == "logs" else [screen.HELP_TITLE]
+        idle = {each.id for each in self.BINDINGS if not self.check_action(*parse(each.action)[1:])}
+        self.push_screen(HelpScreen(self.key_sections(first, idle)))
+
+    def action_command_palette(self) -> None:
+        """Commands are those of a screen, not of the help on top of it."""
+        if isinstance(self.screen, HelpScreen):
+            self.pop_screen()
+        super().action_command_palette()
 
     def watch_snapshot(self, old: HostState | None, new: HostState | None) -> None:
         """Keys that depend on the link come and go with it."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from textual.command import CommandPalette, Provider
-from textual.widgets import Static
+from textual.widgets import OptionList, Static
 
 from tests.support import states
 from tests.support.sessions import FakeSession
@@ -312,6 +312,15 @@ async def test_quitting_closes_the_sessions(app_on: AppOn) -> None:
     assert all(session.closed.is_set() for session in sessions)
 
 
+async def wait_for(pilot: Any, fact: Callable[[], bool]) -> None:
+    """Until something is so."""
+    for _ in range(200):
+        if fact():
+            return
+        await pilot.pause(0.01)
+    raise AssertionError("it never came true")
+
+
 class Player:
     """Controls of a recording."""
 
@@ -411,6 +420,45 @@ async def test_the_palette_finds_screens_hosts_servers_themes_keys_and_text(app_
         await pilot.press("ctrl+p")
         await pilot.pause()
         assert isinstance(app.screen, CommandPalette)
+
+
+async def test_ctrl_c_names_the_key_that_quits_once(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("ctrl+c", "ctrl+c", "ctrl+c")
+        await pilot.pause()
+        assert [toast.message for toast in app._notifications] == ["Press q to quit"]
+
+
+async def test_the_help_begins_with_the_screens_own_keys_and_leaves_idle_ones_out(app_on: AppOn) -> None:
+    session = FakeSession(states.serving())
+    app, _ = app_on(session)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l", "question_mark")
+        await pilot.pause()
+        lines = app.screen.query_one("#help-rows", Rows).text.splitlines()
+        assert [line for line in lines if line and not line.startswith(" ")][:3] == ["Logs", "In a log", "Everywhere"]
+        assert not any("eplay" in line or "The next host" in line for line in lines)
+        await pilot.press("escape")
+        session.player = Player()
+        await pilot.press("question_mark")
+        await pilot.pause()
+        assert "Pause a replay" in app.screen.query_one("#help-rows", Rows).text
+
+
+async def test_the_palette_over_the_help_is_that_of_the_screen_below_with_themes_last(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l", "question_mark", "ctrl+p")
+        await pilot.pause()
+        assert isinstance(app.screen, CommandPalette)
+        await wait_for(pilot, lambda: app.screen.query_one(OptionList).option_count > 20)
+        options = app.screen.query_one(OptionList)
+        texts = [str(options.get_option_at_index(at).hit.text) for at in range(options.option_count)]
+        assert texts[0] == "Go to Overview"
+        assert "Fold" in texts
+        themes = [at for at, text in enumerate(texts) if text.startswith("Theme ")]
+        assert themes == list(range(len(texts) - len(themes), len(texts)))
 
 
 async def test_keys_can_be_clicked(app_on: AppOn) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from textual.events import Key
 from textual.selection import Selection
 from textual.widgets import Input, OptionList
 
@@ -493,3 +494,42 @@ async def test_the_tail_of_the_overview_opens_the_log(app_on: AppOn) -> None:
         await pilot.click("#tail", offset=(20, 2))
         await pilot.pause()
         assert app.current_mode == "logs"
+
+
+async def test_a_hit_far_to_the_right_is_shown_with_its_match(app_on: AppOn) -> None:
+    hits = (LogHit(0, f"{'begin ' * 30}needle {'end ' * 30}"), LogHit(900, "a needle at once"))
+    app, _ = app_on(FakeSession(states.serving(), found=(SearchResult(id=1, hits=hits, done=True),)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l", "slash", *"needle", "enter")
+        await pilot.pause()
+        options = app.screen.query_one(OptionList)
+        far, near = (str(options.get_option_at_index(at).prompt) for at in range(2))
+        assert "needle" in far
+        assert far[0] == far[-1] == "…"
+        assert len(far) <= 76
+        assert near == "a needle at once"
+
+
+def type_in_one_go(app: Any, *keys: str) -> None:
+    """As a terminal hands on what was typed while the app was busy."""
+    for key in keys:
+        character = {"slash": "/", "space": " "}.get(key, key if len(key) == 1 else None)
+        app._driver.send_message(Key(key, character))
+
+
+@pytest.mark.parametrize(
+    ("screen", "key", "field"), [("l", "f", "#entry"), ("l", "slash", "#entry"), ("i", "slash", "#find")]
+)
+async def test_what_is_typed_right_after_a_field_is_opened_goes_into_it(
+    app_on: AppOn, screen: str, key: str, field: str
+) -> None:
+    app, _ = app_on(states.serving())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press(screen)
+        await pilot.pause()
+        type_in_one_go(app, key, "q", "f", "space", "q", "o")
+        await pilot.pause()
+        await pilot.pause()
+        assert app.screen.query_one(field, Input).value == "qf qo"
+        assert app.current_mode in ("logs", "details")
+        assert app.is_running

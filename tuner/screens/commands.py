@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import ClassVar
 
-from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.command import Hit, Hits, Provider
 from textual.content import Content
 
 from tuner.messages import HostRequested, ScreenRequested, ServerRequested
@@ -21,6 +22,9 @@ Command = tuple[str, str, Callable[[], object]]
 class ListProvider(Provider):
     """A provider whose commands can be listed."""
 
+    RANK: ClassVar[float] = 0.0
+    """Where its commands stand in an empty palette; the greatest first."""
+
     def commands(self) -> Iterator[Command]:
         """All commands, in display order."""
         yield from ()
@@ -28,7 +32,7 @@ class ListProvider(Provider):
     async def discover(self) -> Hits:
         """What an empty palette shows."""
         for name, help_text, run in self.commands():
-            yield DiscoveryHit(Content(name), run, text=name, help=help_text)
+            yield Hit(self.RANK, Content(name), run, text=name, help=help_text)
 
     async def search(self, query: str) -> Hits:
         """What matches the typed text."""
@@ -42,6 +46,8 @@ class ListProvider(Provider):
 class ScreenCommands(ListProvider):
     """Go to a screen."""
 
+    RANK = 4.0
+
     def commands(self) -> Iterator[Command]:
         """One per entry of the registry."""
         from tuner.screens import SCREENS  # the registry imports the screens, which offer these commands
@@ -52,6 +58,8 @@ class ScreenCommands(ListProvider):
 
 class HostCommands(ListProvider):
     """Go to a host, or to a server of the host on screen."""
+
+    RANK = 2.0
 
     def commands(self) -> Iterator[Command]:
         """Hosts, then servers."""
@@ -70,6 +78,8 @@ class HostCommands(ListProvider):
 class ThemeCommands(ListProvider):
     """Change the colours."""
 
+    RANK = 1.0
+
     def commands(self) -> Iterator[Command]:
         """Ours first."""
         names = sorted(self.app.available_themes, key=lambda name: (not name.startswith("gputuner"), name))
@@ -79,6 +89,8 @@ class ThemeCommands(ListProvider):
 
 class KeyCommands(ListProvider):
     """Everything that has a key where the operator is."""
+
+    RANK = 3.0
 
     def commands(self) -> Iterator[Command]:
         """The active bindings that are enabled."""

@@ -238,7 +238,7 @@ class DetailsScreen(TunerScreen):
         self._text = ""
         self._checks: dict[str, dict[str, Any]] = {}
         self.query_one("#find").display = False
-        self.query_one("#details-box").focus()
+        self.set_focus(self.query_one("#details-box"))
 
     def draw(self, state: HostState | None, server: ServerState | None) -> None:
         """Write the sections again when something in them changed."""
@@ -284,7 +284,7 @@ class DetailsScreen(TunerScreen):
         """Type what lines shall contain."""
         find = self.query_one("#find", Input)
         find.display = True
-        find.focus()
+        self.set_focus(find)
 
     def action_clear(self) -> None:
         """Show everything again."""
@@ -292,7 +292,7 @@ class DetailsScreen(TunerScreen):
         find.value = ""
         self._text = ""
         find.display = False
-        self.query_one("#details-box").focus()
+        self.set_focus(self.query_one("#details-box"))
         self.catch_up()
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -305,7 +305,7 @@ class DetailsScreen(TunerScreen):
         """Done typing; the filter stays."""
         event.stop()
         self.query_one("#find").display = bool(self._text)
-        self.query_one("#details-box").focus()
+        self.set_focus(self.query_one("#details-box"))
 
     def action_checks(self) -> None:
         """Ask the host."""

@@ -75,7 +75,7 @@ class HelpScreen(ModalScreen[None]):
         Binding("escape,question_mark,q", "close", "Close", id="help.close", tooltip="Close the help"),
     ]
     DEFAULT_CSS = """
-    HelpScreen { align: center middle; }
+    HelpScreen { align: center middle; background: $background; }
     """
 
     def __init__(self, listed: Sequence[tuple[str, Sequence[Key]]]) -> None:
@@ -88,7 +88,7 @@ class HelpScreen(ModalScreen[None]):
             yield Static("Keys", classes="dialog-title")
             with VerticalScroll(classes="help-text"):
                 yield Rows(id="help-rows")
-            yield Static("\nesc closes, ctrl+p finds every command by name", classes="dialog-foot")
+            yield Static("\nup and down scroll, esc closes, ctrl+p finds every command by name", classes="dialog-foot")
 
     def on_mount(self) -> None:
         """Show them."""

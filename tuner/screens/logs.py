@@ -196,7 +196,7 @@ class LogsScreen(TunerScreen):
             self._close_entry()
         elif self.query_one(SearchPanel).open:
             self._end_search()
-            self.view.focus()
+            self.set_focus(self.view)
             self._draw_filters()
         elif self._filter.active:
             self._filter = LogFilter()
@@ -230,13 +230,13 @@ class LogsScreen(TunerScreen):
         )
         entry.value = value
         entry.display = True
-        entry.focus()
+        self.set_focus(entry)
         self._typing = what
 
     def _close_entry(self) -> None:
         self.query_one("#entry").display = False
         self._typing = ""
-        self.view.focus()
+        self.set_focus(self.view)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Filter while typing."""
@@ -293,7 +293,7 @@ class LogsScreen(TunerScreen):
     def on_search_panel_chosen(self, message: SearchPanel.Chosen) -> None:
         """Go to a hit, fetching its part of the log when it is not held."""
         message.stop()
-        self.view.focus()
+        self.set_focus(self.view)
         self.go_to_offset(message.hit.offset)
 
     def _go_to_hit(self, step: int) -> None:

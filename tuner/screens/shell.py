@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from textual import events
 from textual.app import App, SystemCommand
 from textual.filter import LineFilter
 from textual.reactive import var
 from textual.screen import Screen
+from textual.widgets import Input
 
 from tuner.domain.link import LinkPhase
 from tuner.domain.state import HostState, ServerState
@@ -115,6 +117,19 @@ class Shell(App[None]):
     def player(self) -> Player | None:
         """The controls of the host on screen, when it is a recording."""
         return None
+
+    def on_key(self, event: events.Key) -> None:
+        """A key typed into a field before the field had the focus belongs to it: fields let no printable key pass."""
+        if event.is_printable and event.character and isinstance(self.focused, Input):
+            event.prevent_default()
+            self.focused.insert_text_at_cursor(event.character)
+
+    def action_help_quit(self) -> None:
+        """Ctrl+C: say which key quits, in one message however often it is pressed."""
+        bindings = [active.binding for active in self.active_bindings.values()]
+        key = next((self.get_key_display(binding) for binding in bindings if binding.id == "quit"), None)
+        self.clear_notifications()
+        self.notify(f"Press {key} to quit" if key else "Close this first: press esc", markup=False, timeout=3)
 
     def delay_update(self, delay: float = _SWITCH_S) -> None:
         """Hold painting back at a change of screen, but not for as long as the library does: a key may not take it."""

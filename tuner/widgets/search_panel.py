@@ -92,13 +92,24 @@ class SearchPanel(Vertical):
         new = hits[: max(0, HITS_MAX - len(self._hits))]
         self._hits.extend(new)
         options = self.query_one(OptionList)
-        width = max(20, self.size.width - 4)
-        texts = [clip(clean(hit.text), width, self._glyphs.ellipsis) for hit in new]
+        # The panel has no size yet when the first hits come.
+        width = max(20, self.app.size.width - 4)
+        texts = [self._shown(clean(hit.text), width) for hit in new]
         options.add_options([Option(Text(text, no_wrap=True)) for text in texts])
         self._head(scanned_bytes, done=done, error=error)
         if first and new:
             options.highlighted = 0
         return first and bool(new)
+
+    def _shown(self, text: str, width: int) -> str:
+        """A line, or the part of it that holds the match."""
+        asked, ellipsis = self.asked, self._glyphs.ellipsis
+        # An expression is not tried here: it may take minutes on one line.
+        at = -1 if asked is None or asked.regex else text.lower().find(asked.pattern.lower())
+        end = at + len(asked.pattern) if asked is not None else 0
+        if at >= 0 and end >= width:
+            text = ellipsis + text[min(at, end - width // 2) :]
+        return clip(text, width, ellipsis)
 
     def step(self, step: int) -> LogHit | None:
         """The hit before (-1: newer) or after (1: older) the chosen one in the list, chosen now; 0: the chosen one."""
