@@ -12,7 +12,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from tuner.domain.state import HostState
+from tuner.domain.events import ProblemSeen
+from tuner.domain.server import Phase
+from tuner.domain.state import HostState, ServerState
 from tuner.units import format_bytes, format_gib
 
 SHM_WANTED_BYTES = 1 << 30
@@ -81,7 +83,9 @@ def examine(facts: Mapping[str, Any], state: HostState, skew: Skew | None) -> tu
     lines += (
         Check(verdict=Verdict.WARN, what=problem.code, value=problem.subject or "here", cost=problem.detail)
         for problem in state.problems
-        if not problem.cleared and problem.code not in _TOLD
+        if not problem.cleared
+        and problem.code not in _TOLD
+        and not any(_of_port(problem, server) for server in state.servers)
     )
     return tuple(lines)
 
@@ -279,14 +283,32 @@ def _clock(skew: Skew) -> Check:
 
 def _servers(state: HostState) -> Iterator[Check]:
     for server in state.servers:
-        what, pid = server.identity.engine, server.identity.pid
+        identity = server.identity
         if server.gone:
             continue
-        if server.http_problem:
-            yield Check(verdict=Verdict.WARN, what=what, value=f"pid {pid}", cost=server.http_problem)
-        else:
-            port = "" if server.identity.port is None else f", port {server.identity.port}"
-            yield Check(verdict=Verdict.OK, what=what, value=f"pid {pid}{port}, {server.phase}")
+        port = "" if identity.port is None else f", port {identity.port}"
+        told = next((p.detail for p in state.problems if _of_port(p, server) and not p.cleared), "")
+        trouble = server.http_problem or told or _no_numbers(server)
+        yield Check(
+            verdict=Verdict.WARN if trouble else Verdict.OK,
+            what=identity.engine,
+            value=f"pid {identity.pid}{port}, {server.phase}",
+            cost=trouble,
+        )
+
+
+def _of_port(problem: ProblemSeen, server: ServerState) -> bool:
+    """Whether it is about a server's port: told with the server."""
+    return problem.code.startswith("http-") and problem.subject == server.identity.key and not server.gone
+
+
+def _no_numbers(server: ServerState) -> str:
+    """What it costs when a server that should answer tells no numbers."""
+    port = server.identity.port
+    if server.phase is not Phase.READY or port is None or server.metrics.source not in (None, "log"):
+        return ""
+    answers = "does not answer with metrics" if port in server.identity.ports else "is closed"
+    return f"its port {answers}; only what its log says is shown"
 
 
 _Judge = Callable[[_Fact, HostState], Iterator[Check]]

@@ -2,10 +2,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from msgspec.structs import replace
+
 from tuner.core.doctor import Check, Skew, Verdict, examine
 from tuner.domain.events import GpuTable, ProblemSeen
 from tuner.domain.gpu import GpuInfo
-from tuner.domain.state import HostState, LinkState
+from tuner.domain.server import Phase, ServerIdentity
+from tuner.domain.state import HostState, LinkState, ServerMetrics, ServerState
 
 GIB = 1 << 30
 WELL: dict[str, dict[str, Any]] = {
@@ -112,3 +116,34 @@ def test_a_check_of_a_newer_probe_is_shown_and_nonsense_is_not_fatal() -> None:
     checks = by_name({"warp": {"ok": False, "value": 9, "detail": "core breach"}, "odd": "text"})
     assert (checks["warp"].verdict, checks["warp"].value, checks["warp"].cost) == (Verdict.WARN, "9", "core breach")
     assert "odd" not in checks
+
+
+def ready(source: str | None = "metrics", ports: tuple[int, ...] = (30000,), **fields: Any) -> HostState:
+    """One server that is ready, by its log or by its answers."""
+    identity = ServerIdentity(key="7:1", engine="sglang", pid=7, start_ticks=1, argv=("sglang",), port=30000)
+    identity = replace(identity, ports=ports)
+    server = ServerState(identity=identity, phase=Phase.READY, metrics=ServerMetrics(source=source))
+    return replace(STATE, servers=(server,), **fields)
+
+
+def test_a_server_that_answers_is_well() -> None:
+    check = by_name(WELL, ready())["sglang"]
+    assert (check.verdict, check.value, check.cost) == (Verdict.OK, "pid 7, port 30000, ready", "")
+
+
+@pytest.mark.parametrize("source", [None, "log"])
+@pytest.mark.parametrize(("ports", "words"), [((), "its port is closed"), ((30000,), "does not answer with metrics")])
+def test_a_server_whose_port_tells_nothing_is_a_warning(source: str | None, ports: tuple[int, ...], words: str) -> None:
+    check = by_name(WELL, ready(source, ports))["sglang"]
+    assert check.verdict is Verdict.WARN
+    assert words in check.cost
+
+
+def test_a_problem_of_a_port_is_told_once_with_its_server() -> None:
+    nonsense = ProblemSeen(code="http-nonsense", subject="7:1", detail="127.0.0.1:30000/metrics: not HTTP: b'x'")
+    checks = examine(WELL, ready("log", problems=(nonsense,)), None)
+    assert [(c.verdict, c.what, c.cost) for c in checks if c.verdict is not Verdict.OK] == [
+        (Verdict.WARN, "sglang", nonsense.detail)
+    ]
+    # Of a server that is gone nobody else tells it.
+    assert "http-nonsense" in by_name(WELL, replace(STATE, problems=(nonsense,)))
