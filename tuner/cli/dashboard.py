@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -59,6 +60,9 @@ def _show(targets: Sequence[Target], speed: float = 1.0) -> int:
         theme=settings.theme,
         keymap=settings.keymap,
     )
+
+    # What is loaded by now lives as long as we do: the collector need not look at it in the middle of a burst.
+    gc.freeze()
 
     async def shown() -> int:
         loop = asyncio.get_running_loop()
