@@ -48,7 +48,8 @@ def opened(server: ServerState, event: LogOpened) -> ServerState:
 def gap(server: ServerState, event: LogGap) -> ServerState:
     """Bytes that were not sent, shown as what they are."""
     size = event.end - event.offset
-    log = _marked(server.log, event.offset, f"{format_bytes(size)} not shown: {event.reason}")
+    how_much = format_bytes(size) if size > 0 else "an unknown part of the log"
+    log = _marked(server.log, event.offset, f"{how_much} not shown: {event.reason}")
     log = msgspec.structs.replace(log, dropped_bytes=log.dropped_bytes + size, end=max(log.end, event.end))
     return msgspec.structs.replace(server, log=log)
 
