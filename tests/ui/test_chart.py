@@ -14,7 +14,7 @@ def test_chart_has_its_size_and_axes() -> None:
     assert {len(line) for line in lines} == {50}
     assert "-10 min" in lines[-1]
     assert lines[-1].rstrip().endswith("now")
-    assert lines[0].startswith("95")
+    assert lines[0].startswith("100")
 
 
 def test_ascii_chart_draws_the_curve_in_ascii() -> None:
@@ -45,6 +45,16 @@ def test_bounds_hold_the_data(low: float, high: float) -> None:
     assert bottom <= low
     assert top >= high
     assert bottom < middle < top
+
+
+@pytest.mark.parametrize(("low", "high"), [(89.0, 90.0), (86.2, 94.1), (9.9e5, 1e6)])
+def test_small_waves_do_not_look_like_cliffs(low: float, high: float) -> None:
+    bottom, _, top = nice_bounds(low, high)
+    assert top - bottom >= 0.2 * high
+    heights = {
+        UNICODE.spark.index(char) for char in sparkline(states.wave(swing=1.0), states.MONO, 10, UNICODE).strip()
+    }
+    assert max(heights) - min(heights) <= 2
 
 
 def test_sparkline_keeps_still_while_its_columns_fill() -> None:

@@ -30,6 +30,13 @@ def test_a_term_smaller_than_a_cell_keeps_one() -> None:
     assert cells_of([from_gib(72.3), from_gib(10.4), from_gib(2.6), from_gib(1.5)], from_gib(95.6), 28)[2] == 1
 
 
+@given(st.integers(1, 950), st.integers(0, 900), st.integers(18, 60))
+def test_equal_printed_numbers_make_equal_bars(weights: int, kv: int, width: int) -> None:
+    total, tenth = from_gib(95.6), GIB // 10
+    low, high = ([weights * tenth + by, kv * tenth] for by in (-tenth // 3, tenth // 3))
+    assert cells_of(low, total, width) == cells_of(high, total, width)
+
+
 def test_bar_has_its_width_and_its_signs() -> None:
     terms = (("weights", from_gib(48)), ("kv", from_gib(24)), ("foreign", from_gib(12)))
     line = bar(terms, from_gib(96), 18, UNICODE)

@@ -75,6 +75,43 @@ def test_the_running_phase_stands_beside_the_usual() -> None:
     assert "▶ weights 21/62 2:57 (usually 8:25-8:44)" in narrow
 
 
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_start_that_hangs_is_called_longer_than_usual(width: int, glyphs: Any) -> None:
+    state = states.starting()
+    longest = state.servers[0].usual.phases_s[Phase.WEIGHT_LOAD][1]
+    began = state.servers[0].phases[-1].started
+    for took, late in ((longest * 2.9, False), (longest * 3.1, True)):
+        now = msgspec.structs.replace(state, now=began + took)
+        line = status.phase_line(now, now.servers[0], width, glyphs)
+        assert "weights 21/62" in text_of(line)
+        assert ("longer than usual (8:25-8:44)" in text_of(line)) == late
+        assert ((f"{glyphs.warn} weights", "warn") in line) == late
+    quick = states.REPLACE(state.servers[0].usual, phases_s={Phase.WEIGHT_LOAD: (1.0, 2.0)})
+    server = states.REPLACE(state.servers[0], usual=quick)
+    for took, late in ((59.0, False), (61.0, True)):
+        line = status.phase_line(msgspec.structs.replace(state, now=began + took), server, width, glyphs)
+        assert ("longer than usual" in text_of(line)) == late
+
+
+def test_the_phases_say_that_their_beginning_is_cut() -> None:
+    state = states.starting()
+    server = state.servers[0]
+    earlier = states.REPLACE(server.phases[0], ended=server.phases[0].started + 3600)
+    long = states.REPLACE(server, phases=(*(earlier,) * 5, *server.phases[1:]))
+    assert "STARTING  … › args" in text_of(status.phase_line(state, long, 120, UNICODE))
+    assert "STARTING  ~ > " in text_of(status.phase_line(state, long, 120, ASCII))
+    assert "…" not in text_of(status.phase_line(state, server, 160, UNICODE))
+
+
+def test_a_long_wait_for_the_first_token_is_told_in_seconds() -> None:
+    metrics = states.REPLACE(states.server().metrics, ttft_s=13.776)
+    assert "ttft  13.8 s" in [text_of(part) for part in status.metric_parts(metrics)]
+    assert any("13.8 s" in text_of(line) for line in status.metric_grid(metrics, 49))
+    metrics = states.REPLACE(metrics, ttft_s=9.999)
+    assert "ttft 9999 ms" in [text_of(part) for part in status.metric_parts(metrics)]
+
+
 def test_a_failure_names_phase_first_rank_and_words() -> None:
     state = states.failed()
     lines = [text_of(line) for item in notes.note_items(state, state.servers[0], 80, UNICODE) for line in item]
@@ -166,6 +203,34 @@ def test_notes_that_do_not_fit_are_counted() -> None:
     lines = notes.note_lines(whole, compact, 5, UNICODE)
     assert len(lines) == 5
     assert "and 4 more: i shows all" in text_of(lines[-1])
+
+
+def test_the_advice_at_the_end_of_a_failure_has_its_lines() -> None:
+    state = states.failed()
+    whole, compact = (notes.note_items(state, state.servers[0], 80, UNICODE, most=most) for most in (3, 1))
+    lines = [
+        text_of(line) for line in notes.note_lines([*whole, *whole[1:] * 4], [*compact, *compact[1:] * 4], 6, UNICODE)
+    ]
+    assert len(lines) == 6
+    assert "mem_fraction_static=0.55" in " ".join(lines[:3])
+    assert "more: i shows all" in lines[-1]
+
+
+def test_dead_ranks_are_no_part_of_the_legend_and_weights_that_come_are_loading() -> None:
+    from tuner.widgets.rank_table import rows_of
+
+    state = states.starting()
+    server = state.servers[0]
+    dead = states.REPLACE(server.ranks[3], alive=False)
+    server = states.REPLACE(server, ranks=(*server.ranks[:3], dead, *server.ranks[4:]))
+    samples = tuple(
+        states.REPLACE(each, memory_used_bytes=10**9) if each.index == 3 else each for each in state.samples
+    )
+    state = msgspec.structs.replace(state, servers=(server,), samples=samples)
+    assert text_of(notes.legend_line(rows_of(state, server), server, 80, UNICODE)) == " ▚ loading weights 26.1"
+    ready = states.REPLACE(server, phase=Phase.READY)
+    state = msgspec.structs.replace(state, servers=(ready,))
+    assert text_of(notes.legend_line(rows_of(state, ready), ready, 80, UNICODE)) == " · in use 26.1"
 
 
 def test_equal_ranks_make_one_number_in_the_legend() -> None:

@@ -13,6 +13,8 @@ from tuner.widgets.spans import Line
 
 WINDOW_S = 600.0
 """Ten minutes."""
+LEAST_SPAN = 0.2
+"""What an axis spans at least, as a part of its greatest value: small waves do not look like cliffs."""
 
 
 def slice_end(now: float, window_s: float, width: int) -> float:
@@ -33,15 +35,15 @@ def sparkline(series: Series, now: float, width: int, glyphs: Glyphs, window_s: 
     low, high = min(values), max(values)
     steps = len(glyphs.spark) - 1
     # A flat line is drawn in the middle: small wobble is not scaled up to look like a change.
-    span = max(high - low, 0.05 * abs(high), 1e-9)
+    span = max(high - low, LEAST_SPAN * abs(high), 1e-9)
     base = low - (span - (high - low)) / 2
     return "".join(" " if each is None else glyphs.spark[round((each[1] - base) / span * steps)] for each in slices)
 
 
 def nice_bounds(low: float, high: float) -> tuple[float, float, float]:
     """Least, middle and greatest value of an axis around the data, on round numbers; 0 when the data come near it."""
-    if high - low < 0.02 * max(abs(high), 1e-9):
-        low, high = low - 0.02 * abs(low), high + 0.02 * abs(high)
+    if (missing := LEAST_SPAN * abs(high) - (high - low)) > 0:
+        low, high = low - missing / 2, high + missing / 2
     if low >= 0 and low < 0.25 * high:
         low = 0.0
     if high <= low:

@@ -13,7 +13,7 @@ from textual.filter import LineFilter
 from tuner.domain.link import LinkPhase
 from tuner.domain.server import Phase
 
-TERMS: tuple[str, ...] = ("weights", "kv", "graphs", "context", "other", "servers", "foreign")
+TERMS: tuple[str, ...] = ("weights", "loading", "kv", "graphs", "context", "other", "servers", "foreign")
 """What GPU memory is used for, in the order in which a bar stacks it."""
 GUESTS = ("servers", "foreign")
 """The terms that are no part of the server on screen."""
@@ -70,7 +70,7 @@ class Glyphs(Struct, frozen=True, kw_only=True):
 
 
 UNICODE = Glyphs(
-    terms={"weights": "█", "kv": "▒", "graphs": "▓", "context": "░", "other": "·", "servers": "◇", "foreign": "#"},
+    terms=dict(zip(TERMS, "█▚▒▓░·◇#", strict=True)),
     bar_left="▐",
     bar_right="▌",
     up="●",
@@ -97,7 +97,7 @@ UNICODE = Glyphs(
 )
 
 ASCII = Glyphs(
-    terms={"weights": "W", "kv": "K", "graphs": "G", "context": "c", "other": "o", "servers": "S", "foreign": "#"},
+    terms=dict(zip(TERMS, "WwKGcoS#", strict=True)),
     bar_left="[",
     bar_right="]",
     up="*",

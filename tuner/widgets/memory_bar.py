@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tuner.units import GIB
 from tuner.widgets.glyphs import GUESTS, Glyphs
 from tuner.widgets.spans import Line, Span
 
@@ -18,16 +19,18 @@ def cells_of(values: Sequence[int], total: int, width: int) -> list[int]:
     """Share `width` cells among values of a `total`; what is left over stays free.
 
     The sum is the rounded share of all values together, so that the free part of the bar is right; within it the
-    largest remainders win, and a value that deserves a look keeps a cell of its own.
+    largest remainders win, and a value that deserves a look keeps a cell of its own. Values count as they are printed,
+    to a tenth of a GiB: equal numbers stand beside equal bars.
     """
     if total <= 0 or width <= 0:
         return [0] * len(values)
-    exact = [max(0, value) * width / total for value in values]
-    budget = min(width, round(sum(exact)))
+    per_gib = width * GIB / total
+    exact = [round(max(0, value) / GIB, 1) * per_gib for value in values]
+    budget = min(width, round(round(sum(max(0, value) for value in values) / GIB, 1) * per_gib))
     overflow = max(1.0, sum(exact) / width)
     exact = [share / overflow for share in exact]
     cells = [int(share) for share in exact]
-    for index in sorted(range(len(cells)), key=lambda i: cells[i] - exact[i])[: budget - sum(cells)]:
+    for index in sorted(range(len(cells)), key=lambda i: cells[i] - exact[i])[: max(0, budget - sum(cells))]:
         cells[index] += 1
     for index, share in enumerate(exact):
         if share >= _VISIBLE_FROM and not cells[index]:

@@ -10,7 +10,7 @@ from tuner.domain.server import Phase
 from tuner.domain.state import HostState, ServerState
 from tuner.units import format_gib
 from tuner.widgets.glyphs import GUESTS, TERMS, Glyphs
-from tuner.widgets.rank_table import Row, throttled
+from tuner.widgets.rank_table import DEAD, Row, throttled
 from tuner.widgets.spans import Line, Span, clean, clip, clip_line, fit, width_of
 from tuner.widgets.status import PHASE_DOING
 from tuner.widgets.wording import problem_text
@@ -28,6 +28,7 @@ def legend_line(rows: Sequence[Row], server: ServerState | None, width: int, gly
     """What the fills of the bars stand for, with GiB per rank."""
     names = {
         "weights": "weights",
+        "loading": "loading weights",
         "kv": "KV pool",
         "graphs": "graphs",
         "context": "context, NCCL" if width >= 100 else "context",
@@ -36,10 +37,11 @@ def legend_line(rows: Sequence[Row], server: ServerState | None, width: int, gly
         "foreign": "foreign",
     }
     by_term: dict[str, list[int]] = {}
-    for row in rows:
-        if row.is_rank or not any(other.is_rank for other in rows):
-            for term, value in row.terms:
-                by_term.setdefault(term, []).append(value)
+    ranks = [row for row in rows if row.is_rank]
+    # What is left on the GPU of a dead rank says nothing about those that live.
+    for row in [row for row in ranks if row.note != DEAD] or ranks or rows:
+        for term, value in row.terms:
+            by_term.setdefault(term, []).append(value)
     if by_term.keys() <= {"other", *GUESTS}:
         names["other"] = "in use"
 
@@ -239,12 +241,14 @@ def note_lines(
 
     Args:
         items: The items as they should be.
-        compact: The same in one line each.
+        compact: The same in one line each; all but the first, the most urgent, are shortened so.
         room: Lines there are.
         glyphs: Signs to draw with.
         hidden: Items that were left out before.
     """
-    for lines in ([line for item in items for line in item], [line for item in compact for line in item]):
+    shortened = [*items[:1], *compact[1:]] if items and len(items[0]) < room else compact
+    for choice in (items, shortened):
+        lines = [line for item in choice for line in item]
         if len(lines) + bool(hidden) <= room:
             break
     kept = lines if len(lines) + bool(hidden) <= room else lines[: max(0, room - 1)]

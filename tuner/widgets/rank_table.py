@@ -17,6 +17,8 @@ from tuner.widgets.spans import Line, Span, clip
 from tuner.widgets.status import PHASE_NAMES
 
 NO_VALUE = "n/a"
+DEAD = ("dead", "bad")
+"""The note of a rank whose process is gone."""
 _BAR_MIN = 18
 _BAR_MAX = 60
 
@@ -39,10 +41,18 @@ class Row(Struct, frozen=True, kw_only=True):
     is_rank: bool = True
 
 
-def stack(memory: RankMemory | None, used_bytes: int | None, foreign_bytes: int, servers_bytes: int = 0) -> Terms:
+def stack(
+    memory: RankMemory | None,
+    used_bytes: int | None,
+    foreign_bytes: int,
+    servers_bytes: int = 0,
+    *,
+    loading: bool = False,
+) -> Terms:
     """The terms of one GPU's bar, adding up to what the driver says is used.
 
-    What the engine does not explain is `other`; the host's other servers and foreign processes come last.
+    What the engine does not explain is `other`, or `loading` while weights come and are not told yet; the host's other
+    servers and foreign processes come last.
     """
     terms: list[tuple[str, int]] = []
     if memory is not None:
@@ -57,7 +67,8 @@ def stack(memory: RankMemory | None, used_bytes: int | None, foreign_bytes: int,
     guests = foreign_bytes + servers_bytes
     whole = used_bytes - guests if used_bytes is not None else (memory.total_bytes or 0) if memory else 0
     if whole > explained:
-        terms.append(("other", whole - explained))
+        rest = "loading" if loading and not (memory and memory.weights_bytes) else "other"
+        terms.append((rest, whole - explained))
     if servers_bytes:
         terms.append(("servers", servers_bytes))
     if foreign_bytes:
@@ -100,6 +111,7 @@ def rows_of(state: HostState, server: ServerState | None) -> list[Row]:
         )
         used = sample.memory_used_bytes if sample else None
         memory = rank.memory if rank and rank.alive else None
+        loading = bool(starting and rank and rank.alive and rank.phase is Phase.WEIGHT_LOAD)
         if used is None and memory is not None and not (sample and sample.error):
             guests = foreign_bytes + servers_bytes
             used = memory.total_bytes + guests if memory.total_bytes is not None else None
@@ -109,7 +121,7 @@ def rows_of(state: HostState, server: ServerState | None) -> list[Row]:
             pid=rank.pid if rank else None,
             info=info,
             sample=sample,
-            terms=stack(memory, used, foreign_bytes, servers_bytes),
+            terms=stack(memory, used, foreign_bytes, servers_bytes, loading=loading),
             total_bytes=info.memory_total_bytes if info else None,
             used_bytes=used,
             note=_note(rank, sample, strangers, starting=starting),
@@ -140,7 +152,7 @@ def _note(
     rank: RankState | None, sample: GpuSample | None, strangers: Sequence[ForeignProcess], *, starting: bool
 ) -> Span:
     if rank and not rank.alive:
-        return ("dead", "bad")
+        return DEAD
     limits = throttle.limits(sample.throttle_mask) if sample else ()
     if limits:
         return (limits[0], "warn")
@@ -303,7 +315,7 @@ def head_lines(rows: Sequence[Row], layout: Layout, title: Span) -> tuple[Line, 
 
 def row_line(row: Row, layout: Layout, glyphs: Glyphs, *, old: bool = False) -> Line:
     """One row as a line; `old` numbers are dim."""
-    dead = row.note == ("dead", "bad")
+    dead = row.note == DEAD
     label_style = "bad" if dead else "rank" if row.is_rank else "dim"
     gpu = NO_VALUE if row.gpu is None else str(row.gpu)
     spans: list[Span] = [

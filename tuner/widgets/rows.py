@@ -42,6 +42,7 @@ LOOKS: dict[str, Look] = {
     "bad": Look("text-error", bold=True),
     "busy": Look("text-accent", bold=True),
     "weights": Look("memory-weights"),
+    "loading": Look("memory-weights"),
     "kv": Look("memory-kv"),
     "graphs": Look("memory-graphs"),
     "context": Look("memory-context"),

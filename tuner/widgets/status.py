@@ -101,6 +101,11 @@ def samples_age(state: HostState) -> float | None:
     return old if old > OLD_S else None
 
 
+LATE_S = 60.0
+LATE_TIMES = 3.0
+"""A phase of a start that takes longer than both, seconds and times the most it ever took, may never end."""
+
+
 def as_of(age_s: float) -> str:
     """How old numbers are, as every part of a screen says it."""
     return f"as of {age_s:.0f} s ago"
@@ -196,7 +201,7 @@ def phase_line(state: HostState, server: ServerState, width: int, glyphs: Glyphs
     # What runs now matters most, then the whole, then the phases before, oldest least.
     for right in (*words, ""):
         room = width - width_of(head) - (len(right) + 3 if right else 0)
-        body = _last_that_fit(pieces, room, (f" {glyphs.then} ", "dim"))
+        body = _last_that_fit(pieces, room, (f" {glyphs.then} ", "dim"), glyphs.ellipsis)
         if body or not pieces:
             return spread((*head, *body), ((f"{right} ", "dim"),) if right else (), width, glyphs.ellipsis)
     return clip_line((*head, *pieces[-1]), width, glyphs.ellipsis)
@@ -205,14 +210,18 @@ def phase_line(state: HostState, server: ServerState, width: int, glyphs: Glyphs
 def _phase(state: HostState, server: ServerState, record: PhaseRecord, glyphs: Glyphs) -> Line:
     name = PHASE_NAMES.get(record.phase, str(record.phase))
     if record.ended is None and server.phase.starting:
-        spans: list[Span] = [(f"{glyphs.busy} {name}", "busy")]
+        usual = server.usual.phases_s.get(record.phase)
+        took_s = 0.0 if state.now is None else state.now - record.started
+        late = usual is not None and took_s > max(LATE_S, LATE_TIMES * usual[1])
+        spans: list[Span] = [(f"{glyphs.warn if late else glyphs.busy} {name}", "warn" if late else "busy")]
         if record.done is not None and record.total:
             spans.append((f" {record.done}/{record.total}", "strong"))
         if state.now is not None:
-            spans.append((f" {format_duration(state.now - record.started)}", "text"))
-        usual = _range(server.usual.phases_s.get(record.phase), "-")
+            spans.append((f" {format_duration(took_s)}", "warn" if late else "text"))
+        if late:
+            spans.append((" longer than usual", "warn"))
         if usual:
-            spans.append((f" (usually {usual})", "dim"))
+            spans.append((f" ({'' if late else 'usually '}{_range(usual, '-')})", "dim"))
         return tuple(spans)
     took = format_duration(record.ended - record.started) if record.ended is not None else glyphs.dash
     # Who failed while serving did so after its start.
@@ -220,9 +229,9 @@ def _phase(state: HostState, server: ServerState, record: PhaseRecord, glyphs: G
     return ((f"{name} ", "bad" if failed else "dim"), (took, "bad" if failed else "text"))
 
 
-def _last_that_fit(pieces: Sequence[Line], room: int, separator: Span) -> Line:
+def _last_that_fit(pieces: Sequence[Line], room: int, separator: Span, ellipsis: str) -> Line:
     for first in range(len(pieces)):
-        line: list[Span] = []
+        line: list[Span] = [(ellipsis, "dim")] if first else []
         for piece in pieces[first:]:
             if line:
                 line.append(separator)
@@ -230,6 +239,11 @@ def _last_that_fit(pieces: Sequence[Line], room: int, separator: Span) -> Line:
         if width_of(line) <= room:
             return tuple(line)
     return ()
+
+
+def latency(seconds: float, places: int) -> str:
+    """Milliseconds, from ten seconds on seconds."""
+    return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds * 1e3:.{places}f} ms"
 
 
 def metric_parts(metrics: ServerMetrics, *, old: bool = False) -> list[Line]:
@@ -250,11 +264,11 @@ def metric_parts(metrics: ServerMetrics, *, old: bool = False) -> list[Line]:
     if metrics.accept_length is not None:
         parts.append(part("accept", f"{metrics.accept_length:4.2f}"))
     if metrics.ttft_s is not None:
-        parts.append(part("ttft", f"{metrics.ttft_s * 1e3:4.0f} ms"))
+        parts.append(part("ttft", latency(metrics.ttft_s, 0).rjust(7)))
     if metrics.cache_hit_ratio is not None:
         parts.append(part("cache hit", f"{metrics.cache_hit_ratio * 100:3.0f} %"))
     if metrics.itl_s is not None:
-        parts.append(part("itl", f"{metrics.itl_s * 1e3:5.1f} ms"))
+        parts.append(part("itl", latency(metrics.itl_s, 1).rjust(8)))
     return parts
 
 
@@ -276,8 +290,8 @@ def metric_grid(metrics: ServerMetrics, width: int) -> list[Line]:
         ("KV used", number(metrics.token_usage_ratio, ".0f", 100, " %")),
         ("cache hit", number(metrics.cache_hit_ratio, ".0f", 100, " %")),
         ("accepted", number(metrics.accept_length, ".2f")),
-        ("ttft", number(metrics.ttft_s, ".0f", 1e3, " ms")),
-        ("itl", number(metrics.itl_s, ".1f", 1e3, " ms")),
+        ("ttft", None if metrics.ttft_s is None else latency(metrics.ttft_s, 0)),
+        ("itl", None if metrics.itl_s is None else latency(metrics.itl_s, 1)),
         ("prompt/s", number(metrics.prompt_tok_s, ".0f")),
     ]
     columns = 3
