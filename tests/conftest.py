@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# A shell starts background jobs with SIGINT ignored, and programs started from here would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _OURS = ("GPUTUNER_", "XDG_")
 _LEAKS = ("SSH_AUTH_SOCK", "SSH_ASKPASS", "HOST_ROOT", "NO_COLOR", "COLORTERM", "COLUMNS", "LINES")
