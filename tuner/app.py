@@ -67,6 +67,8 @@ class TunerApp(Shell):
         Binding("right_square_bracket", "host(1)", "Next host", show=False, id="host.next", tooltip="The next host"),
         Binding("R", "reconnect", "Reconnect", id="link.reconnect", tooltip="Try the link to this host now"),
         Binding("space", "replay_pause", "Pause", show=False, id="replay.pause", tooltip="Pause a replay, or go on"),
+        Binding("less_than_sign", "replay_seek(-10)", "Back", show=False, id="replay.back", tooltip="Replay 10 s again"),
+        Binding("greater_than_sign", "replay_seek(10)", "Skip", show=False, id="replay.skip", tooltip="Skip 10 s"),
         Binding("plus", "replay_speed(2.0)", "Faster", show=False, id="replay.faster", tooltip="Replay twice as fast"),
         Binding("minus", "replay_speed(0.5)", "Slower", show=False, id="replay.slower", tooltip="Replay half as fast"),
         Binding("question_mark", "help", "Help", key_display="?", id="help", tooltip="All keys"),
@@ -204,7 +206,7 @@ class TunerApp(Shell):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """No key is shown before it works."""
-        if action in ("replay_pause", "replay_speed"):
+        if action in ("replay_pause", "replay_speed", "replay_seek"):
             return self.player() is not None
         if action == "host":
             return len(self.sessions) > 1
@@ -225,17 +227,15 @@ class TunerApp(Shell):
         """Try the link to this host now."""
         self.sessions[self.host].reconnect()
 
-    def action_replay_pause(self) -> None:
-        """Pause a replay, or go on."""
-        if (player := self.player()) is not None:
-            (player.resume if player.paused else player.pause)()
-            self.tick += 1
-
-    def action_replay_speed(self, factor: float) -> None:
-        """Change the speed of a replay."""
-        if (player := self.player()) is not None:
-            player.speed = min(1024.0, max(0.125, (player.speed or 1024.0) * factor))
-            self.tick += 1
+    def action_replay_seek(self, seconds: float) -> None:
+        """Go on or back in a replay; one that has ended is played again up to there."""
+        player = self.player()
+        if player is None or (self.ended() and seconds > 0):
+            return
+        player.seek(max(0.0, player.position + seconds))
+        if self.ended():
+            self.action_reconnect()
+        self.tick += 1
 
     def action_help(self) -> None:
         """All keys: those of this screen first, and none that does nothing now."""

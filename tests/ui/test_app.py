@@ -336,6 +336,9 @@ class Player:
     def resume(self) -> None:
         self.paused = False
 
+    def seek(self, position: float) -> None:
+        self.position = position
+
 
 async def test_a_replay_can_be_paused_and_sped_up(app_on: AppOn) -> None:
     session = FakeSession(states.serving())
@@ -352,6 +355,38 @@ async def test_a_replay_can_be_paused_and_sped_up(app_on: AppOn) -> None:
         await pilot.press("minus", "space")
         await pilot.pause()
         assert "playing  1:15 of 10:00  at 2x" in line.text
+
+
+async def test_the_end_of_a_recording_is_no_lost_host(app_on: AppOn, clock: Any) -> None:
+    session = FakeSession(states.serving())
+    session.player = Player()
+    app, _ = app_on(session)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("less_than_sign")
+        assert session.player.position == 65.0
+        await pilot.press("greater_than_sign", "greater_than_sign")
+        assert session.player.position == 85.0
+        assert session.reconnects == 0
+        over = LinkState(phase=LinkPhase.DOWN, reason="The recording ends here", final=True)
+        session.push(states.REPLACE(states.serving(), link=over))
+        clock.now += 60
+        app._second()
+        await pilot.pause()
+        texts = [rows.text for rows in app.screen.query(Rows)]
+        assert "end of the recording" in app.screen.query_one("#status", Rows).text
+        assert "end of the recording, 10:00" in app.screen.query_one("#replay", Rows).text
+        assert not any("as of" in text or "old numbers" in text or "link down" in text for text in texts)
+        assert not app.screen.query_one("#table", Rows)._dimmed
+        assert "R Play again" in app.screen.query_one(KeyBar).text
+        await pilot.press("i", "greater_than_sign")
+        await pilot.pause()
+        assert "end of the recording" in app.screen.query_one("#status", Rows).text
+        assert "link down" not in app.screen.query_one("#details", Rows).text
+        assert (session.player.position, session.reconnects) == (85.0, 0), "there is nothing behind its end"
+        await pilot.press("less_than_sign")
+        assert (session.player.position, session.reconnects) == (75.0, 1)
+        await pilot.press("R")
+        assert session.reconnects == 2
 
 
 async def test_copying_goes_through_the_terminal(app_on: AppOn) -> None:

@@ -140,7 +140,10 @@ class TunerScreen(Screen[None]):
         def clock(seconds: float) -> str:
             return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
+        if self.shell.ended():
+            text = f"end of the recording, {clock(player.duration)}   "
+            return [((" replay ", "head"), (text, "warn"), ("R play again   < back 10 s", "dim"))]
         word: Span = ("paused", "warn") if player.paused else ("playing", "ok")
         speed = f"at {player.speed:g}x" if player.speed else "as fast as possible"
         text = f"  {clock(player.position)} of {clock(player.duration)}  {speed}   "
-        return [((" replay ", "head"), word, (text, "text"), ("space pause or go on   - slower   + faster", "dim"))]
+        return [((" replay ", "head"), word, (text, "text"), ("space pause   < > 10 s   - slower   + faster", "dim"))]

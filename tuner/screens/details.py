@@ -12,7 +12,6 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Input
 
-from tuner.domain.link import LinkPhase
 from tuner.domain.state import HostState, ServerState
 from tuner.messages import ChecksArrived, ChecksRequested
 from tuner.screens.base import TunerScreen
@@ -67,10 +66,16 @@ def argv_lines(argv: Sequence[str]) -> list[str]:
 
 
 def sections(
-    state: HostState, server: ServerState | None, checks: dict[str, Any] | None, glyphs: Glyphs, width: int
+    state: HostState,
+    server: ServerState | None,
+    checks: dict[str, Any] | None,
+    glyphs: Glyphs,
+    width: int,
+    *,
+    ended: bool = False,
 ) -> Iterator[Section]:
     """All sections, what concerns a failure first."""
-    items = notes.note_items(state, server, width, glyphs, rows=rows_of(state, server))
+    items = notes.note_items(state, server, width, glyphs, rows=rows_of(state, server), ended=ended)
     if items:
         section = Section("problems")
         section.lines = [((" ", "text"), *line) for item in items for line in item]
@@ -245,9 +250,9 @@ class DetailsScreen(TunerScreen):
         if state is None:
             return
         width, glyphs = self.size.width, self.glyphs
-        stale = state.link.phase is not LinkPhase.UP
+        stale = self.shell.stale()
         age, retry = self.shell.age_s(), self.shell.retry_in_s()
-        line = status.status_line(state, server, width, glyphs, age_s=age, retry_in_s=retry)
+        line = status.status_line(state, server, width, glyphs, age_s=age, retry_in_s=retry, ended=self.shell.ended())
         self.query_one("#status", Rows).show([line])
         about = (
             (server.identity, server.settings, server.phase, server.ranks, server.errors, server.model, server.gone)
@@ -268,7 +273,7 @@ class DetailsScreen(TunerScreen):
         if not self.changed("details", *about, *host, str(rough_host), checks, self._text, width, stale):
             return
         lines: list[Line] = []
-        for section in sections(state, server, checks, glyphs, width - 2):
+        for section in sections(state, server, checks, glyphs, width - 2, ended=self.shell.ended()):
             found = [line for line in section.lines if self._text.lower() in text_of(line).lower()]
             if found or not self._text:
                 lines += [

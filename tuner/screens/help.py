@@ -18,6 +18,7 @@ from tuner.widgets.spans import Line
 _SHOWN = {
     "slash": "/", "question_mark": "?", "left_square_bracket": "[", "right_square_bracket": "]", "full_stop": ".",
     "plus": "+", "minus": "-", "escape": "esc", "pageup": "page up", "pagedown": "page down", "equals_sign": "=",
+    "less_than_sign": "<", "greater_than_sign": ">",
 }  # fmt: skip
 
 

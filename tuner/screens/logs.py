@@ -10,7 +10,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
-from tuner.domain.link import LinkPhase
 from tuner.domain.logs import Level
 from tuner.domain.state import HostState, ServerState
 from tuner.messages import (
@@ -89,7 +88,7 @@ class LogsScreen(TunerScreen):
         if state is None:
             return
         view = self.view
-        stale = state.link.phase is not LinkPhase.UP
+        stale = self.shell.stale()
         if server is None:
             self.query_one("#filters", Rows).show([((" no server, so no log", "warn"),)])
             view.display = False

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 
-from tuner.domain.link import LinkPhase
 from tuner.domain.logs import Level
 from tuner.domain.server import Phase
 from tuner.domain.state import HostState, ServerState
@@ -84,7 +83,7 @@ class OverviewScreen(TunerScreen):
             return
         width = self.size.width
         age = self.shell.age_s()
-        stale = state.link.phase is not LinkPhase.UP and state.hello is not None
+        stale = self.shell.stale() and state.hello is not None
         self._draw_head(state, server, width, age, stale=stale)
         with_chart = self.wide and server is not None and bool(server.series.get("tok_s"))
         left = width - (self._chart_width if with_chart else 0)
@@ -100,7 +99,7 @@ class OverviewScreen(TunerScreen):
     ) -> None:
         glyphs = self.glyphs
         retry = self.shell.retry_in_s()
-        line = status.status_line(state, server, width, glyphs, age_s=age, retry_in_s=retry)
+        line = status.status_line(state, server, width, glyphs, age_s=age, retry_in_s=retry, ended=self.shell.ended())
         self.query_one("#status", Rows).show([line])
         if server is None:
             phases = status.no_server_line(state, glyphs)
@@ -160,9 +159,9 @@ class OverviewScreen(TunerScreen):
             rows = rows_of(state, server)
             silent = rows if layout_for(rows, width, self.glyphs).note <= 1 else ()
             room = max(2, self.size.height - self._fixed - max(3, table) - _LOG_MIN)
+            options: dict[str, Any] = {"rows": silent, "problems": _PROBLEMS_MAX, "ended": self.shell.ended()}
             whole, compact = (
-                notes.note_items(state, server, width, self.glyphs, rows=silent, most=most, problems=_PROBLEMS_MAX)
-                for most in (3, 1)
+                notes.note_items(state, server, width, self.glyphs, most=most, **options) for most in (3, 1)
             )
             hidden = max(0, len(notes.problem_items(state, server, width, self.glyphs, 1)) - _PROBLEMS_MAX)
             rows_below.show(notes.note_lines(whole, compact, room, self.glyphs, hidden))

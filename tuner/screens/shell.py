@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from textual import events
 from textual.app import App, SystemCommand
+from textual.binding import Binding
 from textual.filter import LineFilter
 from textual.reactive import var
 from textual.screen import Screen
@@ -32,6 +33,9 @@ class Player(Protocol):
     paused: bool
     speed: float
     """1 is as it was; 0 is as fast as possible."""
+
+    def seek(self, position: float) -> None:
+        """Go to a second of it."""
 
     def pause(self) -> None:
         """Hold still."""
@@ -88,11 +92,21 @@ class Shell(App[None]):
         return next((each for each in servers if each.identity.key == self.server_key), servers[0] if servers else None)
 
     def age_s(self) -> float | None:
-        """Seconds since the host on screen last said something; None while the link is up."""
+        """Seconds since the host on screen last said something; None while the link is up or a recording has ended."""
         state = self.snapshot
-        if state is None or state.link.phase is LinkPhase.UP or self.host not in self._fresh:
+        if state is None or not self.stale() or self.host not in self._fresh:
             return None
         return max(0.0, self._clock() - self._fresh[self.host][1])
+
+    def ended(self) -> bool:
+        """Whether the host on screen is a recording that was played to its end."""
+        state = self.snapshot
+        return self.player() is not None and state is not None and state.link.phase is LinkPhase.DOWN
+
+    def stale(self) -> bool:
+        """Whether the numbers on screen are not those of now: the link is not up."""
+        state = self.snapshot
+        return state is not None and state.link.phase is not LinkPhase.UP and not self.ended()
 
     def retry_in_s(self) -> float | None:
         """Seconds until the next attempt to reach the host on screen."""
@@ -130,6 +144,22 @@ class Shell(App[None]):
         key = next((self.get_key_display(binding) for binding in bindings if binding.id == "quit"), None)
         self.clear_notifications()
         self.notify(f"Press {key} to quit" if key else "Close this first: press esc", markup=False, timeout=3)
+
+    def action_replay_pause(self) -> None:
+        """Pause a replay, or go on."""
+        if (player := self.player()) is not None:
+            (player.resume if player.paused else player.pause)()
+            self.tick += 1
+
+    def action_replay_speed(self, factor: float) -> None:
+        """Change the speed of a replay."""
+        if (player := self.player()) is not None:
+            player.speed = min(1024.0, max(0.125, (player.speed or 1024.0) * factor))
+            self.tick += 1
+
+    def key_label(self, binding: Binding) -> str:
+        """A key's name where the operator is: a recording is played again, a host is reconnected."""
+        return "Play again" if binding.id == "link.reconnect" and self.player() is not None else binding.description
 
     def delay_update(self, delay: float = _SWITCH_S) -> None:
         """Hold painting back at a change of screen, but not for as long as the library does: a key may not take it."""

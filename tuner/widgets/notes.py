@@ -203,6 +203,7 @@ def note_items(
     rows: Sequence[Row] = (),
     most: int = 3,
     problems: int | None = None,
+    ended: bool = False,
 ) -> list[Item]:
     """Everything that wants a look, most urgent first: failure, link, XID, problems, foreign processes, throttling.
 
@@ -214,10 +215,11 @@ def note_items(
         rows: Name the ranks among these that the driver slows down, where the table has no room for it.
         most: Lines that one item may take.
         problems: How many of what does not work on the host; None for all.
+        ended: This is the end of a recording, so there is no link to speak of.
     """
     items = failure_items(server, width, glyphs, most) if server is not None else []
     link = state.link
-    if link.reason and link.phase is not LinkPhase.UP:
+    if link.reason and link.phase is not LinkPhase.UP and not ended:
         todo = ". Press R to try again" if link.final else ""
         sign = (f"{glyphs.link(link.phase)} link {link.phase}:", "bad" if link.final else "warn")
         items.append(wrapped(sign, f"{clean(link.reason).rstrip('.')}{todo}", width, glyphs.ellipsis, most))

@@ -141,10 +141,13 @@ def status_line(
     *,
     age_s: float | None = None,
     retry_in_s: float | None = None,
+    ended: bool = False,
 ) -> Line:
     """The first line: where we are, what runs there, and whether the link is up."""
     wide = width >= 120
     right = link_spans(state.link, glyphs, age_s=age_s, retry_in_s=retry_in_s, wide=wide)
+    if ended:
+        right = ((f"{glyphs.down} end of the recording ", "warn"),)
     infos = state.gpu_table.gpus if state.gpu_table else ()
     host: Line = ((clean(state.name), "strong"),)
     gpus: Line = ((gpus_text(state), "text"),)
