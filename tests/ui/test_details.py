@@ -5,8 +5,9 @@ from typing import Any
 
 from tests.support import states
 from tests.support.sessions import FakeSession
-from tuner.screens.details import argv_lines
+from tuner.screens.details import Section, argv_lines, broken
 from tuner.widgets.rows import Rows
+from tuner.widgets.spans import text_of
 
 AppOn = Callable[..., tuple[Any, list[FakeSession]]]
 
@@ -34,6 +35,35 @@ async def test_shows_what_is_known_and_finds_in_it(app_on: AppOn) -> None:
         await pilot.press("escape")
         await pilot.pause()
         assert "PIX" in app.screen.query_one("#details", Rows).text
+
+
+async def test_headings_are_jumped_to_and_found(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("i")
+        await pilot.pause()
+        box, rows = app.screen.query_one("#details-box"), app.screen.query_one("#details", Rows)
+        heads: list[str] = []
+        for key in ("n", "n", "p"):
+            await pilot.press(key)
+            await pilot.pause()
+            heads.append(rows.text.splitlines()[round(box.scroll_y)])
+        titles = [line for line in rows.text.splitlines() if line.startswith(" ") and not line.startswith("  ")]
+        assert set(heads) < set(titles)
+        assert heads[0] == heads[2] != heads[1]
+        await pilot.press("slash", *"topology")
+        await pilot.pause()
+        assert "PIX" in rows.text
+        assert "HF_TOKEN" not in rows.text
+
+
+def test_a_long_name_does_not_move_its_value() -> None:
+    section = Section("settings")
+    section.pair("enable_flashinfer_allreduce_fusion", "x" * 60)
+    section.pair("tp_size", 8)
+    lines = [text_of(part) for line in section.lines for part in broken(line, 80)]
+    assert lines[0].strip() == "enable_flashinfer_allreduce_fusion"
+    assert {line.index(word) for line, word in zip(lines[1:], ("x", "x", "8"), strict=True)} == {30}
 
 
 async def test_asks_the_host_for_its_checks(app_on: AppOn) -> None:

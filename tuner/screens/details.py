@@ -24,6 +24,8 @@ from tuner.widgets.spans import Line, clean, text_of, width_of
 from tuner.widgets.wording import source_words
 
 _KEY_WIDTH = 26
+_VALUE_AT = _KEY_WIDTH + 4
+"""The column in which values begin."""
 
 
 class Section:
@@ -44,11 +46,16 @@ class Section:
 
 
 def broken(line: Line, width: int) -> list[Line]:
-    """A line that is too long as several, its last piece going on under its own beginning."""
-    if width_of(line) < width:
-        return [line]
+    """A line that is too long as several, its last piece going on under its own beginning.
+
+    A long name stands on a line of its own, so that values keep their column.
+    """
     *before, (text, style) = line
     indent = width_of(before)
+    if len(before) == 1 and indent > _VALUE_AT:
+        return [tuple(before), *broken(((" " * _VALUE_AT, "text"), (text, style)), width)]
+    if width_of(line) < width:
+        return [line]
     room = max(20, width - indent - 2)
     chunks = chop_cells(text, room)
     return [(*before, (chunks[0], style)), *(((" " * indent, "text"), (chunk, style)) for chunk in chunks[1:])]
@@ -224,6 +231,8 @@ class DetailsScreen(TunerScreen):
         Binding(
             "slash", "filter", "Find", key_display="/", id="details.find", tooltip="Show only lines with this text"
         ),
+        Binding("n", "section(1)", "Next section", show=False, id="details.next", tooltip="The next section"),
+        Binding("p", "section(-1)", "Section before", show=False, id="details.previous", tooltip="The section before"),
         Binding(
             "c", "checks", "Checks", id="details.checks", tooltip="Ask the host what works there and what is missing"
         ),
@@ -241,6 +250,7 @@ class DetailsScreen(TunerScreen):
         """Nothing filtered, nothing asked."""
         super().on_mount()
         self._text = ""
+        self._headings: list[int] = []
         self._checks: dict[str, dict[str, Any]] = {}
         self.query_one("#find").display = False
         self.set_focus(self.query_one("#details-box"))
@@ -273,9 +283,13 @@ class DetailsScreen(TunerScreen):
         if not self.changed("details", *about, *host, str(rough_host), checks, self._text, width, stale):
             return
         lines: list[Line] = []
+        self._headings = []
         for section in sections(state, server, checks, glyphs, width - 2, ended=self.shell.ended()):
-            found = [line for line in section.lines if self._text.lower() in text_of(line).lower()]
-            if found or not self._text:
+            wanted = self._text.lower()
+            whole = wanted in section.title.lower()
+            found = [line for line in section.lines if whole or wanted in text_of(line).lower()]
+            if found or whole:
+                self._headings.append(len(lines))
                 lines += [
                     ((f" {section.title}", "strong"),),
                     *(part for line in found for part in broken(line, width)),
@@ -284,6 +298,14 @@ class DetailsScreen(TunerScreen):
         if not lines:
             lines = [((f' nothing contains "{clean(self._text)}"', "warn"),)]
         self.query_one("#details", Rows).show(lines, dimmed=stale)
+
+    def action_section(self, step: int) -> None:
+        """Scroll to the next heading, or to the one before."""
+        box = self.query_one("#details-box")
+        there = round(box.scroll_y)
+        ahead = [line for line in self._headings if (line > there if step > 0 else line < there)]
+        if ahead:
+            box.scroll_to(y=ahead[0 if step > 0 else -1], animate=False)
 
     def action_filter(self) -> None:
         """Type what lines shall contain."""
