@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -44,6 +45,7 @@ def connect(host: SimHost) -> Any:
 @pytest.fixture(scope="module")
 def healthy() -> Iterator[SimHost]:
     with simhost.start("healthy", api_key="sk-demo") as host:
+        _until_serving(host)
         yield host
 
 
@@ -51,6 +53,15 @@ def healthy() -> Iterator[SimHost]:
 async def client(healthy: SimHost) -> AsyncIterator[asyncssh.SSHClientConnection]:
     async with connect(healthy) as connection:
         yield connection
+
+
+def _until_serving(host: SimHost, seconds: float = 40.0) -> None:
+    """The host answers before its server has written its past and listens: on a busy machine long before."""
+    until = time.monotonic() + seconds
+    waiting = threading.Event()
+    while not any(json.loads(path.read_text())["port"] for path in (host.address.dir / "run").glob("*.json")):
+        assert time.monotonic() < until, "the simulated server does not listen"
+        waiting.wait(0.02)
 
 
 def _server(host: SimHost) -> dict[str, Any]:
