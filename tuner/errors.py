@@ -23,8 +23,16 @@ class TunerError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        parts = [self.title + (f": {self.detail}" if self.detail else ""), self.hint]
-        return ". ".join(p.rstrip(".") for p in parts if p)
+        return sentences(self.title + (f": {self.detail}" if self.detail else ""), self.hint)
+
+
+def sentences(*parts: str) -> str:
+    """Parts that are not empty in one line, each but the last with one sign at its end."""
+    line = ""
+    for part in parts:
+        if part:
+            line += (" " if line.endswith(("?", "!")) else ". " if line else "") + part.rstrip(".")
+    return line
 
 
 class UsageProblem(TunerError):

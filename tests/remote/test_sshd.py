@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import asyncssh
 import pytest
 
 from tests.support.asking import Operator
@@ -17,6 +19,8 @@ from tuner import transports
 from tuner.domain.link import Target
 from tuner.errors import ConnectionFailed
 from tuner.transports import Opener, RemoteProcess, Transport
+from tuner.transports.ssh.failures import explain
+from tuner.transports.ssh.route import Hop
 
 pytestmark = pytest.mark.sshd
 
@@ -538,6 +542,30 @@ async def test_nothing_listens(home: SshWorld) -> None:
     failure = await refused(Target(name="box", host="127.0.0.1", port=port))
     assert not failure.final
     assert f"nothing listens on port {port}" in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.EHOSTUNREACH, "No route to host"), "cannot be reached: No route to host"),
+        # What asyncio says when a name has several addresses.
+        (
+            OSError(
+                "Multiple exceptions: [Errno 101] Connect call failed ('::1', 22, 0, 0), "
+                "[Errno 113] Connect call failed ('10.0.0.7', 22)"
+            ),
+            "cannot be reached: Network is unreachable. Is the network",
+        ),
+        (
+            OSError("Multiple exceptions: [Errno 101] Connect call failed, [Errno 111] Connect call failed"),
+            "refused the connection",
+        ),
+        (asyncssh.ConnectionLost("Connection lost"), "took the connection and closed it. Is 22 its SSH port"),
+    ],
+)
+def test_why_a_host_is_not_reached(error: Exception, words: str) -> None:
+    hop = Hop(name="box", user="root", host="10.0.0.7", port=22)
+    assert words in str(explain(hop, error, reached_before=False))
 
 
 async def test_a_name_that_nobody_has(home: SshWorld) -> None:

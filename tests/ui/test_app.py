@@ -209,6 +209,7 @@ async def test_a_host_key_is_asked_for_and_enter_refuses(app_on: AppOn) -> None:
             waiting = asyncio.ensure_future(app.ask(question))
             await pilot.pause()
             assert isinstance(app.screen, HostKeyDialog)
+            assert str(app.screen.query(Static)[0].content) == "root@gpu-box-1: is this gpu-box-1 port 2222?"
             await pilot.press(key)
             assert await waiting == expected
 

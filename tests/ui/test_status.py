@@ -8,8 +8,9 @@ import pytest
 
 from tests.support import states
 from tuner.domain.events import ProblemSeen
+from tuner.domain.link import LinkPhase
 from tuner.domain.server import START_PHASES, Phase
-from tuner.domain.state import HostState
+from tuner.domain.state import HostState, LinkState
 from tuner.widgets import notes, status
 from tuner.widgets.glyphs import ASCII, UNICODE
 from tuner.widgets.spans import text_of, width_of
@@ -31,6 +32,14 @@ def test_an_unknown_code_is_shown_as_it_is() -> None:
     assert any(
         "from-the-future (x)" in text_of(line) for item in notes.note_items(state, None, 120, UNICODE) for line in item
     )
+
+
+@pytest.mark.parametrize("reason", ["Does `ssh box` work?", "It ended.", "It ended"])
+def test_why_a_link_is_down_has_one_sign_at_its_end(reason: str) -> None:
+    link = LinkState(phase=LinkPhase.DOWN, reason=reason, final=True)
+    (item,) = notes.note_items(HostState(name="box", link=link), None, 120, UNICODE)
+    end = "?" if reason.endswith("?") else "."
+    assert text_of(item[0]).endswith(f"{reason.rstrip('.?')}{end} Press R to try again")
 
 
 @pytest.mark.parametrize("name", states.ALL)

@@ -45,7 +45,7 @@ class TerminalAsk:
     async def _host_key(self, terminal: int, question: HostKeyQuestion) -> str:
         _say(
             terminal,
-            f"The host key of {question.host} port {question.port} is not known.\n"
+            f"{question.title} Its host key is not known.\n"
             f"  {question.key_type}  {question.fingerprint}\n"
             "Compare it with what `ssh-keygen -lf` says on the host itself.\n",
         )
@@ -72,7 +72,7 @@ def without_terminal(question: Question) -> str:
     """What to do when a question cannot be put to anyone."""
     if isinstance(question, HostKeyQuestion):
         return (
-            f"The key of {question.host} port {question.port} is not known "
+            f"{question.target}: the key of {question.host} port {question.port} is not known "
             f"({question.key_type} {question.fingerprint}) and there is no terminal to confirm it on. "
             f"Run `gputuner connect {question.target}` in a terminal once "
             "and choose save, or add the key to ~/.ssh/known_hosts"

@@ -43,6 +43,11 @@ class HostKeyQuestion(Struct, frozen=True, kw_only=True):
     fingerprint: str
     """`SHA256:...` as ssh-keygen prints it."""
 
+    @property
+    def title(self) -> str:
+        """What is asked, in one line."""
+        return f"{self.target}: is this {self.host} port {self.port}?"
+
 
 class SecretQuestion(Struct, frozen=True, kw_only=True):
     """A password, passphrase or keyboard-interactive prompt. Answered with the text, or None to give up."""

@@ -67,9 +67,8 @@ class HostKeyDialog(Dialog):
     def compose(self) -> ComposeResult:
         """The key and how to check it."""
         question = self.question
-        port = f" port {question.port}" if question.port != 22 else ""
         with Vertical(classes="dialog"):
-            yield Static(plain(f"Is this {clean(question.host)}{port}?"), classes="dialog-title")
+            yield Static(plain(clean(question.title)), classes="dialog-title")
             yield Static(plain(f"Its {clean(question.key_type)} host key has not been seen before:"))
             yield Static(plain(f"\n  {clean(question.fingerprint)}\n"))
             yield Static(

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from tuner.domain.link import LinkPhase
 from tuner.domain.server import Phase
 from tuner.domain.state import HostState, ServerState
+from tuner.errors import sentences
 from tuner.units import format_gib
 from tuner.widgets.glyphs import GUESTS, TERMS, Glyphs
 from tuner.widgets.rank_table import DEAD, Row, throttled
@@ -220,9 +221,9 @@ def note_items(
     items = failure_items(server, width, glyphs, most) if server is not None else []
     link = state.link
     if link.reason and link.phase is not LinkPhase.UP and not ended:
-        todo = ". Press R to try again" if link.final else ""
+        todo = "Press R to try again" if link.final else ""
         sign = (f"{glyphs.link(link.phase)} link {link.phase}:", "bad" if link.final else "warn")
-        items.append(wrapped(sign, f"{clean(link.reason).rstrip('.')}{todo}", width, glyphs.ellipsis, most))
+        items.append(wrapped(sign, sentences(clean(link.reason), todo), width, glyphs.ellipsis, most))
     bus_ids = {info.bus_id: info.index for info in state.gpu_table.gpus if info.bus_id} if state.gpu_table else {}
     for xid in state.xids[-2:]:
         gpu = bus_ids.get(xid.bus_id)

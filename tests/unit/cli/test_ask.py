@@ -65,7 +65,7 @@ async def test_a_host_key_is_shown_and_answered(terminal: Terminal, typed: str, 
         asked = group.create_task(TerminalAsk(terminal.path)(KEY))
         await terminal.see("[refuse]: ")
         assert "SHA256:abc" in terminal.shown
-        assert "10.0.0.7" in terminal.shown
+        assert "box: is this 10.0.0.7 port 22?" in terminal.shown
         terminal.type(typed)
     assert asked.result() == answer
 

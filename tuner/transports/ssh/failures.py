@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 import socket
 from collections.abc import Sequence
 
@@ -28,6 +30,7 @@ def explain(hop: Hop, error: Exception, reached_before: bool, unanswered: Sequen
         unanswered: Questions of the login that were answered wrongly or not at all, in words.
     """
     label = hop.label
+    error = _with_number(error)
     words = _words(error)
     match error:
         case TimeoutError():
@@ -71,12 +74,27 @@ def explain(hop: Hop, error: Exception, reached_before: bool, unanswered: Sequen
                 "Check the name and port as seen from there",
                 final=error.code == asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED,
             )
+        case asyncssh.ConnectionLost():
+            return ConnectionFailed(
+                f"{label} took the connection and closed it",
+                hint=f"Is {hop.port} its SSH port, and is there a firewall or proxy that answers in its place?",
+            )
         case asyncssh.DisconnectError():
             return ConnectionFailed(f"{label} closed the connection", words)
         case OSError():
             return _unreachable(hop, error, words)
         case _:
             return ConnectionFailed(f"The connection to {label} cannot be set up", words, final=True)
+
+
+def _with_number(error: Exception) -> Exception:
+    """Several addresses were tried: the event loop then says what happened in words only."""
+    numbers = [int(number) for number in re.findall(r"\[Errno (\d+)\]", str(error))]
+    if not isinstance(error, OSError) or error.errno is not None or not numbers:
+        return error
+    # Refused says more than unreachable: the host is there.
+    number = errno.ECONNREFUSED if errno.ECONNREFUSED in numbers else numbers[0]
+    return OSError(number, os.strerror(number))
 
 
 def _denied(hop: Hop, words: str, unanswered: Sequence[str]) -> ConnectionFailed:
