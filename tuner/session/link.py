@@ -170,8 +170,8 @@ class Link:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._timing.tick):
                     block = await process.read()
-            now = time.monotonic()
-            slept = time.time() - wall - (now - looked)
+            now, clock = time.monotonic(), time.time()
+            slept = clock - wall - (now - looked)
             # It was us who did nothing for a while: what is waiting gets a chance to be read.
             stood = now - looked > self._timing.stale
             if block == b"":
@@ -192,7 +192,8 @@ class Link:
                     self._strange(block)
             await self._take(self._stream.idle(now))
             await self._flush()
-            looked, wall = time.monotonic(), time.time()
+            # Both as they were read together: a jump of the clock in between would be lost.
+            looked, wall = now, clock
             if self._live:
                 if slept > self._timing.asleep:
                     return End(reason=f"This machine was asleep for {slept:.0f} s", lived=self._lived())
