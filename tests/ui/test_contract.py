@@ -96,6 +96,20 @@ async def test_without_colour_everything_has_a_sign_or_a_word(app_on: AppOn, mon
         assert "● up" in text
 
 
+async def test_nothing_covers_what_a_small_terminal_needs(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving())
+    async with app.run_test(size=(60, 6), notifications=True) as pilot:
+        app.notify("Copied 20 lines, and a word on where they are", timeout=60)
+        await pilot.pause()
+        await pilot.pause()
+        text = "\n".join(painted(app))
+        assert "gputuner needs 80x24, this terminal has 60x6" in text
+        assert "Copied" not in text
+        await pilot.resize_terminal(80, 24)
+        await pilot.pause()
+        assert "Copied" in "\n".join(painted(app))
+
+
 async def test_too_small_says_what_it_needs_and_recovers(app_on: AppOn) -> None:
     app, _ = app_on(states.serving())
     async with app.run_test(size=(79, 23)) as pilot:
