@@ -206,6 +206,15 @@ def test_what_is_no_journal_is_unreadable_input(tmp_path: Path) -> None:
         assert "Traceback" not in terminal.text
 
 
+@pytest.mark.parametrize("command", [("connect", "local"), ("demo",)])
+def test_a_terminal_that_cannot_be_drawn_on(command: tuple[str, ...]) -> None:
+    with Terminal(GPUTUNER, *command, columns=200, rows=10, env={"TERM": "dumb"}) as terminal:
+        assert terminal.end() == 2
+        (line,) = [text for text in terminal.text.splitlines() if text]
+        assert "TERM is dumb" in line
+        assert "gputuner snapshot" in line
+
+
 @pytest.mark.parametrize("target", ["127.0.0.1:1", "no-such-host.invalid"])
 @pytest.mark.parametrize("command", [("snapshot",), ("doctor",)])
 def test_a_host_that_is_not_reached(command: tuple[str, ...], target: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ ENGINE_VERSIONS = ("0.5.9", "0.5.23")
 
 P = ParamSpec("P")
 
+_WITHOUT_SCREEN = "Use `gputuner snapshot HOST` for one reading, or `gputuner record HOST FILE` for a journal"
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -64,7 +66,7 @@ _speed = click.option(
 
 
 def _on_screen(command: Callable[P, int]) -> Callable[P, int]:
-    """Refuse to draw a dashboard where there is no terminal."""
+    """Refuse to draw a dashboard where there is no terminal, or one without a cursor to move."""
 
     @functools.wraps(command)
     def checked(*args: P.args, **options: P.kwargs) -> int:
@@ -72,8 +74,10 @@ def _on_screen(command: Callable[P, int]) -> Callable[P, int]:
             raise UsageProblem(
                 "The dashboard needs a terminal",
                 "input or output is not one",
-                "Use `gputuner snapshot HOST` for one reading, or `gputuner record HOST FILE` for a journal",
+                _WITHOUT_SCREEN,
             )
+        if os.environ.get("TERM") == "dumb":
+            raise UsageProblem("This terminal cannot be drawn on", "TERM is dumb", _WITHOUT_SCREEN)
         return command(*args, **options)
 
     return checked
