@@ -67,8 +67,8 @@ class TunerApp(Shell):
         Binding("right_square_bracket", "host(1)", "Next host", show=False, id="host.next", tooltip="The next host"),
         Binding("R", "reconnect", "Reconnect", id="link.reconnect", tooltip="Try the link to this host now"),
         Binding("space", "replay_pause", "Pause", show=False, id="replay.pause", tooltip="Pause a replay, or go on"),
-        Binding("less_than_sign", "replay_seek(-10)", "Back", show=False, id="replay.back", tooltip="Replay 10 s again"),
-        Binding("greater_than_sign", "replay_seek(10)", "Skip", show=False, id="replay.skip", tooltip="Skip 10 s"),
+        Binding("less_than_sign", "replay_seek(-10)", "Back", show=False, id="replay.back", tooltip="10 s back"),
+        Binding("greater_than_sign", "replay_seek(10)", "Skip", show=False, id="replay.skip", tooltip="10 s on"),
         Binding("plus", "replay_speed(2.0)", "Faster", show=False, id="replay.faster", tooltip="Replay twice as fast"),
         Binding("minus", "replay_speed(0.5)", "Slower", show=False, id="replay.slower", tooltip="Replay half as fast"),
         Binding("question_mark", "help", "Help", key_display="?", id="help", tooltip="All keys"),
@@ -239,9 +239,10 @@ class TunerApp(Shell):
 
     def action_help(self) -> None:
         """All keys: those of this screen first, and none that does nothing now."""
-        screen = self.screen
-        first = [screen.HELP_TITLE, "In a log"] if self.current_mode == "logs" else [screen.HELP_TITLE]
-        idle = {each.id for each in self.BINDINGS if not self.check_action(*parse(each.action)[1:])}
+        here = next(entry for entry in SCREENS if entry.name == self.current_mode)
+        first = [here.screen.HELP_TITLE, *(["In a log"] if here.name == "logs" else [])]
+        ours = [each for each in self.BINDINGS if isinstance(each, Binding)]
+        idle = [each.id or "" for each in ours if not self.check_action(*parse(each.action)[1:])]
         self.push_screen(HelpScreen(self.key_sections(first, idle)))
 
     def action_command_palette(self) -> None:
