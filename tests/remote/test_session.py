@@ -361,7 +361,7 @@ async def test_what_never_stops_and_is_no_probe_is_not_tried_again(tmp_path: Pat
 
 async def test_a_login_that_prints_now_and_then_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     puppet = Puppet('while True:\n raw(b"still here\\n"); time.sleep(0.05)', tmp_path)
-    made = session(puppet, retry=False, timing=Timing(tick=0.02, hello=0.3))
+    made = session(puppet, retry=False, timing=Timing(tick=0.02, hello=3.0))
     await asyncio.wait_for(made.run(), 20)
     assert "first words: still here" in (made.state.link.reason or "")
 
