@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -531,5 +532,14 @@ async def test_what_is_typed_right_after_a_field_is_opened_goes_into_it(
         await pilot.pause()
         await pilot.pause()
         assert app.screen.query_one(field, Input).value == "qf qo"
+        await pilot.press("escape", "escape")
+        await pilot.pause()
+        for typed in (key, *"qwertyuiop"):
+            # One turn of the loop between keys: some are on their way to the log when the field gets the focus.
+            type_in_one_go(app, typed)
+            await asyncio.sleep(0)
+        await pilot.pause()
+        await pilot.pause()
+        assert app.screen.query_one(field, Input).value == "qwertyuiop"
         assert app.current_mode in ("logs", "details")
         assert app.is_running

@@ -17,6 +17,7 @@ from tuner.messages import ChecksArrived, ChecksRequested
 from tuner.screens.base import TunerScreen
 from tuner.units import format_bytes, format_gib
 from tuner.widgets import notes, status
+from tuner.widgets.field import Field
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.rank_table import rows_of
 from tuner.widgets.rows import Rows
@@ -244,7 +245,7 @@ class DetailsScreen(TunerScreen):
         yield Rows(id="status")
         with VerticalScroll(id="details-box"):
             yield Rows(id="details")
-        yield Input(id="find", placeholder="show lines with (enter: done, escape: all)", compact=True)
+        yield Field(id="find", placeholder="show lines with (enter: done, escape: all)", compact=True)
 
     def on_mount(self) -> None:
         """Nothing filtered, nothing asked."""

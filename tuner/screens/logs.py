@@ -25,6 +25,7 @@ from tuner.messages import (
 from tuner.screens.base import TunerScreen
 from tuner.screens.dialogs import LineDialog
 from tuner.screens.log_parts import LogParts, Wanted, held
+from tuner.widgets.field import Field
 from tuner.widgets.log_head import LEVELS, head_line, name_at
 from tuner.widgets.log_index import LogFilter, LogIndex
 from tuner.widgets.log_view import LogView
@@ -61,7 +62,7 @@ class LogsScreen(TunerScreen):
         yield Rows(id="filters")
         yield LogView(self.glyphs, id="log")
         yield SearchPanel(self.glyphs)
-        yield Input(id="entry", compact=True, select_on_focus=False)
+        yield Field(id="entry", compact=True, select_on_focus=False)
 
     def on_mount(self) -> None:
         """Start with everything shown, folded, following."""

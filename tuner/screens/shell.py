@@ -133,10 +133,10 @@ class Shell(App[None]):
         return None
 
     def on_key(self, event: events.Key) -> None:
-        """A key typed into a field before the field had the focus belongs to it: fields let no printable key pass."""
+        """A letter belongs to the field that has the focus, also one that was typed just before it got it."""
         if event.is_printable and event.character and isinstance(self.focused, Input):
             event.prevent_default()
-            self.focused.insert_text_at_cursor(event.character)
+            self.focused.replace(event.character, *self.focused.selection)
 
     def action_help_quit(self) -> None:
         """Ctrl+C: say which key quits, in one message however often it is pressed."""
