@@ -232,7 +232,7 @@ class DetailsScreen(TunerScreen):
         Binding(
             "slash", "filter", "Find", key_display="/", id="details.find", tooltip="Show only lines with this text"
         ),
-        Binding("n", "section(1)", "Next section", show=False, id="details.next", tooltip="The next section"),
+        Binding("n", "section(1)", "Section", id="details.next", tooltip="The next section"),
         Binding("p", "section(-1)", "Section before", show=False, id="details.previous", tooltip="The section before"),
         Binding(
             "c", "checks", "Checks", id="details.checks", tooltip="Ask the host what works there and what is missing"
