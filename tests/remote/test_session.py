@@ -608,6 +608,25 @@ async def test_a_recording_can_be_stopped_and_played_from_elsewhere(tmp_path: Pa
         await watched.until(lambda state: detail(state) == 40)
 
 
+async def test_a_recording_played_again_begins_with_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "j"
+    written = Journal(file, "box", 0.0)
+    written.append(e.ProbeHello(seq=1, protocol=1, python="3", pid=1, uid=0, hostname="h", at=0.0), 0.0)
+    written.append(e.GpuXid(seq=2, bus_id="0000:11:00.0", xid=79, text="fallen off", at=1.0), 1.0)
+    written.close()
+    made = open_session(Target(name="j", scheme="replay", host=str(file)), ask=nobody, speed=0)
+    player = made.player
+    assert player is not None
+    async with at_work(made) as watched:
+        await watched.until(lambda state: state.link.phase is LinkPhase.DOWN and len(state.xids) == 1)
+        player.pause()
+        player.seek(0.5)
+        made.reconnect()
+        await watched.until(lambda state: state.hello is not None and not state.xids)
+        player.resume()
+        await watched.until(lambda state: state.link.phase is LinkPhase.DOWN and len(state.xids) == 1)
+
+
 async def test_a_file_that_is_no_recording_is_told_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("hello")
     with pytest.raises(TunerError, match="Not a journal"):

@@ -217,15 +217,16 @@ class Session:
             # The other side's words may be in it.
             reason = mask(end.reason)
             if end.done:
-                if self.player is not None and self.player.rewound:
-                    self.state = initial(self.state.name)
-                    self._stream = Stream(recorded=True)
-                    continue
-                if self.player is not None:
+                if self.player is not None and not self.player.rewound:
                     self._say(LinkPhase.DOWN, reason=reason, final=True)
                 if not self._retry or self._plan.once:
                     return
-                await self._wait(None)
+                if self.player is None or not self.player.rewound:
+                    await self._wait(None)
+                if self.player is not None:
+                    # A recording is played from its start, and a state is the sum of its past.
+                    self.state = initial(self.state.name)
+                    self._stream = Stream(recorded=True)
                 continue
             if end.lived >= self._timing.steady:
                 attempt = 0

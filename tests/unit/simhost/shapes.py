@@ -16,6 +16,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     (r"(?<=detected content format: )\w+", "FORMAT"),
     (r"\|[█▏▎▍▌▋▊▉ ]+\|", "|BAR|"),
     (r"'[0-9a-f]{32}'", "RID"),
+    (r"\bscheduler_\d+", "scheduler_N"),
     (r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e-?\d+)?(?=\D|$)", "N"),
     (r"\[(?:RID(?:, )?)*\]", "[RIDS]"),
     (r"\[N(?:, N)*\]", "[NS]"),
