@@ -164,14 +164,20 @@ def until_beat(every_s: float) -> float:
     return left if left > every_s / 2 else left + every_s
 
 
-_SECRET_NAME = re.compile(r"(?:^|_)(?:API_?KEYS?|KEY|TOKENS?|SECRETS?|PASSWORD|PASSWD|PASS|CREDENTIALS?|AUTH)$", re.I)
+_SECRET_NAME = re.compile(
+    r"(?:^|_)(?:PG)?(?:API_?KEYS?|KEY|TOKENS?|SECRETS?|PASSWORD|PASSWD|PASS|(?<=_)PWD|CREDENTIALS?|AUTH)$", re.I
+)
+_SHORT_NUMBER = re.compile(r"\d{1,7}")
+"""What MAX_TOKENS and the like hold; a secret of digits is longer."""
 _SECRET_FLAG = re.compile(r"^--(?:[\w-]+[-_])?(?:api[-_]key|auth[-_]token|hf[-_]token|token|password|secret)$")
 
 
 def masked_env(env: Dict[str, str], names: Sequence[str] = ()) -> Dict[str, str]:
     """Environment with the values of secrets replaced. Numbers are no secrets: `MAX_TOKENS=8` stays."""
     return {
-        name: MASK if value and (name in names or (_SECRET_NAME.search(name) and not value.isdigit())) else value
+        name: MASK
+        if value and (name in names or (_SECRET_NAME.search(name) and not _SHORT_NUMBER.fullmatch(value)))
+        else value
         for name, value in env.items()
     }
 
