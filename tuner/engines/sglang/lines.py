@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 from tuner.core.engine import LinePrefix
 from tuner.domain.logs import Level
+from tuner.engines.levels import LEVEL_HEADS, LEVELS
 
 _STAMP = re.compile(r"\[(?:(\d{4}-\d\d-\d\d) )?(\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)((?: [A-Z][A-Z_]*\d+)*)\] ")
 _LONGEST_STAMP = 120
@@ -20,16 +21,6 @@ _LEVEL = re.compile(r"(INFO|WARNING|ERROR|CRITICAL|DEBUG):? +(?:[\w.-]+\.py:\d+:
 _ACTOR = re.compile(r"\([^()\s]+ pid=\d+(?:, ip=[\d.]+)?\) ")
 _UVICORN = re.compile(r"(INFO|WARNING|ERROR|CRITICAL|DEBUG): {2,}(?=\S)")
 _RECORD = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]{0,60}\] ")
-
-LEVELS = {
-    "DEBUG": Level.DEBUG,
-    "INFO": Level.INFO,
-    "WARNING": Level.WARNING,
-    "ERROR": Level.ERROR,
-    "CRITICAL": Level.ERROR,
-}
-
-_LEVEL_HEADS = frozenset(name[:4] for name in LEVELS)
 
 _POLLED = re.compile(r'"GET /(?:metrics|v1/loads|get_load|ready|health|(?:get_)?server_info)[/? ]')
 _ROUTINE = ("Decode batch", "Prefill batch")
@@ -55,10 +46,10 @@ def split(text: str) -> LinePrefix:
         prefix = _stamp(text[:end]) if 2 < end < _LONGEST_STAMP else None
         if prefix is None:
             return _BARE
-        if text[end : end + 4] in _LEVEL_HEADS and (found := _LEVEL.match(text, end)) is not None:
+        if text[end : end + 4] in LEVEL_HEADS and (found := _LEVEL.match(text, end)) is not None:
             return LinePrefix(prefix.rank, prefix.at, found.end(), _uvicorn_level(found[1], text))
         return prefix
-    if text[:4] in _LEVEL_HEADS and (found := _UVICORN.match(text)) is not None:
+    if text[:4] in LEVEL_HEADS and (found := _UVICORN.match(text)) is not None:
         return LinePrefix(None, None, found.end(), _uvicorn_level(found[1], text))
     if text[:1] == "(" and (found := _ACTOR.match(text)) is not None:
         # Ray puts the actor in front of what it prints.
@@ -94,7 +85,7 @@ def quick_start(text: str) -> int:
     start = 0
     if text[:1] == "[" and text[1:2].isdigit():
         start = text.find("] ") + 2
-    if text[start : start + 4] in _LEVEL_HEADS:
+    if text[start : start + 4] in LEVEL_HEADS:
         return start if " HTTP/1." in text else -1
     return -1 if text[:1] == "(" or text.find("[2", start) >= 0 else start
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from tuner.core.engine import LinePrefix
 from tuner.domain.logs import Level
+from tuner.engines.levels import LEVEL_HEADS, LEVELS
 
 _TAG = re.compile(r"\((?P<name>[^()\s]+)(?: rank=(?P<rank>\d+))? pid=\d+(?:, ip=[\d.:a-f]+)?\) ")
 _RECORD = re.compile(
@@ -29,16 +30,6 @@ _TORN = re.compile(
 _LONGEST_STAMP = 160
 _POLLED = re.compile(r'"GET /(?:metrics|health|version|v1/models)[/? ]')
 _PARTS = re.compile(r"(PCP|DCP|DP|PP|TP|EP)(\d+)")
-
-LEVELS = {
-    "DEBUG": Level.DEBUG,
-    "INFO": Level.INFO,
-    "WARNING": Level.WARNING,
-    "ERROR": Level.ERROR,
-    "CRITICAL": Level.ERROR,
-}
-
-_LEVEL_HEADS = frozenset(name[:4] for name in LEVELS)
 
 _ERROR = re.compile(
     r"^Traceback|^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b|^Exception\b|Fatal Python error|^Killed\b"
@@ -104,7 +95,7 @@ def quick_start(text: str) -> int:
     if text[:2] == '{"':
         return -1
     start = text.find(") ") + 2 if text[:1] == "(" else 0
-    if text[start : start + 4] in _LEVEL_HEADS:
+    if text[start : start + 4] in LEVEL_HEADS:
         if " HTTP/1." in text:
             return start
         start = text.find("] ", start) + 2
