@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.support import states
 from tests.support.sessions import FakeSession
-from tuner.screens.details import Section, argv_lines, broken
+from tuner.screens.details import Section, argv_lines, broken, pieces
 from tuner.widgets.rows import Rows
 from tuner.widgets.spans import text_of
 
@@ -64,6 +64,29 @@ def test_a_long_name_does_not_move_its_value() -> None:
     lines = [text_of(part) for line in section.lines for part in broken(line, 80)]
     assert lines[0].strip() == "enable_flashinfer_allreduce_fusion"
     assert {line.index(word) for line, word in zip(lines[1:], ("x", "x", "8"), strict=True)} == {30}
+
+
+def test_long_values_break_between_words_and_lose_nothing() -> None:
+    words = "phase evidence made of words, and of a/very/long/path/that/no/space/breaks/anywhere/at/all and more"
+    found = pieces(words, 24)
+    assert "".join(found) == words
+    assert all(len(piece) <= 24 for piece in found)
+    assert found[:2] == ["phase evidence made of ", "words, and of "]
+    wide = pieces("権" * 30, 24)
+    assert [len(piece) for piece in wide] == [12, 12, 6]
+
+
+async def test_the_port_of_the_server_stands_before_those_of_its_ranks(app_on: AppOn) -> None:
+    state = states.serving()
+    server = state.servers[0]
+    identity = states.REPLACE(server.identity, port=30000, ports=(25695, 30000, *range(40000, 40032)))
+    app, _ = app_on(states.REPLACE(state, servers=(states.REPLACE(server, identity=identity),)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("i")
+        await pilot.pause()
+        lines = app.screen.query_one("#details", Rows).text.splitlines()
+        assert ["port", "30000"] in [line.split() for line in lines]
+        assert any(line.split()[-3:] == ["and", "25", "more"] for line in lines)
 
 
 async def test_asks_the_host_for_its_checks(app_on: AppOn) -> None:

@@ -57,9 +57,21 @@ def broken(line: Line, width: int) -> list[Line]:
         return [tuple(before), *broken(((" " * _VALUE_AT, "text"), (text, style)), width)]
     if width_of(line) < width:
         return [line]
-    room = max(20, width - indent - 2)
-    chunks = chop_cells(text, room)
+    chunks = pieces(text, max(20, width - indent - 2))
     return [(*before, (chunks[0], style)), *(((" " * indent, "text"), (chunk, style)) for chunk in chunks[1:])]
+
+
+def pieces(text: str, room: int) -> list[str]:
+    """A text cut into pieces of at most `room` cells, at a space where there is one in the second half of a piece."""
+    found: list[str] = []
+    while width_of(((text, ""),)) > room:
+        head = chop_cells(text[:room], room)[0]
+        space = head.rfind(" ") + 1
+        if room < 2 * space:
+            head = head[:space]
+        found.append(head)
+        text = text[len(head) :]
+    return [*found, text]
 
 
 def argv_lines(argv: Sequence[str]) -> list[str]:
@@ -123,7 +135,9 @@ def _server(state: HostState, server: ServerState) -> Iterator[Section]:
         section.pair("started by", f"{manager.kind} {manager.name or ''}".strip())
     section.pair("folder", identity.cwd)
     section.pair("interpreter", identity.interpreter)
-    section.pair("port", ", ".join(str(port) for port in identity.ports) or identity.port)
+    section.pair("port", identity.port)
+    if others := [str(port) for port in identity.ports if port != identity.port]:
+        section.pair("other ports", ", ".join(others[:8]) + (f" and {len(others) - 8} more" if others[8:] else ""))
     log = server.log.source or identity.log
     section.pair("log", (log.path or log.note) if log else None)
     if server.metrics.source:
