@@ -242,7 +242,7 @@ async def test_silence_is_shown_and_forgiven(tmp_path: Path) -> None:
     puppet = Puppet('hello()\nwait_for("go")\nsend("scanned")\nidle()', tmp_path)
     async with at_work(session(puppet)) as watched:
         state = await watched.until(lambda state: state.link.phase is LinkPhase.STALE)
-        assert "No data for" in (state.link.reason or "")
+        assert "Nothing has come" in (state.link.reason or "")
         await until(lambda: watched.links[-1] is LinkPhase.STALE)
         puppet.tell("go")
         await watched.up()

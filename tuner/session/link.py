@@ -225,10 +225,14 @@ class Link:
                     raise self._no_probe(final=False)
                 raise self._no_hello("The host took the probe and says nothing", process, None)
         elif seconds > timing.lost:
-            return End(reason=f"No data for {seconds:.0f} s", lived=self._lived())
+            return End(reason=f"Nothing came from the host for {seconds:.0f} s", lived=self._lived())
         elif seconds > timing.stale and not self._stale:
             self._stale = True
-            self._say(LinkPhase.STALE, reason=f"No data for {seconds:.0f} s")
+            self._say(
+                LinkPhase.STALE,
+                reason=f"Nothing has come from the host for more than {timing.stale:.0f} s. "
+                f"After {timing.lost:.0f} s of silence gputuner connects anew",
+            )
         return None
 
     async def _take(self, events: Iterable[Incoming]) -> None:
