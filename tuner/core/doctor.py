@@ -110,7 +110,8 @@ def _link(state: HostState) -> Iterator[Check]:
             cost="what is shown is that old; searching a log feels slow" if slow else "",
         )
     for note in state.link.notes:
-        yield Check(verdict=Verdict.WARN, what="ssh config", value=note, cost="not honoured by gputuner")
+        option, _, cost = note.rpartition(": ")
+        yield Check(verdict=Verdict.WARN, what="ssh config", value=option, cost=cost)
 
 
 def _python(fact: _Fact, state: HostState) -> Iterator[Check]:

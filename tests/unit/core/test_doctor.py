@@ -99,7 +99,7 @@ def test_clocks_are_compared_within_the_round_trip() -> None:
 def test_problems_and_ignored_ssh_options_are_lines_of_their_own() -> None:
     state = HostState(
         name="box",
-        link=LinkState(notes=("ControlMaster",)),
+        link=LinkState(notes=("jump: ControlMaster auto: not honoured, no connection is shared",)),
         problems=(
             ProblemSeen(code="log-denied", subject="/l", detail="permission denied"),
             ProblemSeen(code="x", cleared=True),
@@ -108,7 +108,8 @@ def test_problems_and_ignored_ssh_options_are_lines_of_their_own() -> None:
     )
     checks = by_name({}, state)
     assert checks["log-denied"].cost == "permission denied"
-    assert checks["ssh config"].value == "ControlMaster"
+    assert checks["ssh config"].value == "jump: ControlMaster auto"
+    assert checks["ssh config"].cost == "not honoured, no connection is shared"
     assert not {"x", "no-gpu"} & set(checks)
 
 
