@@ -16,7 +16,7 @@ from pathlib import Path
 from common import Report, Wire, cpu_s, status_kb
 from recorded_host import LOG_LINES_S, RecordedHost, recorded_host
 
-from tuner.core.snapshot import complete
+from tuner.core.snapshot import missing
 from tuner.domain.link import Question, Target
 from tuner.session.session import Session, open_session
 from tuner.session.tasks import spawn
@@ -37,7 +37,7 @@ async def measure(report: Report, wire: Wire, host: RecordedHost, seconds: float
     session = open_session(Target(name="box", host="127.0.0.1", port=wire.port), ask=nobody)
     work = spawn(session.run(), name="session")
     async for state in session.snapshots():
-        if complete(state):
+        if not missing(state):
             break
     await asyncio.sleep(SETTLE_S)
     assert session.state.hello is not None

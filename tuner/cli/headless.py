@@ -19,7 +19,7 @@ from tuner.cli.demo import at_home
 from tuner.cli.running import run
 from tuner.cli.tables import check_lines, lines
 from tuner.core import doctor as judge
-from tuner.core.snapshot import complete
+from tuner.core.snapshot import missing
 from tuner.core.snapshot import snapshot as as_data
 from tuner.domain.link import LinkPhase, Target
 from tuner.domain.state import HostState
@@ -152,5 +152,5 @@ async def settled(session: Session, ask: TerminalAsk) -> HostState:
     """The first complete reading, or what there is when it takes too long."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SETTLE_S):
-            return await until(session, ask, complete)
+            return await until(session, ask, lambda state: not missing(state))
     return session.state

@@ -24,7 +24,7 @@ def lines(reading: dict[str, Any]) -> Iterator[str]:
     for server in reading["servers"]:
         yield ""
         yield from _server(server)
-    if not reading["servers"]:
+    if not reading["servers"] and not reading["missing"]:
         yield ""
         yield "no server runs here"
     if reading["foreign"]:
@@ -42,6 +42,9 @@ def lines(reading: dict[str, Any]) -> Iterator[str]:
         yield "problems"
         for problem in reading["problems"]:
             yield "  " + "  ".join(plain(problem[key]) for key in ("code", "subject", "detail") if problem[key])
+    if reading["missing"]:
+        yield ""
+        yield "not told in time: " + ", ".join(plain(words) for words in reading["missing"])
 
 
 def table(
@@ -85,7 +88,9 @@ def _headline(reading: dict[str, Any]) -> str:
     cards = ", ".join(f"{sum(g['name'] == name for g in reading['gpus'])}x {plain(name)}" for name in names)
     at = reading["at"]
     when = "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))
-    return "  ".join(part for part in (plain(reading["host"]), cards or "no GPU", when) if part)
+    return "  ".join(
+        part for part in (plain(reading["host"]), cards or ("" if reading["missing"] else "no GPU"), when) if part
+    )
 
 
 def _gpus(gpus: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -20,7 +20,7 @@ SCHEMA = 1
 
 
 def snapshot(state: HostState) -> dict[str, Any]:
-    """The newest reading of a host, as values that JSON knows."""
+    """The newest reading of a host, as values that JSON knows; `missing` says what had not come yet."""
     return {
         "schema": SCHEMA,
         "host": state.name,
@@ -34,6 +34,7 @@ def snapshot(state: HostState) -> dict[str, Any]:
         "problems": [
             {"code": p.code, "subject": p.subject, "detail": p.detail} for p in state.problems if not p.cleared
         ],
+        "missing": list(missing(state)),
     }
 
 
@@ -137,23 +138,33 @@ def memory_bytes(memory: RankMemory) -> dict[str, int | None]:
     }
 
 
-def complete(state: HostState) -> bool:
-    """Whether a first reading has all that is to come.
+def missing(state: HostState) -> tuple[str, ...]:
+    """What a first reading still waits for, in words; empty when it has all that is to come.
 
     That is GPUs and who holds their memory, the process table, and each server's log, read to its end, and answers.
     A speed that is told as a counter needs two readings, so a serving engine without one is waited for.
     """
-    if state.hello is None or state.gpu_table is None or not state.scanned:
-        return False
-    if state.gpu_table.gpus and None in (state.samples_at, state.processes_at):
-        return False
-    return all(server.gone or _told(server) for server in state.servers)
+    words: list[str] = []
+    if state.hello is None or state.gpu_table is None:
+        words.append("the GPUs")
+    elif state.gpu_table.gpus and None in (state.samples_at, state.processes_at):
+        words.append("the readings of the GPUs")
+    if not state.scanned:
+        words.append("the servers")
+    words.extend(
+        f"{what} of {server.engine_title or server.identity.engine} (pid {server.identity.pid})"
+        for server in state.servers
+        if not server.gone and (what := _untold(server))
+    )
+    return tuple(words)
 
 
-def _told(server: ServerState) -> bool:
-    if server.phase is Phase.UNKNOWN or server.log.source is None or server.log.end < server.log.backlog_end:
+def _untold(server: ServerState) -> str | None:
+    if server.log.source is None or server.log.end < server.log.backlog_end:
         # Of a long log its start-up section comes first: what it says may be long over.
-        return False
-    if server.phase is not Phase.READY:
-        return True
-    return server.http_problem is not None or (server.metrics.source is not None and server.metrics.tok_s is not None)
+        return "the log"
+    if server.phase is Phase.UNKNOWN:
+        return "the phase"
+    if server.phase is not Phase.READY or server.http_problem is not None:
+        return None
+    return None if server.metrics.source is not None and server.metrics.tok_s is not None else "the speed"

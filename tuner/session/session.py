@@ -19,7 +19,7 @@ from tuner import transports
 from tuner.core.engine import Engine
 from tuner.core.redact import mask
 from tuner.core.reduce import initial, reduce
-from tuner.core.snapshot import complete
+from tuner.core.snapshot import missing
 from tuner.domain import commands as c
 from tuner.domain import events as e
 from tuner.domain.link import LinkPhase, Target
@@ -134,7 +134,7 @@ class Session:
                 wait: float | None = None
                 if self.state is not shown:
                     wait = shown_at + self._timing.frame - loop.time()
-                    first = shown is None or (complete(self.state) and not complete(shown))
+                    first = shown is None or (not missing(self.state) and missing(shown))
                     if wait <= 0 or first or self._ended.is_set():
                         shown, shown_at = self.state, loop.time()
                         yield shown

@@ -3,6 +3,7 @@ from __future__ import annotations
 from tests.unit.core.test_snapshot import busy
 from tuner.cli.tables import lines, plain, table
 from tuner.core.snapshot import snapshot
+from tuner.domain.events import GpuTable, ProbeHello
 from tuner.domain.state import HostState
 
 
@@ -24,9 +25,17 @@ def test_unknown_is_a_dash_and_never_zero() -> None:
 
 
 def test_a_host_without_anything_says_so() -> None:
-    shown = text(HostState(name="box", now=0.0))
+    hello = ProbeHello(protocol=1, python="3.11", pid=1, uid=0, hostname="box", at=0.0)
+    shown = text(HostState(name="box", now=0.0, hello=hello, gpu_table=GpuTable(), scanned=True))
     assert "no GPU" in shown
     assert "no server runs here" in shown
+
+
+def test_what_was_not_told_is_named_and_is_not_called_absent() -> None:
+    shown = text(HostState(name="box", now=0.0))
+    assert shown.endswith("not told in time: the GPUs, the servers")
+    assert "no GPU" not in shown
+    assert "no server" not in shown
 
 
 def test_text_of_the_host_cannot_move_the_cursor() -> None:

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from tuner.core.snapshot import complete, memory_bytes, snapshot
+from tuner.core.snapshot import memory_bytes, missing, snapshot
 from tuner.domain.events import GpuTable, ProbeHello, ProblemSeen
 from tuner.domain.gpu import GpuInfo, GpuSample
 from tuner.domain.server import LogSource, Phase, ServerIdentity
@@ -77,7 +77,7 @@ def busy() -> HostState:
 
 def test_it_has_the_keys_that_scripts_are_promised() -> None:
     reading = snapshot(busy())
-    assert list(reading) == ["schema", "host", "at", "gpus", "servers", "foreign", "problems"]
+    assert list(reading) == ["schema", "host", "at", "gpus", "servers", "foreign", "problems", "missing"]
     assert reading["schema"] == 1
     assert (reading["host"], reading["at"]) == ("root@box", 1_700_000_000.5)
     promised = {"engine", "version", "pid", "phase", "argv", "model", "user", "started_at", "port", "log", "settings",
@@ -146,9 +146,14 @@ def whole() -> HostState:
 
 
 def test_a_reading_is_whole_when_all_was_told() -> None:
-    assert complete(whole())
-    for part in ({"hello": None}, {"scanned": False}, {"samples_at": None}, {"processes_at": None}):
-        assert not complete(msgspec.structs.replace(whole(), **part)), part
+    assert missing(whole()) == ()
+    for part, words in (
+        ({"hello": None}, "the GPUs"),
+        ({"scanned": False}, "the servers"),
+        ({"samples_at": None}, "the readings of the GPUs"),
+        ({"processes_at": None}, "the readings of the GPUs"),
+    ):
+        assert missing(msgspec.structs.replace(whole(), **part)) == (words,)
 
 
 @pytest.mark.parametrize("log", [LogState(), LogState(source=LogSource(kind="file"), end=50, backlog_end=900)])
@@ -157,4 +162,6 @@ def test_a_reading_is_not_whole_before_the_logs_end(log: LogState, phase: Phase)
     """Of a long log the start-up section comes first, and the server has long been ready."""
     (server,) = whole().servers
     state = msgspec.structs.replace(whole(), servers=(msgspec.structs.replace(server, log=log, phase=phase),))
-    assert not complete(state)
+    (words,) = missing(state)
+    assert words.startswith("the log of ")
+    assert snapshot(state)["missing"] == [words]
