@@ -8,7 +8,6 @@ PACKAGE = Path(__file__).parents[2] / "tuner"
 BUDGET = 420
 APP_BUDGET = 260
 EXCEPTIONS = {
-    "probe/agent.py": "travels to the host as one file",
     "simhost/guest/pynvml.py": "stands on the simulated host as the one module that NVML's binding is",
 }
 

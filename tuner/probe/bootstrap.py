@@ -1,6 +1,6 @@
 r"""Sends the probe to a host that has nothing of ours, and leaves nothing there.
 
-One `sh -c` picks an interpreter, which runs a stub, which reads the probe's source from stdin and executes it; stdin
+One `sh -c` picks an interpreter, which runs a stub, which reads the probe's modules from stdin and runs them; stdin
 stays open for orders. A host without Python 3.8 answers with one `problem` line instead of `hello`.
 
 Both texts are one line without `'` and `!`: whatever login shell they pass in single quotes (bash, fish, tcsh), it
@@ -9,18 +9,21 @@ hands them on unchanged.
 
 from __future__ import annotations
 
+import re
 import zlib
 from functools import lru_cache
+from graphlib import TopologicalSorter
 from importlib.resources import files
 
 _PROBLEM = r'"{\"t\":\"problem\",\"seq\":1,\"mono\":0.0,\"code\":\"python-old\",\"detail\":\"%s\"}\n"'
 
-# eval, because exec is a statement of Python 2, where this line must at least compile.
+# eval, because exec is a statement of Python 2, where this line must at least compile. The lambda gives what was read a
+# name: of its parts the first is run, and finds the others in `parts`.
 STUB = (
     "import sys,zlib;v=sys.version_info;"
     f'sys.stdout.write({_PROBLEM}%".".join(map(str,v[:3]))) if v<(3,8) else '
-    "eval(compile(zlib.decompress(sys.stdin.buffer.read(int(sys.stdin.buffer.readline()))),"
-    '"gputuner-probe","exec"))'
+    '(lambda p:eval(compile(p.pop(0),"gputuner-probe","exec"),{"parts":p}))'
+    '(zlib.decompress(sys.stdin.buffer.read(int(sys.stdin.buffer.readline()))).split(b"\\0"))'
 )
 """What the interpreter is told with `-c`. It runs on Python 2.7 and 3.x far enough to say that it is too old."""
 
@@ -51,30 +54,54 @@ def argv() -> tuple[str, ...]:
     return ("sh", "-c", _SCRIPT, "gputuner-probe", STUB)
 
 
-_RULE = "\n# " + "-" * 111 + "\n"
-_LOADER = """from __future__ import annotations
-for part in %r:
-    exec(compile(part, "gputuner-probe", "exec"))
+# The modules become real ones, so what is tested in its folder and what runs on a host is the same text. Each is found
+# in sys.modules when another imports it: nothing is looked for in a file system. In angle brackets, as a name of no
+# file, a traceback does not look for its lines there either.
+_LOADER = """
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+def add(name, is_package):
+    module = sys.modules[name] = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None, is_package=is_package)
+    return module
+
+add("gputuner_probe", True).__path__ = []
+while parts:
+    name = parts.pop(0).decode()
+    module = add("gputuner_probe." + name, False)
+    exec(compile(parts.pop(0), "<gputuner-probe/%s.py>" % name, "exec"), module.__dict__)
+module.main()
 """
+
+_IMPORT = re.compile(r"^from \.(\w+) import ", re.M)
+"""What a module imports of the others when it is executed. Indented imports are for the type checker only."""
 
 
 @lru_cache(maxsize=1)
 def payload() -> bytes:
-    """The probe's source as the stub expects it: a line with a length, and so many bytes of zlib.
+    """What the stub expects: a line with a length, and so many bytes of zlib.
 
-    It is compiled a section at a time: the parser takes a hundred bytes for each of the source, and Python gives
-    little of that back. All at once would be a third of the probe's memory on the host.
+    Inside are parts with NUL between them: the loader, then name and source of each module. They are compiled one at a
+    time: the parser takes a hundred bytes for each of the source, and Python gives little of that back. All at once
+    would be a third of the probe's memory on the host.
     """
-    source = files("tuner.probe").joinpath("agent.py").read_text("utf-8")
-    packed = zlib.compress((_LOADER % (sections(source),)).encode(), 9)
+    parts = [_LOADER]
+    for name, source in modules().items():
+        parts += name, source
+    packed = zlib.compress("\0".join(parts).encode(), 9)
     return b"%d\n" % len(packed) + packed
 
 
-def sections(source: str) -> list[str]:
-    """A source cut at the rules between its sections; empty lines in front keep the line numbers of each."""
-    parts: list[str] = []
-    line = 0
-    for part in source.replace(_RULE, "\0" + _RULE).split("\0"):
-        parts.append("\n" * line + part)
-        line += part.count("\n")
-    return parts
+def modules() -> dict[str, str]:
+    """Sources of the probe's modules by name, each after those it imports; the last one has `main`.
+
+    Raises:
+        graphlib.CycleError: Modules import each other.
+    """
+    folder = files("tuner.probe.agent")
+    names = sorted(path.name[:-3] for path in folder.iterdir() if path.name.endswith(".py"))
+    sources = {name: folder.joinpath(name + ".py").read_text("utf-8") for name in names if name != "__init__"}
+    order = TopologicalSorter({name: sorted(_IMPORT.findall(source)) for name, source in sources.items()})
+    return {name: sources[name] for name in order.static_order()}

@@ -10,19 +10,33 @@ import shutil
 import subprocess
 import sys
 import zlib
+from graphlib import CycleError
 from pathlib import Path
 
 import pytest
 
+from tests.fixtures.proc.running import pythons
 from tuner.probe import bootstrap
-from tuner.probe.bootstrap import STUB, argv, payload
+from tuner.probe.bootstrap import STUB, argv, modules, payload
 
+FOLDER = Path(bootstrap.__file__).with_name("agent")
 HOME = Path(pwd.getpwuid(os.getuid()).pw_dir)
 OLD = [str(path) for path in sorted(HOME.glob(".pyenv/versions/[23].[67].*/bin/python"))]
 SOURCE = zlib.compress(b"print('started', flush=True)")
 STARTS = b"%d\n" % len(SOURCE) + SOURCE
 """A payload that only says that it came through."""
 TOOLS = ("sh", "grep", "sort", "readlink")
+AUDIT = """
+import os, sys
+
+def hook(event, args):
+    if event == "import":
+        os.write(2, b"import %s\\n" % args[0].encode())
+    elif event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        os.write(2, b"write %s\\n" % str(args[0]).encode())
+
+sys.addaudithook(hook)
+"""
 
 
 def fake_python(path: Path, version: str) -> None:
@@ -50,18 +64,73 @@ def start(bare: Path, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(list(argv()), input=data, capture_output=True, env=env, timeout=20.0)
 
 
-def test_the_payload_is_the_agent_in_sections_with_its_line_numbers() -> None:
+def test_the_payload_holds_every_module_of_the_folder_as_it_is() -> None:
     length, _, packed = payload().partition(b"\n")
     assert int(length) == len(packed)
-    loop = ast.parse(zlib.decompress(packed)).body[-1]
-    assert isinstance(loop, ast.For)
-    parts = ast.literal_eval(loop.iter)
-    source = Path(bootstrap.__file__).with_name("agent.py").read_text()
-    assert len(parts) > 10
-    assert max(map(len, parts)) < len(source) / 4
-    whole = ast.dump(ast.parse(source), include_attributes=True)
-    nodes = [node for part in parts for node in ast.parse(part).body]
-    assert ast.dump(ast.Module(nodes, []), include_attributes=True) == whole
+    loader, *parts = zlib.decompress(packed).split(b"\0")
+    ast.parse(loader)
+    sent = dict(zip(parts[::2], parts[1::2], strict=True))
+    files = {path.stem.encode(): path.read_bytes() for path in FOLDER.glob("*.py") if path.stem != "__init__"}
+    assert sent == files
+    assert len(parts) == 2 * len(files)
+    assert {path.name for path in FOLDER.iterdir()} - {"__pycache__"} == {path.name for path in FOLDER.glob("*.py")}
+
+
+def test_what_is_not_sent_does_nothing() -> None:
+    (docstring,) = ast.parse((FOLDER / "__init__.py").read_text()).body
+    assert isinstance(docstring, ast.Expr)
+
+
+def test_each_module_comes_after_those_it_imports() -> None:
+    done: set[str] = set()
+    for name, source in modules().items():
+        imports = [node for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        for node in imports:
+            if isinstance(node, ast.ImportFrom) and node.level:
+                assert node.level == 1, f"{name}: nothing above the folder is on the host"
+                assert node.module in done, f"{name}: write `from .{node.module or 'MODULE'} import NAME`"
+                continue
+            tops = {part.name.split(".")[0] for part in node.names} if isinstance(node, ast.Import) else {node.module}
+            assert tops <= sys.stdlib_module_names, name
+        done.add(name)
+    assert name == "probe"
+
+
+def test_modules_that_import_each_other_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, other in (("one", "two"), ("two", "one")):
+        (tmp_path / f"{name}.py").write_text(f"from .{other} import x\n")
+    monkeypatch.setattr(bootstrap, "files", lambda package: tmp_path)
+    with pytest.raises(CycleError):
+        modules()
+
+
+@pytest.mark.parametrize("python", pythons())
+def test_no_file_is_written_and_none_is_looked_for_that_is_ours(python: str, tmp_path: Path) -> None:
+    """The interpreter itself tells what it opens, and which modules it does not have and must find."""
+    order = b'{"op":"bye"}\n'
+    done = subprocess.run(
+        [python, "-ISBuc", AUDIT + STUB], input=payload() + order, capture_output=True, cwd=tmp_path, timeout=20.0
+    )
+    assert json.loads(done.stdout.partition(b"\n")[0])["t"] == "hello"
+    found = [line.split() for line in done.stderr.decode().splitlines()]
+    imported = [name for kind, name in found if kind == "import"]
+    assert "queue" in imported, "what the standard library has is found"
+    assert not [name for name in imported if name.startswith("gputuner")]
+    assert not [name for kind, name in found if kind == "write"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_fault_names_its_module_and_line() -> None:
+    lines = (FOLDER / "probe.py").read_text().splitlines()
+    (number,) = [at for at, line in enumerate(lines, 1) if line.strip() == 'op = order["op"]']
+    done = subprocess.run(
+        [sys.executable, "-ISBuc", STUB],
+        input=payload() + b'{}\n{"op":"bye"}\n',
+        capture_output=True,
+        timeout=20.0,
+    )
+    assert b"(probe.py line %d)" % number in done.stdout
+    assert b'File "<gputuner-probe/probe.py>", line %d' % number in done.stderr
 
 
 def test_no_login_shell_can_misread_it() -> None:

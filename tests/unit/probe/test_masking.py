@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.secrets import ARGV, ENV, hidden
 from tuner.core import redact
-from tuner.probe import agent
+from tuner.probe.agent import arguments
 
 
 @pytest.mark.parametrize("argv", ARGV, ids=" ".join)
@@ -17,7 +17,7 @@ def test_secret_arguments(argv: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("argv", ARGV, ids=" ".join)
 def test_secret_arguments_on_the_host(argv: tuple[str, ...]) -> None:
-    assert agent.masked_argv(argv) == [hidden(word, agent.MASK) for word in argv]
+    assert arguments.masked_argv(argv) == [hidden(word, arguments.MASK) for word in argv]
 
 
 @pytest.mark.parametrize("env", ENV, ids=" ".join)
@@ -33,11 +33,11 @@ def test_secret_variables(env: dict[str, str]) -> None:
     ids=" ".join,
 )
 def test_secret_variables_on_the_host(env: dict[str, str]) -> None:
-    assert agent.masked_env(env) == {name: hidden(value, agent.MASK) for name, value in env.items()}
+    assert arguments.masked_env(env) == {name: hidden(value, arguments.MASK) for name, value in env.items()}
 
 
 def test_what_the_probe_has_hidden_stays_as_it_is() -> None:
-    assert agent.MASK == redact.MASK
+    assert arguments.MASK == redact.MASK
     for argv in ARGV:
-        masked = agent.masked_argv(argv)
+        masked = arguments.masked_argv(argv)
         assert redact.mask_argv(masked) == tuple(masked)

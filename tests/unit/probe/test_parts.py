@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from tuner.probe import agent
+from tuner.probe.agent import gpu_reader, host, sockets
+from tuner.probe.agent.checks import checks
+from tuner.probe.agent.probe import Probe
 
 
 class Out:
@@ -25,19 +27,19 @@ class Out:
         self.lines.append(event)
 
 
-def reader(**more: Any) -> agent.GpuReader:
+def reader(**more: Any) -> gpu_reader.GpuReader:
     probe: Any = SimpleNamespace(out=Out(), once=True, log=print, live_servers=list, **more)
     probe.problems = SimpleNamespace(note=lambda *_: None, clear=lambda *_: None)
     probe.pause = lambda seconds: True
-    return agent.GpuReader(probe)
+    return gpu_reader.GpuReader(probe)
 
 
 def test_waiting_for_the_binding_is_no_hang_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = reader()
     since: list[float] = []
-    monkeypatch.setattr(agent, "own_package_folders", list)
-    monkeypatch.setattr(agent, "driver_hints", lambda: True)
-    monkeypatch.setattr(agent, "which", lambda name: None)
+    monkeypatch.setattr(gpu_reader, "own_package_folders", list)
+    monkeypatch.setattr(gpu_reader, "driver_hints", lambda: True)
+    monkeypatch.setattr(gpu_reader, "which", lambda name: None)
     monkeypatch.setattr(gpu, "given", SimpleNamespace(wait=lambda seconds: since.append(gpu._busy_since)))
     gpu.run()
     assert since == [0.0]
@@ -69,9 +71,9 @@ def test_of_old_kernel_errors_only_the_last_ones_are_told(monkeypatch: pytest.Mo
     (tmp_path / "dev").mkdir()
     log = tmp_path / "dev/kmsg"
     log.write_text("".join(f"4,{n},{n},-;NVRM: Xid (PCI:0000:11:00): 31, no. {n}\n4,0,0,-;x\n" for n in range(100)))
-    monkeypatch.setattr(agent, "HOST_ROOT", str(tmp_path))
+    monkeypatch.setattr(host, "HOST_ROOT", str(tmp_path))
     out: Any = Out()
-    kernel = agent.KernelLog(out)
+    kernel = host.KernelLog(out)
     kernel.poll()
     assert [line["text"].rpartition(" ")[2] for line in out.lines] == [str(n) for n in range(80, 100)]
     with log.open("a") as more:
@@ -83,14 +85,14 @@ def test_of_old_kernel_errors_only_the_last_ones_are_told(monkeypatch: pytest.Mo
 def test_a_disk_that_does_not_answer_costs_only_its_own_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = threading.Event()
 
-    def disks(self: agent.HostReader) -> dict[str, Any]:
+    def disks(self: host.HostReader) -> dict[str, Any]:
         answer.wait(20.0)
         return {}
 
-    monkeypatch.setattr(agent.HostReader, "disks", disks)
+    monkeypatch.setattr(host.HostReader, "disks", disks)
     try:
         began = time.monotonic()
-        found = agent.checks(agent.Probe(), 0.5)
+        found = checks(Probe(), 0.5)
         assert time.monotonic() - began < 5.0
     finally:
         answer.set()
@@ -101,9 +103,9 @@ def test_a_disk_that_does_not_answer_costs_only_its_own_checks(monkeypatch: pyte
 
 
 def test_a_signal_while_it_is_ending_does_not_hold_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = agent.Probe()
+    probe = Probe()
     ended = threading.Event()
-    monkeypatch.setattr(agent.os, "_exit", lambda status: ended.set())
+    monkeypatch.setattr(os, "_exit", lambda status: ended.set())
 
     def interrupted() -> None:
         with probe._exit_lock:
@@ -115,7 +117,7 @@ def test_a_signal_while_it_is_ending_does_not_hold_it_up(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
 def test_the_kernel_lists_what_listens(family: int, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if agent.listeners_here() is None:
+    if sockets.listeners_here() is None:
         pytest.skip("this kernel has no sock_diag")
     with socket.socket(family) as ours, socket.socket(family) as silent:
         try:
@@ -126,14 +128,14 @@ def test_the_kernel_lists_what_listens(family: int, address: str, monkeypatch: p
         ours.listen()
         port = ours.getsockname()[1]
 
-        def mine(found: list[agent.Listener]) -> list[tuple[str, int, int, int]]:
+        def mine(found: list[sockets.Listener]) -> list[tuple[str, int, int, int]]:
             ports = (port, silent.getsockname()[1])
             return [(x.address, x.port, x.inode, x.uid) for x in found if x.port in ports]
 
         expected = [(address, port, os.fstat(ours.fileno()).st_ino, os.getuid())]
-        assert mine(agent.listeners_here() or []) == expected
+        assert mine(sockets.listeners_here() or []) == expected
         with monkeypatch.context() as patch:
-            patch.setattr(agent, "slurp", lambda *_: pytest.fail("the tables in /proc were read"))
-            assert mine(agent.listeners_of(os.getpid())) == expected
-        monkeypatch.setattr(agent, "listeners_here", lambda: None)
-        assert mine(agent.listeners_of(os.getpid())) == expected
+            patch.setattr(sockets, "slurp", lambda *_: pytest.fail("the tables in /proc were read"))
+            assert mine(sockets.listeners_of(os.getpid())) == expected
+        monkeypatch.setattr(sockets, "listeners_here", lambda: None)
+        assert mine(sockets.listeners_of(os.getpid())) == expected

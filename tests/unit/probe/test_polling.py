@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 
-from tuner.probe import agent
+from tuner.probe.agent import polling, sockets
+from tuner.probe.agent.http_client import HttpProblem
+from tuner.probe.agent.polling import Poller
+from tuner.probe.agent.processes import Proc
 
 PLAN = {"id": "info", "paths": ["/info"]}
 
 
-def poller(**probe: Any) -> agent.Poller:
-    server: Any = SimpleNamespace(probe=SimpleNamespace(**probe), leader=agent.Proc(4711), ended=threading.Event())
-    return agent.Poller(server, PLAN)
+def poller(**probe: Any) -> Poller:
+    server: Any = SimpleNamespace(probe=SimpleNamespace(**probe), leader=Proc(4711), ended=threading.Event())
+    return Poller(server, PLAN)
 
 
 @pytest.fixture
@@ -31,9 +34,10 @@ def namespace(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> dict[str, Any]:
         ctypes.set_errno(state["code"])
         return -1 if state["code"] else 0
 
-    monkeypatch.setattr(agent, "HOST_ROOT", "")
-    monkeypatch.setattr(agent, "PROC", str(tmp_path))
-    monkeypatch.setattr(agent, "link_of", lambda path: state["link"] if "4711" in path else "net:[2]")
+    monkeypatch.setattr(polling, "HOST_ROOT", "")
+    for module in (polling, sockets):
+        monkeypatch.setattr(module, "PROC", str(tmp_path))
+    monkeypatch.setattr(sockets, "link_of", lambda path: state["link"] if "4711" in path else "net:[2]")
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(setns=setns))
     return state
 
@@ -45,7 +49,7 @@ def test_a_network_that_cannot_be_entered_is_never_mistaken_for_ours(
     namespace["link"] = link
     asking = poller()
     for _ in range(3):
-        with pytest.raises(agent.HttpProblem, match="namespace"):
+        with pytest.raises(HttpProblem, match="namespace"):
             asking._enter()
     namespace["code"] = 0
     asking._enter()
@@ -71,7 +75,7 @@ def test_a_fault_is_told_and_the_endpoint_asked_again(monkeypatch: pytest.Monkey
         return found
 
     monkeypatch.setattr(asking, "_turn", turn)
-    monkeypatch.setattr(agent.Poller, "FAULT_S", 0.0)
+    monkeypatch.setattr(Poller, "FAULT_S", 0.0)
     asking.run()
     assert asking.asked.is_set()
     assert [(where, str(error)) for where, error in faults] == [("endpoint info", "too deep")]

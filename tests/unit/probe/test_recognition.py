@@ -9,10 +9,10 @@ import pytest
 
 from tuner.engines.sglang.engine import SGLang
 from tuner.engines.vllm.engine import VLLM
-from tuner.probe import agent
+from tuner.probe.agent import recognition
 
 PLANS = {
-    plan.name: agent.Engine({name: getattr(plan, name) for name in plan.__struct_fields__})
+    plan.name: recognition.Engine({name: getattr(plan, name) for name in plan.__struct_fields__})
     for plan in (SGLang().plan(), VLLM().plan())
 }
 
@@ -91,14 +91,14 @@ def test_what_only_mentions_a_server_is_none(line: str) -> None:
 )
 def test_the_program_of_a_command_line(line: str, program: str) -> None:
     argv = shlex.split(line)
-    at = agent.program_index(argv)
+    at = recognition.program_index(argv)
     assert at is not None
     assert argv[at].endswith(program)
 
 
 @pytest.mark.parametrize("line", ["python3", "python3 -", "python3 -c code arg", "python3 -Ic code", "python3 -m", ""])
 def test_an_interpreter_without_a_program(line: str) -> None:
-    assert agent.program_index(shlex.split(line)) is None
+    assert recognition.program_index(shlex.split(line)) is None
 
 
 def test_a_title_begins_the_command_line() -> None:
@@ -109,6 +109,6 @@ def test_a_title_begins_the_command_line() -> None:
 
 def test_expressions_meet_the_program_itself() -> None:
     """An unanchored expression must not make a carrier a server."""
-    engine = agent.Engine({"name": "x", "leaders": [re.escape("toy serve")]})
+    engine = recognition.Engine({"name": "x", "leaders": [re.escape("toy serve")]})
     assert engine.leads(["/bin/toy", "serve"], "/bin/toy serve")
     assert not engine.leads(["bash", "-c", "toy serve"], "bash -c toy serve")

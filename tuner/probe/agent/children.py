@@ -1,0 +1,76 @@
+"""Programs that the probe runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import Any, List, Optional, Sequence, Set, Tuple
+
+
+class Children:
+    """Programs the probe started (journalctl, nvidia-smi); none outlives it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: Set[Any] = set()
+        self._closed = False
+        self._guard: Optional[List[str]] = None
+
+    def start(self, argv: Sequence[str]) -> Any:
+        """Start a program with its output in a pipe. Raises OSError."""
+        import subprocess
+
+        if self._guard is None:
+            # Should the probe be killed outright, the kernel ends its children too, where setpriv can say so.
+            guard = ["setpriv", "--pdeathsig", "TERM", "--"]
+            try:
+                null = subprocess.DEVNULL
+                able = subprocess.call([*guard, "true"], stdin=null, stdout=null, stderr=null, timeout=2.0) == 0
+            except (OSError, subprocess.SubprocessError):
+                able = False
+            self._guard = guard if able else []
+        with self._lock:
+            if self._closed:
+                raise OSError("the probe is ending")
+            child = subprocess.Popen(
+                [*self._guard, *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=dict(os.environ, LC_ALL="C"),
+            )
+            self._running.add(child)
+        return child
+
+    def end(self, child: Any) -> None:
+        """Kill a program if it still runs, and reap it."""
+        with self._lock:
+            self._running.discard(child)
+        if child.poll() is None:
+            child.kill()
+        with contextlib.suppress(Exception):
+            child.wait(1.0)
+
+    def output(self, argv: Sequence[str], timeout_s: float) -> Tuple[int, str]:
+        """Exit status and output of a short program. Raises OSError; TimeoutError when it took too long."""
+        import subprocess
+
+        child = self.start(argv)
+        try:
+            data, _ = child.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError("%s did not answer within %g s" % (argv[0], timeout_s)) from None
+        finally:
+            self.end(child)
+            if child.stdout is not None:
+                child.stdout.close()
+        return child.returncode, data.decode("utf-8", "replace")
+
+    def end_all(self) -> None:
+        """Kill all of them; no other is started after this."""
+        with self._lock:
+            self._closed = True
+            running = list(self._running)
+        for child in running:
+            self.end(child)

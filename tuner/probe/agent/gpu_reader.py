@@ -1,0 +1,239 @@
+"""Reads the GPUs in the best way there is."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Iterator, Optional, Set
+
+from .base import PROC, Json, boot_time, until_beat, which
+from .gpu_base import NoGpus
+from .gpu_binding import binding_in, driver_hints, give_memory_back, load_module, trusted
+from .gpu_nvml import NvmlGpus
+from .gpu_smi import SmiGpus
+from .installation import own_package_folders
+from .processes import describe_process, same_mounts
+
+if TYPE_CHECKING:
+    from .probe import Probe
+
+HANG_S = 3.0
+
+
+class GpuReader:
+    """Reads the GPUs in threads of their own: a driver that hangs must stall nothing else."""
+
+    LIMITS_EVERY_S = 60.0
+
+    def __init__(self, probe: Probe) -> None:
+        self.probe = probe
+        self.first = threading.Event()
+        """The first reading was sent, or there is nothing to read."""
+        self.gpus: Any = None
+        self.table: Json = {}
+        self.source_given: Optional[bytes] = None
+        self.given = threading.Event()
+        self.processes_due = threading.Event()
+        self.told = threading.Event()
+        """Who holds GPU memory was told."""
+        self.users: Set[int] = set()
+        """Processes that hold GPU memory."""
+        self._busy_since = 0.0
+        self._hung = False
+        self._described: Set[int] = set()
+        self._procs_at = -1e9
+        self._graphics_at = -1e9
+        self._limits_at = time.monotonic()
+
+    def look_again(self, timeout_s: float) -> None:
+        """Tell once more who holds GPU memory, where GPUs are read."""
+        if self.gpus is not None:
+            self.told.clear()
+            self.processes_due.set()
+            self.told.wait(timeout_s)
+
+    # -- finding a way --------------------------------------------------------------------------------------------
+
+    def _candidates(self) -> Iterator[str]:
+        seen: Set[str] = set()
+        for server in self.probe.live_servers():
+            if same_mounts(server.leader.pid):
+                for folder in server.site_folders:
+                    path = binding_in(folder)
+                    if path and path not in seen and trusted(path):
+                        seen.add(path)
+                        yield path
+        for folder in own_package_folders():
+            path = binding_in(folder)
+            if path and path not in seen:
+                yield path
+
+    def _nvml(self, module: Any, source: str) -> NvmlGpus:
+        with self._driver_asked():
+            return NvmlGpus(module, source)
+
+    def _way(self) -> Any:
+        """The best way to read GPUs. Raises NoGpus."""
+        trouble: Optional[NoGpus] = None
+        for path in self._candidates():
+            try:
+                return self._nvml(load_module(path, None), "pynvml " + re.sub(r"^%s/\d+/root" % PROC, "", path))
+            except NoGpus as e:
+                trouble = e
+                break  # the binding works and the driver does not: another binding would say the same
+            except Exception as e:
+                self.probe.log("binding %s: %s" % (path, e))
+        if trouble is None and driver_hints():
+            source = self.source_given
+            if source is None:
+                self.probe.out.put({"t": "need", "what": "nvml"})
+                self.given.wait(5.0)
+                source = self.source_given
+            if source is not None:
+                try:
+                    return self._nvml(load_module(None, source), "sent")
+                except NoGpus as e:
+                    trouble = e
+                except Exception as e:
+                    self.probe.log("sent binding: %s" % e)
+        smi = which("nvidia-smi")
+        if smi is not None:
+            with self._driver_asked():
+                return SmiGpus(self.probe.children, smi)
+        if trouble is not None:
+            raise trouble
+        if driver_hints():
+            raise NoGpus("nvml-missing", "there is a driver, but neither an NVML binding nor nvidia-smi")
+        raise NoGpus("no-gpu", "no NVIDIA driver was found on this host")
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Read until the probe ends."""
+        while True:
+            try:
+                self.gpus = self._way()
+                with self._driver_asked():
+                    self.table = self.gpus.table()
+                self.probe.out.put(self.table)
+                give_memory_back()
+                for code in ("no-gpu", "nvml-error", "nvml-missing"):
+                    self.probe.problems.clear(code)
+                if isinstance(self.gpus, NvmlGpus) and not self.probe.once:
+                    self.probe.thread(self._traffic, "traffic")
+                self._loop()
+            except NoGpus as e:
+                self._nothing(e)
+            except Exception as e:
+                self._nothing(NoGpus("nvml-error", "%s: %s" % (type(e).__name__, e)))
+            self.first.set()
+            if self.gpus is not None:
+                self.gpus.close()
+                self.gpus = None
+            if self.probe.pause(15.0):
+                return
+
+    def _nothing(self, trouble: NoGpus) -> None:
+        self.probe.problems.note(trouble.code, "", str(trouble))
+        table: Json = {"t": "gpu_info", "source": None, "gpus": [], "reason": str(trouble)}
+        if table != {name: value for name, value in self.table.items() if name != "mono"}:
+            self.table = table
+            self.probe.out.put(dict(table))
+
+    @contextlib.contextmanager
+    def _driver_asked(self) -> Iterator[None]:
+        """Around what the driver may not answer; `watch` looks how long it takes."""
+        self._busy_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._busy_since = 0.0
+
+    def watch(self) -> None:
+        """Called by the conductor: tell when the driver hangs, and when it is back."""
+        since = self._busy_since
+        hung = since > 0 and time.monotonic() - since > HANG_S
+        if hung and not self._hung:
+            self.probe.problems.note("nvml-hang", "", "the GPU driver has not answered for %g s" % HANG_S)
+        if self._hung and not hung:
+            self.probe.problems.clear("nvml-hang")
+        self._hung = hung
+
+    def _loop(self) -> None:
+        gpus = self.gpus
+        known_bad: Set[int] = set()
+        while True:
+            with self._driver_asked():
+                samples, errors = gpus.samples()
+            self.probe.out.put_sample({"t": "gpus", "samples": samples})
+            for gpu in known_bad - set(errors):
+                self.probe.problems.clear("gpu-lost", "GPU %d" % gpu)
+                self.probe.problems.clear("nvml-error", "GPU %d" % gpu)
+            for gpu, error in errors.items():
+                self.probe.problems.note("gpu-lost" if error.lost else "nvml-error", "GPU %d" % gpu, str(error))
+            known_bad = set(errors)
+            if errors and len(errors) == len(samples) and not any(e.lost for e in errors.values()):
+                raise NoGpus("nvml-error", str(next(iter(errors.values()))))  # the driver went away: start anew
+            sampled = time.monotonic()
+            if sampled - self._procs_at >= 4.5:
+                self._processes(sampled)
+            if sampled - self._limits_at >= self.LIMITS_EVERY_S:
+                self._limits_at = sampled
+                self._look_at_limits()
+            self.first.set()
+            slowest = SmiGpus.EVERY_S if isinstance(gpus, SmiGpus) else 0.1
+            due = time.monotonic() + until_beat(max(self.probe.interval_s, slowest))
+            while not self.probe.ending:
+                now = time.monotonic()
+                left = due - now
+                if self.processes_due.is_set() and now - self._procs_at >= 0.5:
+                    self.processes_due.clear()
+                    self._processes(now)
+                    due = min(due, now + until_beat(max(self.probe.interval_s, slowest)))  # it may have changed
+                elif left <= 0.001:
+                    break
+                elif self.processes_due.is_set():
+                    self.probe.pause(min(left, 0.1))
+                else:
+                    self.processes_due.wait(left)
+            if self.probe.ending:
+                return
+
+    def _look_at_limits(self) -> None:
+        """Operators set power limits while servers run: tell the table anew when one changed."""
+        with self._driver_asked():
+            limits = self.gpus.power_limits()
+        gpus = [
+            {**gpu, "power_limit_w": limit} if limit is not None else gpu
+            for gpu, limit in zip(self.table["gpus"], limits)  # noqa: B905 - Python 3.8 has no strict
+        ]
+        if gpus != self.table["gpus"]:
+            self.table = {**self.table, "gpus": gpus}
+            self.probe.out.put(dict(self.table))
+
+    def _processes(self, now: float) -> None:
+        self._procs_at = now
+        graphics = now - self._graphics_at > 60.0
+        if graphics:
+            self._graphics_at = now
+        with self._driver_asked():
+            processes = self.gpus.processes(graphics)
+        pids = self.users = {pid for _, pid, _ in processes}
+        self._described &= pids
+        boot = boot_time()
+        infos = [describe_process(pid, boot) for pid in sorted(pids - self._described)]
+        if self.probe.out.congested and not infos:
+            return
+        self._described |= pids
+        self.probe.out.put({"t": "gpu_procs", "processes": processes, "infos": infos})
+        self.told.set()
+
+    def _traffic(self) -> None:
+        gpus = self.gpus
+        # Counters tell a rate when they were read twice: all GPUs soon, then one a second.
+        hurry = 2 * len(self.table["gpus"])
+        while gpus is self.gpus and not self.probe.pause(0.1 if hurry > 0 else until_beat(1.0)):
+            gpus.traffic()
+            hurry -= 1

@@ -1,0 +1,146 @@
+"""HTTP without the standard library's client."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from typing import Callable, Dict, Optional, Tuple
+
+BODY_LIMIT = 8_388_608
+
+
+class HttpProblem(Exception):
+    """No usable answer; `code` is a problem code."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class HttpClient:
+    """A small HTTP/1.1 client with a deadline for the whole answer.
+
+    The standard one would bring in ssl and email (a third of this probe's memory), and its time-out is per read.
+    """
+
+    def __init__(self) -> None:
+        self._sock: Optional[socket.socket] = None
+        self._peer: Tuple[str, int] = ("", 0)
+
+    def close(self) -> None:
+        """Close the kept connection."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+    def get(self, host: str, port: int, path: str, headers: Dict[str, str], timeout_s: float) -> Tuple[int, bytes]:
+        """Status and body of a GET. Raises HttpProblem."""
+        end = time.monotonic() + timeout_s
+        if self._peer != (host, port):
+            self.close()
+            self._peer = (host, port)
+        lines = ["GET %s HTTP/1.1" % path, "Host: %s:%d" % ("[%s]" % host if ":" in host else host, port)]
+        lines += ["User-Agent: gputuner", "Accept: */*", "Connection: keep-alive"]
+        lines += ["%s: %s" % item for item in headers.items()]
+        request = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
+        while True:
+            kept = self._sock is not None
+            try:
+                sock = self._sock
+                if sock is None:
+                    sock = self._sock = socket.create_connection((host, port), timeout_s)
+                sock.settimeout(max(0.01, end - time.monotonic()))
+                sock.sendall(request)
+                return self._answer(sock, end, kept)
+            except (EOFError, ConnectionResetError, BrokenPipeError):
+                self.close()
+                if kept:
+                    continue  # the server had closed the kept connection; ask again on a new one
+                raise HttpProblem("http-nonsense", "closed the connection without an answer") from None
+            except socket.timeout:
+                self.close()
+                raise HttpProblem("http-timeout", "no answer within %g s" % timeout_s) from None
+            except ConnectionRefusedError:
+                self.close()
+                raise HttpProblem("http-refused", "connection refused") from None
+            except OSError as e:
+                self.close()
+                raise HttpProblem("http-refused", e.strerror or str(e)) from None
+            except HttpProblem:
+                self.close()
+                raise
+
+    def _answer(self, sock: socket.socket, end: float, kept: bool) -> Tuple[int, bytes]:
+        data = bytearray()
+
+        def more() -> bool:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise socket.timeout
+            sock.settimeout(left)
+            block = sock.recv(131_072)
+            data.extend(block)
+            if len(data) > BODY_LIMIT:
+                raise HttpProblem("http-nonsense", "an answer of more than %d MiB" % (BODY_LIMIT >> 20))
+            return bool(block)
+
+        while b"\r\n\r\n" not in data:
+            if not more():
+                if data:
+                    raise HttpProblem("http-nonsense", "not HTTP: %r" % bytes(data[:40]))
+                raise EOFError
+            if not b"HTTP/".startswith(bytes(data[:5])):
+                raise HttpProblem("http-nonsense", "not HTTP: %r" % bytes(data[:40]))
+        head, _, rest = bytes(data).partition(b"\r\n\r\n")
+        found = re.match(rb"HTTP/1\.[01] (\d{3})", head)
+        if not found:
+            raise HttpProblem("http-nonsense", "not HTTP: %r" % head[:40])
+        status = int(found.group(1))
+        fields = {}
+        for line in head.split(b"\r\n")[1:]:
+            name, _, value = line.partition(b":")
+            fields[name.strip().lower()] = value.strip()
+        data = bytearray(rest)
+        if b"chunked" in fields.get(b"transfer-encoding", b"").lower():
+            body = self._chunks(data, more)
+        elif fields.get(b"content-length", b"").isdigit():
+            length = int(fields[b"content-length"])
+            while len(data) < length:
+                if not more():
+                    raise HttpProblem("http-nonsense", "the answer was cut off")
+            body = bytes(data[:length])
+        elif status in (204, 304) or status < 200:
+            body = b""
+        else:
+            while more():
+                pass
+            fields[b"connection"] = b"close"
+            body = bytes(data)
+        if b"close" in fields.get(b"connection", b"").lower() or head.startswith(b"HTTP/1.0"):
+            self.close()
+        return status, body
+
+    @staticmethod
+    def _chunks(data: bytearray, more: Callable[[], bool]) -> bytes:
+        body = bytearray()
+        at = 0
+        while True:
+            newline = data.find(b"\r\n", at)
+            while newline < 0:
+                if not more():
+                    raise HttpProblem("http-nonsense", "the answer was cut off")
+                newline = data.find(b"\r\n", at)
+            length = re.match(rb" *([0-9a-fA-F]{1,8})\s*(?:;|$)", bytes(data[at:newline]))
+            if not length:
+                raise HttpProblem("http-nonsense", "a broken chunked answer")
+            size = int(length.group(1), 16)
+            if size > BODY_LIMIT:
+                raise HttpProblem("http-nonsense", "an answer of more than %d MiB" % (BODY_LIMIT >> 20))
+            while len(data) < newline + 4 + size:
+                if not more():
+                    raise HttpProblem("http-nonsense", "the answer was cut off")
+            if size == 0:
+                return bytes(body)
+            body += data[newline + 2 : newline + 2 + size]
+            at = newline + 4 + size

@@ -1,0 +1,117 @@
+"""Places in a log, found without reading all of it: the start-up section, line starts, where it was read to."""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from typing import Dict, Iterator, List, Sequence, Tuple
+
+from .base import LINE_LIMIT, Json
+
+
+def startup_runs(
+    data: bytes, base: int, markers: Sequence[bytes], end_marker: bytes
+) -> Tuple[List[Tuple[int, bytes]], bool]:
+    """The start-up lines of a block that begins at a line.
+
+    Neighbouring lines, and lines with little between them, become one run, whose offset is exact.
+
+    Returns:
+        Runs as (offset, bytes), and whether the end marker was met.
+    """
+    limit = len(data)
+    ended = False
+    if end_marker:
+        found = data.find(end_marker)
+        if found >= 0:
+            newline = data.find(b"\n", found)
+            limit, ended = (len(data) if newline < 0 else newline + 1), True
+    # Each marker's occurrences by themselves: that is a few fast passes, where line by line would be many slow steps.
+    lines: Dict[int, int] = {}
+    for marker in (*markers, end_marker) if end_marker else markers:
+        found = data.find(marker, 0, limit)
+        while found >= 0:
+            start = data.rfind(b"\n", 0, found) + 1
+            newline = data.find(b"\n", found, limit)
+            end = limit if newline < 0 else newline + 1
+            lines[start] = end
+            found = data.find(marker, end, limit)
+    spans: List[List[int]] = []
+    for start in sorted(lines):
+        stop = min(lines[start], start + LINE_LIMIT)
+        if spans and start - spans[-1][1] <= 256:
+            spans[-1][1] = stop
+        else:
+            spans.append([start, stop])
+    return [(base + start, data[start:stop]) for start, stop in spans], ended
+
+
+def startup_section(
+    fd: int, at: int, until: int, markers: Sequence[bytes], end_marker: bytes
+) -> Iterator[Tuple[int, bytes]]:
+    """Runs of start-up lines of a file between two offsets, the first of which is a line start; little at a time."""
+    ended = False
+    while at < until and not ended:
+        block = os.pread(fd, min(1 << 20, until - at), at)
+        if not block:
+            return
+        whole = block.rfind(b"\n") + 1
+        if whole and at + len(block) < until:
+            block = block[:whole]
+        runs, ended = startup_runs(block, at, markers, end_marker)
+        yield from runs
+        at += len(block)
+
+
+def start_of_last(fd: int, size: int, marker: bytes, budget_s: float = 0.1) -> int:
+    """Offset of the last line with `marker`: where the newest start in a reused log begins.
+
+    Searched backwards for a bounded time, then in the first blocks only; 0 when there is none.
+    """
+    if not marker:
+        return 0
+    until = time.monotonic() + budget_s
+    step = 4_194_304
+    end = size
+    while end > 0:
+        start = max(0, end - step)
+        block = os.pread(fd, end - start + len(marker), start)
+        found = block.rfind(marker)
+        if found >= 0:
+            newline = block.rfind(b"\n", 0, found)
+            if newline >= 0:
+                return start + newline + 1
+            low = max(0, start - LINE_LIMIT)
+            return low + os.pread(fd, start - low, low).rfind(b"\n") + 1
+        end = start
+        if time.monotonic() > until and end > step:
+            end = step
+            until += 1e9
+    return 0
+
+
+def check_of(fd: int, end: int) -> int:
+    """CRC-32 of the up to 256 bytes before an offset: whether a file is still what it was there."""
+    start = max(0, end - 256)
+    return zlib.crc32(os.pread(fd, end - start, start))
+
+
+def is_intact(fd: int, resume: Json) -> bool:
+    """True when a file still holds what the laptop had read of it: it was not truncated, nor is it another one."""
+    end, crc = resume.get("check") or (0, 0)
+    return os.fstat(fd).st_size >= max(end, int(resume.get("offset") or 0)) and check_of(fd, end) == crc
+
+
+def line_start(fd: int, offset: int, size: int) -> int:
+    """First line start at or after `offset`; within a line of enormous length, a character start."""
+    if offset <= 0:
+        return 0
+    block = os.pread(fd, min(1 << 20, size - offset + 1), offset - 1)
+    newline = block.find(b"\n")
+    if newline >= 0:
+        return offset + newline
+    skip = 1
+    while skip < min(5, len(block)) and block[skip] & 0xC0 == 0x80:
+        skip += 1
+    return offset - 1 + skip

@@ -1,0 +1,178 @@
+"""Where a server's output goes, and how to get at it."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from .base import BLOCK, ME, PROC, Json, link_of, names_in, slurp, stat_of, text_of, user_name, which
+from .origin import cgroup_paths, container_of, unit_of
+from .processes import Proc, below_root, owner_of
+
+
+class LogTarget:
+    """Where a server's output goes and how to get at it."""
+
+    __slots__ = ("code", "kind", "match", "note", "opens", "path", "status", "watch")
+
+    def __init__(self, kind: str, path: Optional[str] = None, note: Optional[str] = None, code: str = "") -> None:
+        self.kind = kind
+        self.path = path
+        self.note = note
+        self.code = code
+        """Problem to report along with `note`."""
+        self.opens: List[str] = []
+        """Paths that lead to the file, best first."""
+        self.watch = ""
+        """Path whose status tells which file is written to now."""
+        self.match: List[str] = []
+        """Journal fields to select by."""
+        self.status: Optional[os.stat_result] = None
+
+    @property
+    def same_as(self) -> Tuple[Any, ...]:
+        """Equal for targets that one tail can follow."""
+        return (self.kind, self.watch, tuple(self.match), self.code)
+
+    def as_json(self) -> Json:
+        """The `log` of a server's identity."""
+        out: Json = {"kind": self.kind, "path": self.path, "note": self.note}
+        if self.status is not None:
+            out.update(device=self.status.st_dev, inode=self.status.st_ino)
+        return out
+
+
+def file_target(pid: int, fd: str, text: str) -> LogTarget:
+    """The regular file behind a descriptor of a process."""
+    watch = "%s/%d/fd/%s" % (PROC, pid, fd)
+    deleted = text.endswith(" (deleted)")
+    target = LogTarget("file", text[: -len(" (deleted)")] if deleted else text)
+    target.watch = watch
+    target.status = stat_of(watch)
+    # The descriptor leads to the very file, also when it was deleted or lies in a container.
+    target.opens = [watch, *below_root(pid, target.path or "")]
+    if deleted:
+        target.code = "log-vanished"
+        target.note = "the log file was deleted; it is read through the server's open descriptor until the server ends"
+    return target
+
+
+def pipe_reader(pid: int, pipe: str, procs: Dict[int, Proc], hops: int = 4) -> Optional[LogTarget]:
+    """The file a pipe ends in, through programs like tee, or None."""
+    for other in list(procs):
+        if other == pid or link_of("%s/%d/fd/0" % (PROC, other)) != pipe:
+            continue
+        folder = "%s/%d/fd" % (PROC, other)
+        onward = None
+        for name in sorted(names_in(folder), key=lambda n: int(n) if n.isdigit() else 0):
+            text = link_of(folder + "/" + name) or ""
+            if name == "0" or text == pipe:
+                continue
+            if text.startswith("pipe:[") and name == "1":
+                onward = text
+            status = stat_of(folder + "/" + name) if text.startswith("/") else None
+            flags = re.search(r"^flags:\s*([0-7]+)", text_of("%s/%d/fdinfo/%s" % (PROC, other, name)) or "", re.M)
+            writes = flags is None or int(flags.group(1), 8) & os.O_ACCMODE != os.O_RDONLY
+            if status is not None and stat.S_ISREG(status.st_mode) and writes and name != "2":
+                return file_target(other, name, text)
+        if onward is not None and hops:
+            return pipe_reader(other, onward, procs, hops - 1)
+    return None
+
+
+def holds_marker(target: LogTarget, markers: Sequence[bytes]) -> bool:
+    """True when the beginning of a log looks like a server's."""
+    for path in target.opens:
+        try:
+            data = slurp(path, BLOCK)
+        except OSError:
+            continue
+        return any(marker in data for marker in markers)
+    return False
+
+
+def find_log(pid: int, procs: Dict[int, Proc], markers: Sequence[bytes]) -> LogTarget:
+    """Where the output of a server goes, whatever started it."""
+    texts: List[str] = []
+    files: List[LogTarget] = []
+    denied = False
+    for fd in ("1", "2"):
+        try:
+            text = os.readlink("%s/%d/fd/%s" % (PROC, pid, fd))
+        except PermissionError:
+            denied = True
+            continue
+        except OSError:
+            continue
+        status = stat_of("%s/%d/fd/%s" % (PROC, pid, fd))
+        if stat.S_ISREG(status.st_mode) if status else text.startswith("/") and not text.startswith("/dev/"):
+            files.append(file_target(pid, fd, text))
+            continue
+        texts.append(text)
+        behind = pipe_reader(pid, text, procs) if text.startswith("pipe:[") else None
+        if behind is not None:
+            files.append(behind)
+    if files:
+        # stdout and stderr in two files: engines log to stderr, access lines go to stdout.
+        two = len(files) == 2 and files[0].path != files[1].path
+        return files[1] if two and (files[0].code or holds_marker(files[1], markers)) else files[0]
+    paths = cgroup_paths(pid)
+    container = container_of(paths)
+    journal = which("journalctl")
+    if container is not None:
+        path = "/var/lib/docker/containers/%s/%s-json.log" % (container[1], container[1])
+        status = stat_of(path)
+        if status is not None:
+            target = LogTarget("docker-json", path)
+            target.watch, target.opens, target.status = path, [path], status
+            return target
+        if journal and any(text.startswith(("pipe:", "socket:")) for text in texts):
+            target = LogTarget("journal", "container " + container[1][:12])
+            target.match = ["CONTAINER_ID_FULL=" + container[1]]
+            return target
+    unit = unit_of(paths)
+    if unit is not None and journal and any(text.startswith("socket:") for text in texts):
+        target = LogTarget("journal", unit[0])
+        target.match = ["_SYSTEMD_USER_UNIT=" + unit[0]] if unit[1] else ["_SYSTEMD_UNIT=" + unit[0]]
+        uid = owner_of(pid)
+        if unit[1] and uid is not None:
+            target.match.append("_UID=%d" % uid)
+        return target
+    if denied:
+        note = "the server's descriptors may not be read by %s; connect as root or as the server's user" % user_name(ME)
+        return LogTarget("none", None, note, "log-denied")
+    if container is not None:
+        note = "the container's log may not be read; connect as root, or start it with its output in a mounted file"
+        return LogTarget("none", None, note, "log-denied")
+    for text in texts:
+        if text.startswith(("/dev/pts/", "/dev/tty", "/dev/console")):
+            note = "the output goes to the terminal %s; start the server with `2>&1 | tee FILE` to see its log" % text
+            return LogTarget("none", None, note, "log-terminal")
+    for text in texts:
+        if text.startswith(("pipe:", "socket:")):
+            note = "the output goes into a pipe nobody stores; start the server with `2>&1 | tee FILE` or `> FILE 2>&1`"
+            return LogTarget("none", None, note, "log-pipe")
+    note = "the server's output is thrown away; start it with `> FILE 2>&1`"
+    return LogTarget("none", None, note, "log-none")
+
+
+def find_file(path: str, device: Optional[int], inode: int, pid: int) -> Optional[str]:
+    """A file by its device and inode, at a path or beside it (rotated), readable from here."""
+
+    def is_it(status: Optional[os.stat_result]) -> bool:
+        return status is not None and status.st_ino == inode and device in (None, status.st_dev)
+
+    for way in [path, *below_root(pid, path)]:
+        if is_it(stat_of(way)):
+            return way
+        folder = os.path.dirname(way)
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.inode() == inode and entry.is_file() and is_it(entry.stat()):
+                        return entry.path
+        except OSError:
+            continue
+    return None

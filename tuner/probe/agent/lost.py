@@ -1,0 +1,68 @@
+"""Servers that ended while nobody watched."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Optional
+
+from .base import Json, stat_of
+from .file_tail import FileTail
+from .log_scan import is_intact
+from .log_target import LogTarget, find_file
+from .processes import Proc
+from .recognition import Engine
+from .tail import Followed
+
+if TYPE_CHECKING:
+    from .probe import Probe
+
+
+class Lost(Followed):
+    """A server the laptop followed and that ended while nobody watched: its last words are still in its log."""
+
+    def __init__(self, probe: Probe, key: str) -> None:
+        super().__init__(probe, Engine({"name": ""}), Proc(0), key)
+        self.tail: Optional[FileTail] = None
+        self.caught_up = threading.Event()
+        """What there was has been sent, or there was nothing."""
+
+    def follow(self) -> None:
+        """Send what the log still holds from where the laptop was, or that it is lost; then that the server is gone."""
+        try:
+            self._read(self.resume or {})
+        finally:
+            self.caught_up.set()
+            self.probe.out.put({"t": "server_gone", "key": self.key, "left": []})
+
+    def _read(self, resume: Json) -> None:
+        path, inode, offset = resume.get("path"), resume.get("inode"), int(resume.get("offset") or 0)
+        if not path or inode is None:
+            return
+        place = find_file(path, resume.get("device"), inode, 0)
+        target = LogTarget("docker-json" if path.endswith("-json.log") else "file", path)
+        tail = self.tail = FileTail(self, target, "resume")
+        if place is None or not self._is_whole(place, resume):
+            tail.lose(offset)
+            return
+        target.watch, target.opens, target.status = place, [place], stat_of(place)
+        if target.status is None or target.status.st_size <= offset:
+            return
+        tail.caught_up = self.caught_up
+        tail.finish(2.0)
+        tail.start()
+        tail.done.wait()
+        if tail.stopped:
+            tail.lose(tail.offset, getattr(stat_of(place), "st_size", 0))
+
+    def _is_whole(self, place: str, resume: Json) -> bool:
+        """True when the file is still as it was read, and nobody else has begun to write there."""
+        try:
+            fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return False
+        try:
+            status = os.fstat(fd)
+            return (status.st_dev, status.st_ino) not in self.probe.log_inodes() and is_intact(fd, resume)
+        finally:
+            os.close(fd)

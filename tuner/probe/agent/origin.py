@@ -1,0 +1,73 @@
+"""Where a process comes from: its control groups, container and unit, and who may start it again."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from .base import PROC, Json, text_of
+from .processes import Proc
+
+_CONTAINER = re.compile(r"(?:^|[/-])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
+_SHELLS = frozenset(("bash", "dash", "fish", "ksh", "sh", "tcsh", "zsh", "tmux", "screen", "sshd", "nohup", "login"))
+
+
+def cgroup_paths(pid: int) -> List[str]:
+    """Control groups of a process, the most telling hierarchy first."""
+    lines = (text_of("%s/%d/cgroup" % (PROC, pid)) or "").splitlines()
+    paths = [(":name=systemd:" in line, line.split(":", 2)[2]) for line in lines if line.count(":") >= 2]
+    return [path for _, path in sorted(paths, key=lambda p: (not p[0], -len(p[1])))]
+
+
+def container_of(paths: Sequence[str]) -> Optional[Tuple[str, str]]:
+    """Container engine and id from control groups."""
+    for path in paths:
+        found = _CONTAINER.search(path)
+        if found:
+            kind = "podman" if "libpod" in path else "kubernetes" if "kubepods" in path else "docker"
+            return kind, found.group(1)
+    return None
+
+
+def unit_of(paths: Sequence[str]) -> Optional[Tuple[str, bool]]:
+    """Service or transient scope of systemd that holds a process, and whether it is a user's."""
+    for path in paths:
+        parts = [p for p in path.split("/") if p]
+        for part in reversed(parts):
+            if part.startswith(("user@", "session-", "init.scope")) or part.endswith(".slice"):
+                break
+            if part.endswith(".service") and not part.startswith(("ssh.", "sshd.", "ssh@", "sshd@", "cron", "docker.")):
+                return part, any(p.startswith("user@") for p in parts)
+    return None
+
+
+def manager_of(pid: int, env: Dict[str, str], above: Sequence[Proc]) -> Json:
+    """Who started a server and may start it again."""
+    paths = cgroup_paths(pid)
+    for path in paths:
+        job = re.search(r"slurm.*?/job_(\d+)", path)
+        if job:
+            return {"kind": "slurm", "name": job.group(1)}
+        pod = re.search(r"kubepods.*?pod([0-9a-f][0-9a-f_-]{30,40})", path)
+        if pod:
+            return {"kind": "kubernetes", "name": pod.group(1).replace("_", "-")}
+    container = container_of(paths)
+    if container:
+        kind, ident = container
+        config = text_of("/var/lib/docker/containers/%s/config.v2.json" % ident) if kind == "docker" else None
+        named = re.search(r'"Name":"/?([^"]+)"', config or "")
+        return {"kind": kind, "name": named.group(1) if named else ident[:12]}
+    if env.get("SLURM_JOB_ID"):
+        return {"kind": "slurm", "name": env["SLURM_JOB_ID"]}
+    if env.get("KUBERNETES_SERVICE_HOST"):
+        return {"kind": "kubernetes", "name": env.get("HOSTNAME")}
+    unit = unit_of(paths)
+    if unit:
+        return {"kind": "systemd", "name": unit[0]}
+    for proc in above:
+        name = os.path.basename(proc.argv[0]).lstrip("-") if proc.argv else ""
+        name = name.split(":")[0]
+        if name in _SHELLS:
+            return {"kind": "shell", "name": name}
+    return {"kind": "unknown", "name": None}

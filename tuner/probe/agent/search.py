@@ -1,0 +1,190 @@
+"""Logs at any place: searching, and reading a part."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import time
+from typing import TYPE_CHECKING, Any, List, Optional, Set
+
+from .base import LINE_LIMIT, READ_LIMIT, Json
+from .output import bulk, whole_utf8
+
+if TYPE_CHECKING:
+    from .probe import Probe
+
+HIT_LIMIT = 2_048
+
+
+class SearchTimeout(Exception):
+    """A regular expression did not come to an end."""
+
+
+class Searches:
+    """Searches in logs on the host, newest lines first. They run in the main thread, where a signal can end them."""
+
+    STEP = 2_097_152
+    PATIENCE_S = 1.0
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._jobs: queue.Queue[Json] = queue.Queue()
+        self._cancelled: Set[int] = set()
+        self._armed = False
+
+    def submit(self, job: Json) -> None:
+        """Queue a search. Raises ValueError and TypeError for one without a number."""
+        self._jobs.put({**job, "id": int(job.get("id", 0))})
+
+    def cancel(self, ident: int) -> None:
+        """Forget a search, running or waiting."""
+        self._cancelled.add(ident)
+
+    def run(self) -> None:
+        """Serve searches for ever."""
+
+        def alarm(*_: Any) -> None:
+            if self._armed:
+                raise SearchTimeout
+
+        signal.signal(signal.SIGALRM, alarm)
+        while True:
+            try:
+                # A signal that comes just before a wait without end would go unnoticed.
+                job = self._jobs.get(timeout=1.0)
+            except queue.Empty:
+                self._probe.check_link()  # here too: the conductor may be stuck on a dead disk
+                continue
+            ident = job["id"]
+            if ident in self._cancelled:
+                self._cancelled.discard(ident)
+                self._answer(ident, [], 0, done=True)
+                continue
+            try:
+                self._search(ident, job)
+            except SearchTimeout:
+                self._answer(ident, [], 0, done=True, error="this expression takes too long; make it simpler")
+            except Exception as e:  # an expression can fail in any way, and this is the main thread
+                self._answer(ident, [], 0, done=True, error=str(e) or type(e).__name__)
+            finally:
+                self._arm(False)
+                self._cancelled.discard(ident)
+
+    def _arm(self, on: bool) -> None:
+        self._armed = on
+        signal.setitimer(signal.ITIMER_REAL, self.PATIENCE_S if on else 0)
+
+    def _answer(
+        self, ident: int, hits: List[Any], scanned: int, done: bool = False, error: Optional[str] = None
+    ) -> None:
+        self._probe.out.wait_for_room(lambda: ident in self._cancelled)
+        event: Json = {"t": "found", "id": ident, "hits": hits, "scanned_bytes": scanned, "done": done}
+        if error is not None:
+            event["error"] = error
+        self._probe.out.put(event)
+
+    def _search(self, ident: int, job: Json) -> None:
+        fd = self._probe.log_descriptor(str(job.get("key", "")))
+        try:
+            self._scan(ident, job, fd)
+        finally:
+            os.close(fd)
+
+    def _scan(self, ident: int, job: Json, fd: int) -> None:
+        pattern = str(job.get("pattern", "")).encode("utf-8", "replace")
+        fold = bool(job.get("ignore_case", True))
+        self._arm(True)
+        rx = re.compile(pattern, re.M | (re.I if fold else 0)) if job.get("regex") else None
+        self._arm(False)
+        needle = pattern.lower() if fold else pattern
+        if not pattern:
+            raise ValueError("nothing to search for")
+        limit = max(1, int(job.get("limit") or 500))
+        size = os.fstat(fd).st_size
+        before = job.get("before")
+        end = size if before is None else max(0, min(int(before), size))
+        total = end
+        left = end
+        rest = b""  # beginning of a line whose end lies in the block after this one
+        hits: List[Any] = []
+        sent = 0
+        flushed = time.monotonic()
+        while left > 0 and sent + len(hits) < limit and ident not in self._cancelled:
+            start = max(0, left - self.STEP)
+            block = os.pread(fd, left - start, start) + rest
+            head = 0
+            if start > 0:
+                newline = block.find(b"\n")
+                # A line longer than the block is searched in pieces.
+                head = newline + 1 if 0 <= newline < self.STEP else 0
+            rest = block[:head]
+            room = limit - sent - len(hits)
+            hits += self._hits(block, head, start, rx, needle, fold, room)
+            left = start
+            now = time.monotonic()
+            if len(hits) >= 50 or (hits and now - flushed > 0.25) or now - flushed > 1.0:
+                self._answer(ident, hits, total - left)
+                sent += len(hits)
+                hits = []
+                flushed = now
+        self._answer(ident, hits, total - left, done=True)
+
+    def _hits(self, block: bytes, head: int, start: int, rx: Any, needle: bytes, fold: bool, room: int) -> List[Any]:
+        out: List[Any] = []
+        if rx is None:
+            hay = block.lower() if fold else block
+            end = len(block)
+            while len(out) < room:
+                at = hay.rfind(needle, head, end)
+                if at < 0:
+                    break
+                end = max(hay.rfind(b"\n", head, at) + 1, head)
+                stop = block.find(b"\n", at)
+                out.append(self._hit(block, end, len(block) if stop < 0 else stop, at, start))
+            return out
+        end = len(block)
+        self._arm(True)
+        tried = 0
+        while end > head and len(out) < room:
+            stop = end - 1 if block[end - 1 : end] == b"\n" else end
+            begin = max(block.rfind(b"\n", head, stop) + 1, head)
+            found = rx.search(block, begin, min(stop, begin + LINE_LIMIT))
+            if found:
+                out.append(self._hit(block, begin, stop, found.start(), start))
+            end = begin
+            tried += 1
+            if tried % 2000 == 0:
+                self._arm(True)
+        self._arm(False)
+        return out
+
+    @staticmethod
+    def _hit(block: bytes, begin: int, stop: int, at: int, start: int) -> List[Any]:
+        first = begin
+        torn = begin == 0 and start > 0  # a piece of a line that is longer than a block
+        if torn or at - begin >= HIT_LIMIT * 3 // 4:
+            # It is shown from a word's beginning on: half a secret would not be recognised as one.
+            low = max(begin, at - HIT_LIMIT // 4)
+            space = re.search(rb"\s", block[low:at])
+            before = max(block.rfind(b" ", begin, at), block.rfind(b"\t", begin, at))
+            first = low + space.end() if space else before + 1 if before >= 0 else stop if torn else begin
+        return [start + begin, block[first : min(stop, first + HIT_LIMIT)].decode("utf-8", "replace").rstrip("\r")]
+
+
+def read_part(probe: Probe, job: Json) -> Json:
+    """Answer of a `read`: bytes of a log by offset, cut at whole characters."""
+    answer: Json = {"t": "read", "id": int(job.get("id", 0))}
+    try:
+        fd = probe.log_descriptor(str(job.get("key", "")))
+        try:
+            size = os.fstat(fd).st_size
+            offset = max(0, min(int(job.get("offset") or 0), size))
+            data = os.pread(fd, max(0, min(int(job.get("length") or 0), READ_LIMIT)), offset)
+        finally:
+            os.close(fd)
+    except (OSError, ValueError, TypeError) as e:
+        return {**answer, "error": str(e)}
+    data = data[: whole_utf8(data) or len(data)]
+    return {**answer, "offset": offset, "end": offset + len(data), "size": size, **bulk(data)}
