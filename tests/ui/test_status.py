@@ -42,6 +42,21 @@ def test_why_a_link_is_down_has_one_sign_at_its_end(reason: str) -> None:
     assert text_of(item[0]).endswith(f"{reason.rstrip('.?')}{end} Press R to try again")
 
 
+def test_an_unknown_phase_says_what_is_waited_for() -> None:
+    state = states.starting()
+    server = states.REPLACE(state.servers[0], phase=Phase.UNKNOWN, phases=())
+    assert "UNKNOWN  neither its log nor its port has told" in text_of(status.phase_line(state, server, 80, UNICODE))
+
+
+def test_what_to_do_about_a_lost_host_is_told_to_its_end() -> None:
+    reason = "The host key has CHANGED: it is another one than " + "/home/a/.ssh/known_hosts says. " * 8 + "Remove it"
+    link = LinkState(phase=LinkPhase.DOWN, reason=reason, final=True)
+    state = HostState(name="box", link=link)
+    (item,) = notes.note_items(state, None, 80, UNICODE)
+    assert " ".join(text_of(line).strip() for line in item).endswith(f"{reason}. Press R to try again")
+    assert len(notes.note_items(state, None, 80, UNICODE, most=1)[0]) == 1
+
+
 @pytest.mark.parametrize("name", states.ALL)
 @pytest.mark.parametrize("width", [80, 120, 160])
 def test_every_line_fits(name: str, width: int) -> None:

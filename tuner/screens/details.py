@@ -27,6 +27,8 @@ from tuner.widgets.wording import source_words
 _KEY_WIDTH = 26
 _VALUE_AT = _KEY_WIDTH + 4
 """The column in which values begin."""
+WHOLE = 99
+"""Lines that a note may take here, where it is told in full."""
 
 
 class Section:
@@ -95,7 +97,7 @@ def sections(
     ended: bool = False,
 ) -> Iterator[Section]:
     """All sections, what concerns a failure first."""
-    items = notes.note_items(state, server, width, glyphs, rows=rows_of(state, server), ended=ended)
+    items = notes.note_items(state, server, width, glyphs, rows=rows_of(state, server), most=WHOLE, ended=ended)
     if items:
         section = Section("problems")
         section.lines = [((" ", "text"), *line) for item in items for line in item]
@@ -239,7 +241,12 @@ def _host(state: HostState) -> Iterator[Section]:
 class DetailsScreen(TunerScreen):
     """Arguments, environment, settings, processes, GPUs, topology, link, and what the host's checks say."""
 
-    CSS_PATH = "details.tcss"
+    DEFAULT_CSS = """
+    DetailsScreen {
+        #details-box { height: 1fr; scrollbar-size-vertical: 1; }
+        #find { height: 1; border: none; background: $surface; }
+    }
+    """
     ENTRY = "details"
     HELP_TITLE = "Details"
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -195,6 +195,10 @@ def problem_items(state: HostState, server: ServerState | None, width: int, glyp
     return [wrapped(signs[serious], text, width, glyphs.ellipsis, most) for text, serious in texts]
 
 
+FINAL_LINES = 10
+"""That the reason may take for which a link is given up."""
+
+
 def note_items(
     state: HostState,
     server: ServerState | None,
@@ -223,14 +227,16 @@ def note_items(
     if link.reason and link.phase is not LinkPhase.UP and not ended:
         todo = "Press R to try again" if link.final else ""
         sign = (f"{glyphs.link(link.phase)} link {link.phase}:", "bad" if link.final else "warn")
-        items.append(wrapped(sign, sentences(clean(link.reason), todo), width, glyphs.ellipsis, most))
+        # Of a host that is not reached there is nothing else to see, and the last sentence says what to do.
+        lines = FINAL_LINES if link.final and most > 1 else most
+        items.append(wrapped(sign, sentences(clean(link.reason), todo), width, glyphs.ellipsis, lines))
     bus_ids = {info.bus_id: info.index for info in state.gpu_table.gpus if info.bus_id} if state.gpu_table else {}
     for xid in state.xids[-2:]:
         gpu = bus_ids.get(xid.bus_id)
         where = f"GPU {gpu}" if gpu is not None else clean(xid.bus_id)
         sign = (f"{glyphs.bad} XID {xid.xid} on {where}:", "bad")
         items.append(wrapped(sign, clean(xid.text), width, glyphs.ellipsis, most))
-    items += problem_items(state, server, width, glyphs, min(most, 2))[:problems]
+    items += problem_items(state, server, width, glyphs, max(1, most - 1))[:problems]
     items += [[line] for line in foreign_lines(state, width, glyphs)]
     if throttling := throttle_lines(rows, width, glyphs):
         items.append(throttling)
