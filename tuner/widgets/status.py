@@ -193,9 +193,7 @@ def phase_line(state: HostState, server: ServerState, width: int, glyphs: Glyphs
     """The second line: each start-up phase with its time, the running one with progress, beside the usual."""
     head: Line = ((" ", "text"), phase_word(server, glyphs), ("  ", "text"))
     if server.phase is Phase.UNKNOWN:
-        return clip_line(
-            (*head, ("neither its log nor its port has told its phase yet", "dim")), width, glyphs.ellipsis
-        )
+        return clip_line((*head, ("neither its log nor its port has told yet", "dim")), width, glyphs.ellipsis)
     pieces = [_phase(state, server, record, glyphs) for record in server.phases]
     usual = _range(server.usual.total_s)
     words: list[str] = []
