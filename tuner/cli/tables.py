@@ -5,6 +5,7 @@ Takes the values of `core.snapshot`, so text and JSON cannot disagree.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -41,7 +42,9 @@ def lines(reading: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield "problems"
         for problem in reading["problems"]:
-            yield "  " + "  ".join(plain(problem[key]) for key in ("code", "subject", "detail") if problem[key])
+            # A server's key is its PID and its start; the PID is what people look for.
+            subject = re.sub(r"^(\d+):\d+$", r"pid \1", problem["subject"] or "")
+            yield "  " + "  ".join(plain(part) for part in (problem["code"], subject, problem["detail"]) if part)
     if reading["missing"]:
         yield ""
         yield "not told in time: " + ", ".join(plain(words) for words in reading["missing"])

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import msgspec
+
 from tests.unit.core.test_snapshot import busy
 from tuner.cli.tables import lines, plain, table
 from tuner.core.snapshot import snapshot
-from tuner.domain.events import GpuTable, ProbeHello
+from tuner.domain.events import GpuTable, ProbeHello, ProblemSeen
 from tuner.domain.state import HostState
 
 
@@ -15,6 +17,11 @@ def test_a_reading_says_what_is_there() -> None:
     shown = text(busy())
     for words in ("root@box", "2x H200", "READY", "TP0", "tok/s 0.0", "alice", "log-denied", "boom"):
         assert words in shown, shown
+
+
+def test_a_problem_of_a_server_names_its_pid() -> None:
+    problem = ProblemSeen(code="log-pipe", subject="6748:1273740", detail="a pipe")
+    assert "  log-pipe  pid 6748  a pipe" in text(msgspec.structs.replace(busy(), problems=(problem,)))
 
 
 def test_unknown_is_a_dash_and_never_zero() -> None:
