@@ -125,20 +125,6 @@ def test_who_holds_memory(tree: ProcTree, driver: Driver) -> None:
         assert [info.pid for info in later.infos] == [103]
 
 
-def test_a_single_reading_knows_who_joined_meanwhile(tree: ProcTree, driver: Driver) -> None:
-    """A child without a title that holds memory is a rank, and the driver says so after the first look only."""
-    tree.add(103, ["python", "worker.py"], ppid=100)
-    driver.set(processes=[[0, 103, 5 * GIB]])
-    with running(tree.root, toy_plan(once=True), FAKE_NVML=str(driver.path)) as probe:
-        probe.first(e.Pong, lambda x: x.n == -1)
-        member = [
-            x for x in probe.events if isinstance(x, e.ServerSeen) and any(m.pid == 103 for m in x.server.members)
-        ]
-        last = probe.of(e.GpuProcesses)[-1]
-        assert probe.events.index(member[0]) < probe.events.index(last)
-        assert [(p.pid, p.used_bytes) for p in last.processes] == [(103, 5 * GIB)]
-
-
 def test_a_lost_gpu_leaves_the_others(tree: ProcTree, driver: Driver) -> None:
     driver.set(gpus=3)
     with running(tree.root, toy_plan(), FAKE_NVML=str(driver.path)) as probe:

@@ -325,26 +325,6 @@ def test_a_server_that_stops_listening_is_left_alone(tree: ProcTree, web: Web) -
         assert len(web.asked) <= count + 1
 
 
-def test_every_endpoint_once(tree: ProcTree, web: Web) -> None:
-    web.answers["/a"] = (200, b'{"x": 1}')
-    web.answers["/metrics"] = (200, b"up 1\n")
-    release = threading.Event()
-    web.answers["/slow"] = lambda handler: release.wait(20.0)
-    endpoints = (
-        endpoint("a"),
-        endpoint("metrics", parse="prometheus", series=("up",)),
-        endpoint("b", unless="metrics"),
-        endpoint("slow", timeout_s=0.5),
-    )
-    with running(tree.root, plan(*endpoints, once=True)) as probe:
-        assert probe.first(e.Pong).n == -1
-        answers = {x.endpoint: x for x in probe.of(e.HttpAnswer)}
-        assert set(answers) == {"a", "metrics", "slow"}
-        assert answers["slow"].error
-        assert web.paths().count("/a") == 1
-        release.set()
-
-
 @pytest.mark.parametrize("flags", [["--host", "0.0.0.0"], ["--host", "127.0.0.1"], []])
 def test_the_address_is_where_it_listens(tree: ProcTree, web: Web, flags: list[str]) -> None:
     web.answers["/info"] = (200, b"{}")

@@ -150,22 +150,6 @@ def test_nothing_is_written_and_no_child_is_left(tree: ProcTree, tmp_path: Path)
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_one_reading_and_the_end(tree: ProcTree, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text("toy starts\n")
-    toy_server(tree, log=log)
-    probe = RunningProbe(sys.executable, {"HOST_ROOT": str(tree.root)})
-    began = time.monotonic()
-    probe.send(**toy_plan(once=True))
-    assert probe.first(e.Pong).n == -1
-    assert time.monotonic() - began < 3.0
-    assert probe.process.wait(5.0) == 0
-    kinds = {type(event) for event in probe.events}
-    assert {e.ProbeHello, e.ServerSeen, e.ScanEnded, e.GpuTable, e.HostSample, e.LogBytes} <= kinds
-    probe.end()
-    probe.check()
-
-
 def test_the_interval_can_be_changed(tree: ProcTree, tmp_path: Path) -> None:
     binding = (Path(__file__).parents[1] / "fixtures/proc/fake_pynvml.py").read_text()
     control = tmp_path / "nvml.json"

@@ -308,18 +308,6 @@ async def test_without_retry_a_failure_ends_the_session(tmp_path: Path) -> None:
     assert made.state.link.final
 
 
-async def test_one_reading_ends_the_session(tmp_path: Path) -> None:
-    from msgspec.structs import replace
-
-    from tuner.session.session import plan_for
-
-    plan = replace(plan_for(ENGINES), once=True)
-    made = session(Puppet('hello()\nsend("scanned")', tmp_path), plan=plan)
-    await asyncio.wait_for(made.run(), 10)
-    assert made.state.scanned
-    assert made.state.link.phase is LinkPhase.UP
-
-
 # Probes that do not start
 
 

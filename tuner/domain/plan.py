@@ -84,5 +84,3 @@ class ProbePlan(Struct, frozen=True, kw_only=True):
     """Older logs beside the current one to read the start-up sections of; 0: none."""
     ping_timeout_s: float = 20.0
     """Without a ping for so long the probe ends itself."""
-    once: bool = False
-    """One full reading, then end (snapshot)."""

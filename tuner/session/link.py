@@ -79,7 +79,7 @@ class End:
     lived: float = 0.0
     """Seconds since the probe's first line; 0: it never came."""
     done: bool = False
-    """All was said: one reading was asked for, or a recording is over."""
+    """A recording is over: all was said."""
 
 
 class Link:
@@ -283,8 +283,6 @@ class Link:
                 code = await process.wait()
         if self._up_since is None and code is not None:
             raise self._no_hello("The probe did not start", process, code)
-        if code == 0 and self._plan.once:
-            return End(reason="One reading was asked for", lived=self._lived(), done=True)
         if code is None:
             return End(reason="The connection was lost", lived=self._lived())
         words = _last_line(process.errors())

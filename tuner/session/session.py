@@ -219,7 +219,7 @@ class Session:
             if end.done:
                 if self.player is not None and not self.player.rewound:
                     self._say(LinkPhase.DOWN, reason=reason, final=True)
-                if not self._retry or self._plan.once:
+                if not self._retry:
                     return
                 if self.player is None or not self.player.rewound:
                     await self._wait(None)
@@ -349,7 +349,6 @@ def open_session(
     ask: Ask,
     record: Path | None = None,
     speed: float = 1.0,
-    once: bool = False,
     retry: bool = True,
     plan: ProbePlan | None = None,
     timing: Timing | None = None,
@@ -361,7 +360,6 @@ def open_session(
         ask: Puts questions to the operator.
         record: Write a journal there.
         speed: Of a recording; 0 is as fast as possible.
-        once: One full reading, then the session ends.
         retry: Connect again when the link is lost.
         plan: Instead of the engines' own.
         timing: How patient.
@@ -388,21 +386,20 @@ def open_session(
         journal=Journal(record, target.name, time.time()) if record is not None else None,
         # A recording must neither add to the history nor be changed by it.
         history=None if recorded else History(Path(target.options.get("history") or history_file())),
-        plan=plan or plan_for(engines, once=once),
-        retry=retry and not once,
+        plan=plan or plan_for(engines),
+        retry=retry,
         timing=timing,
     )
 
 
-def plan_for(engines: Mapping[str, Engine] | None = None, *, once: bool = False) -> ProbePlan:
+def plan_for(engines: Mapping[str, Engine] | None = None) -> ProbePlan:
     """What the probe is told to look for: what each engine wants.
 
     Args:
         engines: By name; all there are without it.
-        once: One full reading, then the probe ends.
     """
     if engines is None:
         from tuner.engines import load_engines
 
         engines = load_engines()
-    return ProbePlan(protocol=e.PROTOCOL, engines=tuple(engine.plan() for engine in engines.values()), once=once)
+    return ProbePlan(protocol=e.PROTOCOL, engines=tuple(engine.plan() for engine in engines.values()))

@@ -28,7 +28,7 @@ class Out:
 
 
 def reader(**more: Any) -> gpu_reader.GpuReader:
-    probe: Any = SimpleNamespace(out=Out(), once=True, log=print, live_servers=list, **more)
+    probe: Any = SimpleNamespace(out=Out(), log=print, live_servers=list, **more)
     probe.problems = SimpleNamespace(note=lambda *_: None, clear=lambda *_: None)
     probe.pause = lambda seconds: True
     return gpu_reader.GpuReader(probe)

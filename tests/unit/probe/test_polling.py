@@ -64,7 +64,7 @@ def test_our_own_network_needs_no_entering(namespace: dict[str, Any]) -> None:
 
 def test_a_fault_is_told_and_the_endpoint_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     faults: list[tuple[str, BaseException]] = []
-    asking = poller(fault=lambda where, error: faults.append((where, error)), once=False)
+    asking = poller(fault=lambda where, error: faults.append((where, error)))
     turns = iter([RecursionError("too deep"), 0.0])
 
     def turn() -> float:

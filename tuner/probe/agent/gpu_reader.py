@@ -29,15 +29,11 @@ class GpuReader:
 
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
-        self.first = threading.Event()
-        """The first reading was sent, or there is nothing to read."""
         self.gpus: Any = None
         self.table: Json = {}
         self.source_given: Optional[bytes] = None
         self.given = threading.Event()
         self.processes_due = threading.Event()
-        self.told = threading.Event()
-        """Who holds GPU memory was told."""
         self.users: Set[int] = set()
         """Processes that hold GPU memory."""
         self._busy_since = 0.0
@@ -46,13 +42,6 @@ class GpuReader:
         self._procs_at = -1e9
         self._graphics_at = -1e9
         self._limits_at = time.monotonic()
-
-    def look_again(self, timeout_s: float) -> None:
-        """Tell once more who holds GPU memory, where GPUs are read."""
-        if self.gpus is not None:
-            self.told.clear()
-            self.processes_due.set()
-            self.told.wait(timeout_s)
 
     # -- finding a way --------------------------------------------------------------------------------------------
 
@@ -121,14 +110,13 @@ class GpuReader:
                 give_memory_back()
                 for code in ("no-gpu", "nvml-error", "nvml-missing"):
                     self.probe.problems.clear(code)
-                if isinstance(self.gpus, NvmlGpus) and not self.probe.once:
+                if isinstance(self.gpus, NvmlGpus):
                     self.probe.thread(self._traffic, "traffic")
                 self._loop()
             except NoGpus as e:
                 self._nothing(e)
             except Exception as e:
                 self._nothing(NoGpus("nvml-error", "%s: %s" % (type(e).__name__, e)))
-            self.first.set()
             if self.gpus is not None:
                 self.gpus.close()
                 self.gpus = None
@@ -182,7 +170,6 @@ class GpuReader:
             if sampled - self._limits_at >= self.LIMITS_EVERY_S:
                 self._limits_at = sampled
                 self._look_at_limits()
-            self.first.set()
             slowest = SmiGpus.EVERY_S if isinstance(gpus, SmiGpus) else 0.1
             due = time.monotonic() + until_beat(max(self.probe.interval_s, slowest))
             while not self.probe.ending:
@@ -228,7 +215,6 @@ class GpuReader:
             return
         self._described |= pids
         self.probe.out.put({"t": "gpu_procs", "processes": processes, "infos": infos})
-        self.told.set()
 
     def _traffic(self) -> None:
         gpus = self.gpus

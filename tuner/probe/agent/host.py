@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import threading
 import time
 from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Tuple
 
@@ -77,7 +76,6 @@ class HostReader:
 
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
-        self.first = threading.Event()
         self._busy: Optional[Tuple[int, int]] = None
 
     def run(self) -> None:
@@ -91,7 +89,6 @@ class HostReader:
             if time.monotonic() >= next_at:
                 next_at = time.monotonic() + self.EVERY_S - 0.5  # the beat at which it is due, however early it comes
                 self.probe.out.put_sample(self.sample())
-                self.first.set()
             kernel.poll()
             if self.probe.pause(until_beat(1.0 if kernel.readable else self.EVERY_S)):
                 return

@@ -32,9 +32,6 @@ class JournalTail(Tail):
                 follow.append("--after-cursor=" + cursor)
             elif self.server.started_at is not None:
                 follow.append("--since=@%d" % int(self.server.started_at - 1))  # nothing was there yet
-            if self.probe.once:
-                self.caught_up.set()
-                return
             cursor, offset = self._stream(follow, cursor, offset)
             self.caught_up.set()
             self._sleep(1.0)

@@ -58,8 +58,6 @@ class Poller:
                 self._client.close()
                 delay = self.FAULT_S
             self.asked.set()
-            if self.probe.once:
-                break
         self._client.close()
         self.asked.set()
 
@@ -71,9 +69,7 @@ class Poller:
             return 0.5
         other = server.pollers.get(self._unless) if self._unless else None
         if other is not None:
-            if self.probe.once:
-                other.asked.wait(3.0)
-            elif not other.asked.is_set():
+            if not other.asked.is_set():
                 return 0.05
             left = other.good_until - time.monotonic()
             if left > 0:

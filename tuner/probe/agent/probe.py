@@ -43,7 +43,6 @@ class Probe:
         self.gpu = GpuReader(self)
         self.host = HostReader(self)
         self.ending = False
-        self.once = False
         self.interval_s = 1.0
         self.tail_bytes = 262_144
         self.head_bytes = 4_194_304
@@ -186,7 +185,6 @@ class Probe:
         self.max_log_bytes_s = int(plan.get("max_log_bytes_s", self.max_log_bytes_s))
         self.old_logs = int(plan.get("old_logs", self.old_logs))
         self._ping_timeout_s = float(plan.get("ping_timeout_s", 20.0))
-        self.once = bool(plan.get("once", False))
         self._pinged = time.monotonic()
         self._planned.set()
 
@@ -239,8 +237,6 @@ class Probe:
         self.out.put({"t": "scanned"})
         self.thread(self.gpu.run, "gpu")
         self.thread(self.host.run, "host")
-        if self.once:
-            self._finish_once()
         while not self.pause(until_beat(self.TICK_S)):
             try:
                 self._tick()
@@ -328,23 +324,6 @@ class Probe:
         while len(self._past) > 16:
             del self._past[next(iter(self._past))]
         self.gpu.processes_due.set()
-
-    def _finish_once(self) -> None:
-        """A single reading: wait for every part of it, a slow one not for ever, then end."""
-        until = time.monotonic() + 10.0
-        waits = [self.gpu.first, self.host.first]
-        for server in self.live_servers():
-            waits += [poller.asked for poller in server.pollers.values()]
-            if server.tail is not None:
-                waits.append(server.tail.caught_up)
-        for event in waits:
-            event.wait(max(0.0, until - time.monotonic()))
-        # Who holds GPU memory is a member, and whoever became one meanwhile has its share told.
-        with contextlib.suppress(OSError):
-            self._scan(first=False)
-        self.gpu.look_again(max(0.5, until - time.monotonic()))
-        self.out.put({"t": "pong", "n": -1})
-        self.exit(5.0)
 
 
 def main() -> None:

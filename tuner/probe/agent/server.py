@@ -97,7 +97,7 @@ class Server(Followed):
         if target.code and target.note:
             self.probe.problems.note(target.code, self.key, target.note)
         self.tail.start()
-        if isinstance(self.tail, FileTail) and self.probe.old_logs and self.engine.markers and not self.probe.once:
+        if isinstance(self.tail, FileTail) and self.probe.old_logs and self.engine.markers:
             self.probe.thread(self._old_logs, "old logs")
 
     def _old_logs(self) -> None:
