@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.support import states
 from tuner.core import throttle
 from tuner.domain.gpu import GpuSample
+from tuner.domain.server import Phase
 from tuner.domain.state import RankMemory
 from tuner.units import GIB, from_gib
 from tuner.widgets import notes
@@ -136,3 +137,15 @@ def test_throttle_names() -> None:
     assert throttle.limits(0x8) == ("hw slowdown",)
     assert throttle.reasons(0x1000) == ("reason 0x1000",)
     assert GpuSample(0).throttle_mask is None
+
+
+@pytest.mark.parametrize(("phase", "shown"), [(Phase.STOPPED, "○ ended"), (Phase.FAILED, "✖ dead")])
+def test_ranks_of_a_server_that_was_stopped_are_no_alarm(phase: Phase, shown: str) -> None:
+    state = states.serving()
+    server = state.servers[0]
+    ranks = tuple(states.REPLACE(rank, alive=False) for rank in server.ranks)
+    server = states.REPLACE(server, phase=phase, ranks=ranks, gone=True)
+    lines = table_lines(states.REPLACE(state, servers=(server,)), server, 160, UNICODE)
+    ended = next(line for line in lines if text_of(line).startswith(" TP1"))
+    assert text_of(ended).rstrip().endswith(shown)
+    assert ("bad" in {style for _, style in ended}) is (phase is Phase.FAILED)

@@ -11,7 +11,7 @@ from tuner.domain.state import HostState, ServerState
 from tuner.errors import sentences
 from tuner.units import format_gib
 from tuner.widgets.glyphs import GUESTS, TERMS, Glyphs
-from tuner.widgets.rank_table import DEAD, Row, throttled
+from tuner.widgets.rank_table import DEAD, ENDED, Row, throttled
 from tuner.widgets.spans import Line, Span, clean, clip, clip_line, fit, width_of
 from tuner.widgets.status import PHASE_DOING
 from tuner.widgets.wording import problem_text
@@ -40,7 +40,7 @@ def legend_line(rows: Sequence[Row], server: ServerState | None, width: int, gly
     by_term: dict[str, list[int]] = {}
     ranks = [row for row in rows if row.is_rank]
     # What is left on the GPU of a dead rank says nothing about those that live.
-    for row in [row for row in ranks if row.note != DEAD] or ranks or rows:
+    for row in [row for row in ranks if row.note not in (DEAD, ENDED)] or ranks or rows:
         for term, value in row.terms:
             by_term.setdefault(term, []).append(value)
     if by_term.keys() <= {"other", *GUESTS}:

@@ -18,6 +18,8 @@ from tuner.widgets.status import PHASE_NAMES
 
 NO_VALUE = "n/a"
 DEAD = ("dead", "bad")
+ENDED = ("ended", "dim")
+"""Of a rank whose server was stopped on purpose."""
 """The note of a rank whose process is gone."""
 _BAR_MIN = 18
 _BAR_MAX = 60
@@ -124,7 +126,7 @@ def rows_of(state: HostState, server: ServerState | None) -> list[Row]:
             terms=stack(memory, used, foreign_bytes, servers_bytes, loading=loading),
             total_bytes=info.memory_total_bytes if info else None,
             used_bytes=used,
-            note=_note(rank, sample, strangers, starting=starting),
+            note=_note(rank, owner, sample, strangers, starting=starting),
             trouble=(sample.error or "") if sample else "",
             is_rank=is_rank,
         )
@@ -149,10 +151,15 @@ def rows_of(state: HostState, server: ServerState | None) -> list[Row]:
 
 
 def _note(
-    rank: RankState | None, sample: GpuSample | None, strangers: Sequence[ForeignProcess], *, starting: bool
+    rank: RankState | None,
+    owner: ServerState | None,
+    sample: GpuSample | None,
+    strangers: Sequence[ForeignProcess],
+    *,
+    starting: bool,
 ) -> Span:
     if rank and not rank.alive:
-        return DEAD
+        return ENDED if owner and owner.phase in (Phase.STOPPING, Phase.STOPPED) else DEAD
     limits = throttle.limits(sample.throttle_mask) if sample else ()
     if limits:
         return (limits[0], "warn")
@@ -334,7 +341,8 @@ def row_line(row: Row, layout: Layout, glyphs: Glyphs, *, old: bool = False) -> 
         spans.append((" " + (NO_VALUE if value is None else value).rjust(column.width), style))
     word, style = row.note
     if word:
-        sign = glyphs.bad if style == "bad" else glyphs.warn if style in ("warn", "foreign") else glyphs.busy
+        signs = {"bad": glyphs.bad, "warn": glyphs.warn, "foreign": glyphs.warn, "dim": glyphs.phase(Phase.STOPPED)}
+        sign = signs.get(style, glyphs.busy)
         spans.append((" " + clip(f"{sign} {word}" if layout.note > 1 else sign, layout.note, glyphs.ellipsis), style))
     return tuple(spans)
 
