@@ -8,7 +8,6 @@ from typing import ClassVar
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.widgets import Input
 
 from tuner.domain.logs import Level
 from tuner.domain.state import HostState, ServerState
@@ -25,7 +24,7 @@ from tuner.messages import (
 from tuner.screens.base import TunerScreen
 from tuner.screens.dialogs import LineDialog
 from tuner.screens.log_parts import LogParts, Wanted, held
-from tuner.widgets.field import Field
+from tuner.widgets.entry import Entry
 from tuner.widgets.log_head import LEVELS, head_line, name_at
 from tuner.widgets.log_index import LogFilter, LogIndex
 from tuner.widgets.log_view import LogView
@@ -36,7 +35,11 @@ from tuner.widgets.search_panel import SearchPanel, regex_problem
 class LogsScreen(TunerScreen):
     """A log of any size, from its end backwards."""
 
-    CSS_PATH = "logs.tcss"
+    DEFAULT_CSS = """
+    LogsScreen {
+        #filters { background: $surface; }
+    }
+    """
     ENTRY = "logs"
     HELP_TITLE = "Logs"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -62,7 +65,7 @@ class LogsScreen(TunerScreen):
         yield Rows(id="filters")
         yield LogView(self.glyphs, id="log")
         yield SearchPanel(self.glyphs)
-        yield Field(id="entry", compact=True, select_on_focus=False)
+        yield Entry(id="entry")
 
     def on_mount(self) -> None:
         """Start with everything shown, folded, following."""
@@ -71,16 +74,18 @@ class LogsScreen(TunerScreen):
         self._filter = LogFilter()
         self._folding = True
         self._building = False
-        self._regex = False
-        self._typing = ""
         self._parts = LogParts(self.view)
-        self.query_one("#entry").display = False
-        self.query_one(LogView).focus()
+        self.view.focus()
 
     @property
     def view(self) -> LogView:
         """The log."""
         return self.query_one(LogView)
+
+    @property
+    def entry(self) -> Entry:
+        """The line to type in."""
+        return self.query_one(Entry)
 
     # Drawing -------------------------------------------------------------------------------------------------
 
@@ -155,7 +160,7 @@ class LogsScreen(TunerScreen):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Escape is shown where it would do something."""
         if action == "back" and self.is_mounted:
-            opened = self.query_one("#entry").display or self.query_one(SearchPanel).open
+            opened = self.entry.display or self.query_one(SearchPanel).open
             return opened or self._filter.active or not self.view.following
         return super().check_action(action, parameters)
 
@@ -192,7 +197,7 @@ class LogsScreen(TunerScreen):
 
     def action_back(self) -> None:
         """Close what is open, innermost first."""
-        if self.query_one("#entry").display:
+        if self.entry.display:
             self._close_entry()
         elif self.query_one(SearchPanel).open:
             self._end_search()
@@ -208,66 +213,49 @@ class LogsScreen(TunerScreen):
 
     def action_filter(self) -> None:
         """Type a text that shown lines contain."""
-        self._open_entry("filter", "show lines with", self._filter.text)
+        self.entry.open_filter(self._filter.text)
 
     def action_search(self) -> None:
         """Type what to search for."""
-        self._open_entry("search", "regular expression" if self._regex else "search", "")
+        self.entry.open_search()
 
     def action_regex(self) -> None:
         """Search for a regular expression, or for plain text."""
-        self._regex = not self._regex
-        entry = self.query_one("#entry", Input)
-        if entry.display and self._typing == "search":
-            entry.border_title = entry.placeholder = "regular expression" if self._regex else "search"
-        self.notify("Searching for regular expressions" if self._regex else "Searching for plain text", timeout=2)
-
-    def _open_entry(self, what: str, hint: str, value: str) -> None:
-        entry = self.query_one("#entry", Input)
-        self._typing = ""
-        entry.placeholder = (
-            f"{hint} (enter: done, escape: leave, ctrl+r: regex)" if what == "search" else f"{hint} (enter: done)"
-        )
-        entry.value = value
-        entry.display = True
-        self.set_focus(entry)
-        self._typing = what
+        what = "regular expressions" if self.entry.toggle_regex() else "plain text"
+        self.notify(f"Searching for {what}", timeout=2)
 
     def _close_entry(self) -> None:
-        self.query_one("#entry").display = False
-        self._typing = ""
+        self.entry.close()
         self.set_focus(self.view)
 
-    def on_input_changed(self, event: Input.Changed) -> None:
+    def on_entry_filtered(self, message: Entry.Filtered) -> None:
         """Filter while typing."""
-        event.stop()
-        if self._typing == "filter":
-            self._filter = LogFilter(rank=self._filter.rank, level=self._filter.level, text=event.value)
-            self._apply()
+        message.stop()
+        self._filter = LogFilter(rank=self._filter.rank, level=self._filter.level, text=message.text)
+        self._apply()
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
+    def on_entry_done(self, message: Entry.Done) -> None:
         """Done typing."""
-        event.stop()
-        what, value = self._typing, event.value
+        message.stop()
         self._close_entry()
-        if what == "search" and value:
-            self.search(value)
+        if message.search:
+            self.search(message.search)
 
     # Search --------------------------------------------------------------------------------------------------
 
     def search(self, text: str) -> None:
         """Find a text: at once in what is held, then on the host in the whole log."""
-        if self._regex and (why := regex_problem(text)):
+        if self.entry.regex and (why := regex_problem(text)):
             self.notify(f"Not a regular expression: {why}", severity="error")
             return
         view, state, server = self.view, self.shell.snapshot, self.shell.server()
         if state is None or server is None:
             return
-        asked = SearchRequested(self, state.name, server.identity.key, text, regex=self._regex)
+        asked = SearchRequested(self, state.name, server.identity.key, text, regex=self.entry.regex)
         self.query_one(SearchPanel).begin(asked)
         # An expression may take minutes on one line. Only the host tries it: there a time limit ends it.
-        view.pattern = None if self._regex else re.compile(re.escape(text), re.IGNORECASE)
-        found = None if self._regex else view.index.find(text, view.current, -1)
+        view.pattern = None if self.entry.regex else re.compile(re.escape(text), re.IGNORECASE)
+        found = None if self.entry.regex else view.index.find(text, view.current, -1)
         if found is not None:
             view.go_to(found)
         view.repaint()

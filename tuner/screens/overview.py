@@ -35,7 +35,16 @@ _PROBLEMS_MAX = 3
 class OverviewScreen(TunerScreen):
     """Ranks, memory, speed, what is wrong, and the end of the log."""
 
-    CSS_PATH = "overview.tcss"
+    DEFAULT_CSS = """
+    OverviewScreen {
+        #body { height: auto; }
+        #left { width: 1fr; height: 100%; }
+        #table-box { width: 1fr; scrollbar-size-vertical: 1; }
+        #chart { height: 100%; }
+        #log-head { background: $surface; }
+        #tail { height: 1fr; }
+    }
+    """
     ENTRY = "overview"
     HELP_TITLE = "Overview"
     BINDINGS: ClassVar[list[BindingType]] = [
