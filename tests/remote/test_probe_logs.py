@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +215,91 @@ def test_a_hole_is_stepped_over(tree: ProcTree, log: Path) -> None:
         last = probe.first(e.LogBytes, lambda x: x.end == 50_000_011)
         assert last.data.lstrip("\0") == "here again\n"
         assert last.end - last.offset < 10_000
+
+
+@contextmanager
+def stopped(probe: RunningProbe) -> Iterator[None]:
+    """Whatever is done meanwhile, the probe sees only its end."""
+    os.kill(probe.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(probe.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("before", [b"a\n", b"short\n", lines(30), lines(3000)], ids=len)
+@pytest.mark.parametrize("grown", [0, 1, 100_000])
+def test_a_log_that_is_truncated_and_grows_beyond_between_two_looks(
+    tree: ProcTree, log: Path, before: bytes, grown: int
+) -> None:
+    log.write_bytes(before)
+    after = b"z" * (len(before) + grown) + b"\n"
+    with running(tree.root, toy_plan()) as probe:
+        probe.wait(has_all(before))
+        with stopped(probe):
+            log.write_bytes(after)
+        opened = probe.first(e.LogOpened, lambda x: x.reason == "truncated")
+        assert opened.offset == 0
+        append(log, b"more\n")
+        probe.wait(has_all(before + after + b"more\n"))
+        assert probe.of(e.LogGap) == []
+        state = resume(probe)
+    with running(tree.root, toy_plan(resume=state)) as again:
+        assert again.first(e.LogOpened).reason == "resume"
+
+
+def test_a_log_that_only_grows_is_not_taken_for_truncated(tree: ProcTree, log: Path) -> None:
+    with running(tree.root, toy_plan()) as probe:
+        probe.first(e.LogOpened)
+        for number in range(40):
+            append(log, b"\xff\xe2\x82\xac\0\n" * (number * 7))
+            probe.settle()
+        probe.first(e.LogBytes, lambda x: x.end == log.stat().st_size)
+        assert [x.reason for x in probe.of(e.LogOpened)] == ["start"]
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("size", [3000, 20_000_000])
+def test_the_nuls_before_a_writer_that_does_not_append(tree: ProcTree, log: Path, size: int, sparse: bool) -> None:
+    """Truncated and written on where it was, between two looks: no NUL is sent, and what follows is whole."""
+    log.write_bytes((b"before\n" * size)[: size - 1] + b"\n")
+    with running(tree.root, toy_plan()) as probe:
+        probe.first(e.LogBytes, lambda x: x.end == size)
+        with stopped(probe), log.open("r+b") as out:
+            out.truncate(0)
+            out.seek(size) if sparse else out.write(bytes(size))
+            out.write("h€re\n".encode())
+        seen = probe.count()
+        assert probe.first(e.LogOpened, lambda x: x.reason == "truncated").offset == 0
+        gap = probe.first(e.LogGap, lambda x: "hole" in x.reason)
+        assert (gap.offset, gap.end) == (0, size)
+        probe.first(e.LogBytes, lambda x: x.end == size + 7, after=seen)
+        assert [part for _, _, part in followed(probe, seen)] == ["h€re\n"]
+
+
+def test_a_hole_between_lines_and_one_at_the_end(tree: ProcTree, log: Path) -> None:
+    with running(tree.root, toy_plan()) as probe:
+        probe.first(e.LogOpened)
+        append(log, b"one\n" + bytes(1_000_000) + b"two\n")
+        probe.wait(has_all(b"one\ntwo\n"))
+        os.truncate(log, 5_000_000)
+        probe.first(e.LogGap, lambda x: x.end == 5_000_000)
+        append(log, b"three\n")
+        probe.wait(has_all(b"one\ntwo\nthree\n"))
+        assert [x.reason for x in probe.of(e.LogOpened)] == ["start"]
+
+
+def test_a_log_that_begins_with_a_hole_is_opened_behind_it(tree: ProcTree, log: Path) -> None:
+    with log.open("wb") as out:
+        out.seek(7_000_000)
+        out.write(f"{START}\nloading\n{END}\n".encode() + lines(20_000))
+    with running(tree.root, toy_plan(tail_bytes=100_000)) as probe:
+        probe.first(e.LogBytes, lambda x: x.end == log.stat().st_size)
+        (head,) = [x for x in probe.of(e.LogBytes) if x.head]
+        assert (head.offset, head.data) == (7_000_000, f"{START}\nloading\n{END}\n")
+    with running(tree.root, toy_plan(tail_bytes=1_000_000)) as probe:
+        probe.first(e.LogBytes, lambda x: x.end == log.stat().st_size)
+        assert probe.log().startswith(START.encode())
 
 
 def test_a_log_that_vanishes_and_comes_back(tree: ProcTree, log: Path) -> None:

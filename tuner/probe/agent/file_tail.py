@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
 import time
+import zlib
 from typing import Any, Callable, Optional, Sequence
 
 from .base import BLOCK, Json, stat_of, until_beat
-from .log_scan import check_of, is_intact, line_start, start_of_last, startup_section
+from .log_scan import CHECKED, NULS, bytes_before, is_intact, line_start, start_of_last, startup_section
 from .log_target import LogTarget, find_file
 from .output import bulk, whole_utf8
 from .tail import Followed, Tail
@@ -28,6 +30,8 @@ class FileTail(Tail):
         self.device = 0
         self.inode = 0
         self.offset = 0
+        self._before = b""
+        """The bytes before `offset`, which are read again with what follows: a truncated log may have grown beyond."""
         self._window_start = 0.0
         self._window_sent = 0
         self._window_size = 0
@@ -68,7 +72,7 @@ class FileTail(Tail):
         raise error
 
     def _opened(self, reason: str, size: int, offset: int, path: Optional[str] = None) -> None:
-        self.offset = offset
+        self._go_to(offset)
         self._emit(
             {
                 "t": "log_open",
@@ -206,38 +210,57 @@ class FileTail(Tail):
         reason = "vanished" if gone else "unreadable"
         self._emit({"t": "log_open", "reason": reason, "kind": "file", "path": self.target.path, "note": note})
 
+    def _go_to(self, offset: int) -> None:
+        self.offset = offset
+        self._before = bytes_before(self._fd, offset)
+
     def _pump(self) -> bool:
         """Send what is new, at most a block; False when there is nothing."""
-        data = os.pread(self._fd, BLOCK, self.offset)
-        data = data[: whole_utf8(data)]
-        if not data:
-            if os.fstat(self._fd).st_size < self.offset:
-                if self._finish_at is not None:
-                    self._stopped = True  # the dead truncate nothing: another server begins here
-                    return True
+        data = os.pread(self._fd, len(self._before) + BLOCK, self.offset - len(self._before))
+        if not data.startswith(self._before):
+            if self._finish_at is not None:
+                self._stopped = True  # the dead truncate nothing: another server begins here
+            else:
                 self._opened("truncated", os.fstat(self._fd).st_size, 0)
-                return True
-            return False
-        if len(data) >= 4096 and not data.strip(b"\0") and self._skip_hole():
             return True
+        data = data[len(self._before) :]
+        hole = data.find(NULS)
+        if hole == 0:
+            self._skip_hole()
+            return True
+        data = data[:hole] if hole > 0 else data[: whole_utf8(data)]
+        if not data:
+            return False
         if not self._within_limits(len(data)) or not self._room():
             return not self._stopped
-        end = self.offset + len(data)
-        self._emit({"t": "log", "offset": self.offset, "end": end, "crc": check_of(self._fd, end), **bulk(data)})
-        self.offset = end
+        self._send(data)
         return True
 
-    def _skip_hole(self) -> bool:
-        """Step over the hole that truncation leaves before a writer that does not append."""
-        try:
-            to = os.lseek(self._fd, self.offset, os.SEEK_DATA)
-        except OSError:
-            return False
-        if to <= self.offset:
-            return False
+    def _send(self, data: bytes) -> None:
+        end = self.offset + len(data)
+        self._before = (self._before + data[-CHECKED:])[-CHECKED:]
+        crc = zlib.crc32(self._before)
+        self._emit({"t": "log", "offset": self.offset, "end": end, "crc": crc, **bulk(data)})
+        self.offset = end
+
+    def _skip_hole(self) -> None:
+        """Step over NULs: what truncation leaves before a writer that does not append. They may be gigabytes."""
+        size = os.fstat(self._fd).st_size
+        to = self.offset
+        while to < size and not self._stopped:
+            try:
+                to = max(to, os.lseek(self._fd, to, os.SEEK_DATA))
+            except OSError as e:
+                if e.errno == errno.ENXIO:
+                    to = size  # nothing but the hole
+                    break
+            block = os.pread(self._fd, BLOCK, to)
+            text = len(block) - len(block.lstrip(b"\0"))
+            to += text
+            if text < len(block) or not block:
+                break
         self._emit({"t": "log_gap", "offset": self.offset, "end": to, "reason": "hole in the file"})
-        self.offset = to
-        return True
+        self._go_to(to)
 
     def _within_limits(self, count: int) -> bool:
         """Keep to the bytes per second; a log that grows faster still is skipped to its end."""
@@ -259,7 +282,7 @@ class FileTail(Tail):
             rate = "%d MB" % (grown // 1_000_000) if grown > limit else "%d MB behind" % (behind // 1_000_000)
             self._emit({"t": "log_gap", "offset": self.offset, "end": to, "reason": "too fast for the link"})
             self.probe.problems.note("tail-flood", self.server.key, "%s: %s within a second" % (self.target.path, rate))
-            self.offset = to
+            self._go_to(to)
             self._flooded = True
             self._window_start, self._window_sent, self._window_size = now, 0, size
             return False
@@ -317,5 +340,4 @@ class FileTail(Tail):
         """At the end of a file a character that never ended is sent as it is."""
         data = os.pread(self._fd, 8, self.offset)
         if data:
-            self._emit({"t": "log", "offset": self.offset, "end": self.offset + len(data), **bulk(data)})
-            self.offset += len(data)
+            self._send(data)

@@ -9,6 +9,18 @@ from typing import Dict, Iterator, List, Sequence, Tuple
 
 from .base import LINE_LIMIT, Json
 
+CHECKED = 256
+"""Bytes before an offset that tell whether a file is still what was read of it."""
+NULS = bytes(64)
+"""So many are no text: a file was truncated under a writer that goes on where it was, or a disk lost power."""
+
+
+def line_begin(data: bytes, low: int, at: int) -> int:
+    """Where the line that holds `at` begins, not before `low`; behind NULs a line begins too."""
+    start = max(data.rfind(b"\n", low, at) + 1, low)
+    hole = data.rfind(NULS, start, at)
+    return start if hole < 0 else hole + len(NULS)
+
 
 def startup_runs(
     data: bytes, base: int, markers: Sequence[bytes], end_marker: bytes
@@ -32,7 +44,7 @@ def startup_runs(
     for marker in (*markers, end_marker) if end_marker else markers:
         found = data.find(marker, 0, limit)
         while found >= 0:
-            start = data.rfind(b"\n", 0, found) + 1
+            start = line_begin(data, 0, found)
             newline = data.find(b"\n", found, limit)
             end = limit if newline < 0 else newline + 1
             lines[start] = end
@@ -79,11 +91,12 @@ def start_of_last(fd: int, size: int, marker: bytes, budget_s: float = 0.1) -> i
         block = os.pread(fd, end - start + len(marker), start)
         found = block.rfind(marker)
         if found >= 0:
-            newline = block.rfind(b"\n", 0, found)
-            if newline >= 0:
-                return start + newline + 1
+            begin = line_begin(block, 0, found)
+            if begin:
+                return start + begin
             low = max(0, start - LINE_LIMIT)
-            return low + os.pread(fd, start - low, low).rfind(b"\n") + 1
+            before = os.pread(fd, start - low, low)
+            return low + line_begin(before, 0, len(before))
         end = start
         if time.monotonic() > until and end > step:
             end = step
@@ -91,16 +104,16 @@ def start_of_last(fd: int, size: int, marker: bytes, budget_s: float = 0.1) -> i
     return 0
 
 
-def check_of(fd: int, end: int) -> int:
-    """CRC-32 of the up to 256 bytes before an offset: whether a file is still what it was there."""
-    start = max(0, end - 256)
-    return zlib.crc32(os.pread(fd, end - start, start))
+def bytes_before(fd: int, end: int) -> bytes:
+    """The up to `CHECKED` bytes before an offset."""
+    start = max(0, end - CHECKED)
+    return os.pread(fd, end - start, start)
 
 
 def is_intact(fd: int, resume: Json) -> bool:
     """True when a file still holds what the laptop had read of it: it was not truncated, nor is it another one."""
     end, crc = resume.get("check") or (0, 0)
-    return os.fstat(fd).st_size >= max(end, int(resume.get("offset") or 0)) and check_of(fd, end) == crc
+    return os.fstat(fd).st_size >= max(end, int(resume.get("offset") or 0)) and zlib.crc32(bytes_before(fd, end)) == crc
 
 
 def line_start(fd: int, offset: int, size: int) -> int:
@@ -109,6 +122,9 @@ def line_start(fd: int, offset: int, size: int) -> int:
         return 0
     block = os.pread(fd, min(1 << 20, size - offset + 1), offset - 1)
     newline = block.find(b"\n")
+    hole = block.rfind(NULS, 0, newline if newline >= 0 else len(block))
+    if hole >= 0:
+        return offset - 1 + hole + len(NULS)
     if newline >= 0:
         return offset + newline
     skip = 1
