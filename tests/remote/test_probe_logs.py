@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -781,13 +782,89 @@ def test_a_long_journal_opens_at_its_end(tree: ProcTree, tmp_path: Path, journal
         assert gap.end == next(x for x in probe.of(e.LogBytes) if not x.head).offset
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can play Docker's folder")
+POD = "1234abcd-12ab-34cd-56ef-1234567890ab"
+IDENT = "ef" * 32
+ONLY_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can play the folders of container runtimes")
+
+
+def cri(*texts: str) -> bytes:
+    return "".join(f"2026-11-29T14:02:11.123456789Z stderr F {text}\n" for text in texts).encode()
+
+
+@contextmanager
+def folders(*paths: Path) -> Iterator[None]:
+    """Folders that the probe looks for at fixed places, and nothing left of them."""
+    made: list[Path] = []
+    try:
+        for path in paths:
+            missing = [p for p in (path, *path.parents) if not p.exists()]
+            made += reversed(missing)
+            path.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        for path in reversed(made):
+            shutil.rmtree(path)
+
+
+@ONLY_ROOT
+@pytest.mark.parametrize("linked", [True, False])
+def test_the_log_of_a_pod(tree: ProcTree, linked: bool) -> None:
+    pod = Path("/var/log/pods") / f"llm_toy-0_{POD}"
+    links = Path("/var/log/containers")
+    inside = f"/kubepods-burstable-pod{POD.replace('-', '_')}.slice/cri-containerd-{IDENT}.scope"
+    with folders(pod / "server", pod / "sidecar", links):
+        path = pod / "server/1.log"
+        path.write_bytes(cri(START, "one"))
+        (pod / "server/0.log").write_bytes(cri(START, "loading", "before the restart"))
+        (pod / "sidecar/3.log").write_bytes(cri("proxy"))
+        link = links / f"toy-0_llm_server-{IDENT}.log"
+        try:
+            if linked:
+                link.symlink_to(path)
+            toy_server(tree, log="pipe:[9]")
+            (tree.proc / "100/cgroup").write_text("0::/kubepods.slice" + inside + "\n")
+            with running(tree.root, toy_plan()) as probe:
+                server = probe.server()
+                assert (server.log.kind, server.log.path) == ("cri", str(path))
+                assert (server.manager.kind, server.manager.name) == ("kubernetes", POD)
+                assert probe.first(e.LogOpened).kind == "cri"
+                probe.wait(has_all(cri(START, "one")))
+                # kubelet renames it, and the runtime opens a new one.
+                append(path, cri("two"))
+                path.rename(pod / "server/1.log.20261129-140300")
+                path.write_bytes(cri("three"))
+                probe.wait(has_all(cri(START, "one", "two", "three")))
+                assert probe.first(e.LogOpened, lambda x: x.reason == "rotated").kind == "cri"
+                assert probe.first(e.OldLog, lambda x: x.path.endswith("0.log")).data.encode() == cri(START, "loading")
+                state = resume(probe)
+                append(path, cri("the end"))
+                tree.remove(100, 101, 102)
+                probe.first(e.ServerGone)
+            with running(tree.root, toy_plan(resume=state)) as again:
+                assert again.first(e.LogOpened).kind == "cri"
+                again.wait(has_all(cri("the end")))
+        finally:
+            link.unlink(missing_ok=True)
+
+
+@ONLY_ROOT
+def test_the_log_of_a_container_of_podman(tree: ProcTree) -> None:
+    folder = Path("/var/lib/containers/storage/overlay-containers") / IDENT / "userdata"
+    with folders(folder):
+        (folder / "ctr.log").write_bytes(cri("hello"))
+        toy_server(tree, log="pipe:[9]")
+        (tree.proc / "100/cgroup").write_text(f"0::/machine.slice/libpod-{IDENT}.scope/container\n")
+        with running(tree.root, toy_plan()) as probe:
+            server = probe.server()
+            assert (server.log.kind, server.log.path) == ("cri", str(folder / "ctr.log"))
+            probe.wait(has_all(cri("hello")))
+
+
+@ONLY_ROOT
 def test_docker_json_lines_are_sent_as_they_are(tree: ProcTree) -> None:
     ident = "ab" * 32
     folder = Path("/var/lib/docker/containers") / ident
-    made = [p for p in (folder, *folder.parents) if not p.exists()]
-    folder.mkdir(parents=True)
-    try:
+    with folders(folder):
         path = folder / f"{ident}-json.log"
         path.write_bytes(b'{"log":"hello\\n","stream":"stdout"}\n')
         (folder / "config.v2.json").write_text('{"ID":"x","Name":"/llm"}')
@@ -799,8 +876,3 @@ def test_docker_json_lines_are_sent_as_they_are(tree: ProcTree) -> None:
             assert (server.manager.kind, server.manager.name) == ("docker", "llm")
             assert probe.first(e.LogOpened).kind == "docker-json"
             probe.wait(has_all(b'{"log":"hello\\n","stream":"stdout"}\n'))
-    finally:
-        for item in folder.iterdir():
-            item.unlink()
-        for made_folder in made:
-            made_folder.rmdir()

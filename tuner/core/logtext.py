@@ -19,6 +19,8 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2
 _DIRTY = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 # tqdm ends a bar with "12.1s/it]" or "3.4it/s]"; a process that logs meanwhile writes on behind it.
 _AFTER_BAR = re.compile(r"(?<=it/s\])(?=.)|(?<=s/it\])(?=.)|(?<=B/s\])(?=.)")
+# What container runtimes of Kubernetes write, and podman: time, stream, full or partial, and tags, before the text.
+_CRI = re.compile(r"\d{4}-\d\d-\d\dT\S+ std(?:out|err) ([FP])(?::\S*)?(?: |$)")
 _ELAPSED = re.compile(r"elapsed[=:] ?[\d.]+ ?s|took [\d.]+ ?s(?:econds)?|[Tt]ime elapsed: [\d.]+ s")
 
 
@@ -113,8 +115,11 @@ def unwrap(kind: str, text: str) -> tuple[str, bool]:
         text: One line of the file.
 
     Returns:
-        The inner text and whether it is a whole line: Docker cuts lines at 16 KiB into several records.
+        The inner text and whether it is a whole line: lines are cut at 16 KiB into several records.
     """
+    if kind == "cri":
+        head = _CRI.match(text)
+        return (text[head.end() :], head[1] == "F") if head else (text, True)
     if kind != "docker-json" or not text.startswith("{"):
         return text, True
     try:

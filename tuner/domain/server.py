@@ -77,7 +77,7 @@ class LogSource(Struct, frozen=True, kw_only=True):
     """Where the server's output goes."""
 
     kind: str
-    """file, docker-json, journal, or none."""
+    """file, docker-json, cri, journal, or none."""
     path: str | None = None
     device: int | None = None
     inode: int | None = None

@@ -96,6 +96,16 @@ def test_fold_key_ignores_how_long_it_took_and_nothing_else() -> None:
     assert logtext.fold_key("") != 0
 
 
+def test_records_of_container_runtimes_are_unwrapped() -> None:
+    time = "2026-11-29T14:02:11.123456789Z"
+    assert logtext.unwrap("cri", f"{time} stderr F [x] hi") == ("[x] hi", True)
+    assert logtext.unwrap("cri", "2026-11-29T14:02:11.1+02:00 stdout P:tag  half ") == (" half ", False)
+    assert logtext.unwrap("cri", f"{time} stdout F ") == ("", True)
+    assert logtext.unwrap("cri", f"{time} stdout F") == ("", True)
+    assert logtext.unwrap("file", f"{time} stdout F x") == (f"{time} stdout F x", True)
+    assert logtext.unwrap("cri", "stdout F x") == ("stdout F x", True)
+
+
 def test_docker_records_are_unwrapped() -> None:
     record = json.dumps({"log": "[x] hi\n", "stream": "stderr", "time": "2026-02-27T12:00:00Z"})
     assert logtext.unwrap("docker-json", record) == ("[x] hi", True)

@@ -295,6 +295,22 @@ def test_a_line_that_docker_cut_is_whole_wherever_its_records_arrive() -> None:
     assert [x.text for block in state.servers[0].log.blocks for x in block.lines] == ["first half, second half"]
 
 
+def cri(text: str) -> str:
+    return "".join(f"2026-11-29T14:02:11.123456789Z stderr {line}\n" for line in text.splitlines())
+
+
+def test_a_line_that_a_container_runtime_cut_is_whole_and_read() -> None:
+    pod = e.ServerSeen(server=identity(log=LogSource(kind="cri", path="/log")))
+    text = cri(f"P @{BORN + 50:.0f} TP0 !error sum") + cri("F mary=OOM") + cri("F next")
+    state, _ = run(HELLO, pod, opened(0, kind="cri"), log(text))
+    (server,) = state.servers
+    assert [x.text for block in server.log.blocks for x in block.lines][-2:] == [
+        f"@{BORN + 50:.0f} TP0 !error summary=OOM",
+        "next",
+    ]
+    assert server.errors
+
+
 def test_a_successor_in_the_same_file_does_not_erase_why_the_server_died() -> None:
     died = f"@{BORN + 50:.0f} TP0 !error summary=OOM\n"
     state, _ = run(HELLO, TABLE, SEEN, opened(), log(LOG[:-20]), log(died, len(LOG) - 20))

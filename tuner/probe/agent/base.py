@@ -113,6 +113,16 @@ def user_name(uid: Optional[int]) -> Optional[str]:
         return str(uid)
 
 
+def home_of(uid: Optional[int]) -> Optional[str]:
+    """Home of a user, or None."""
+    try:
+        import pwd
+
+        return pwd.getpwuid(uid).pw_dir if uid is not None else None
+    except (ImportError, KeyError):
+        return None
+
+
 def boot_time() -> Optional[float]:
     """Wall clock at which the host started, from /proc/stat."""
     found = re.search(r"^btime (\d+)", text_of(PROC + "/stat") or "", re.M)

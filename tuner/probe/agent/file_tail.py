@@ -208,7 +208,9 @@ class FileTail(Tail):
         note = "%s: %s" % (self.target.path, error.strerror or error)
         self.probe.problems.note("log-vanished" if gone else "log-denied", self.server.key, note)
         reason = "vanished" if gone else "unreadable"
-        self._emit({"t": "log_open", "reason": reason, "kind": "file", "path": self.target.path, "note": note})
+        self._emit(
+            {"t": "log_open", "reason": reason, "kind": self.target.kind, "path": self.target.path, "note": note}
+        )
 
     def _go_to(self, offset: int) -> None:
         self.offset = offset
@@ -321,9 +323,8 @@ class FileTail(Tail):
         self._flush_torn()
         note = "%s is gone; waiting for it to come back" % self.target.path
         self.probe.problems.note("log-vanished", self.server.key, note)
-        self._emit(
-            {"t": "log_open", "reason": "vanished", "path": self.target.path, "offset": self.offset, "note": note}
-        )
+        what = {"kind": self.target.kind, "path": self.target.path, "offset": self.offset, "note": note}
+        self._emit({"t": "log_open", "reason": "vanished", **what})
         while not self._over:
             self.caught_up.set()
             try:

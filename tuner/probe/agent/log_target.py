@@ -7,9 +7,15 @@ import re
 import stat
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from .base import BLOCK, ME, PROC, Json, link_of, names_in, slurp, stat_of, text_of, user_name, which
-from .origin import cgroup_paths, container_of, unit_of
+from .base import BLOCK, ME, PROC, Json, home_of, link_of, names_in, slurp, stat_of, text_of, user_name, which
+from .origin import cgroup_paths, container_of, pod_of, unit_of
 from .processes import Proc, below_root, owner_of
+
+DOCKER_LOGS = "/var/lib/docker/containers"
+POD_LOGS = "/var/log/pods"
+POD_LINKS = "/var/log/containers"
+"""Links into `POD_LOGS` that are named after containers."""
+PODMAN_LOG = "containers/storage/overlay-containers/%s/userdata/ctr.log"
 
 
 class LogTarget:
@@ -93,6 +99,50 @@ def holds_marker(target: LogTarget, markers: Sequence[bytes]) -> bool:
     return False
 
 
+def wrapping(path: str) -> str:
+    """Kind of a log by its place: what its lines are wrapped in."""
+    if path.startswith(DOCKER_LOGS + "/"):
+        return "docker-json"
+    return "cri" if path.startswith(POD_LOGS + "/") or path.endswith("/userdata/ctr.log") else "file"
+
+
+def container_log(pid: int, ident: str, pod: Optional[str], markers: Sequence[bytes]) -> Optional[LogTarget]:
+    """The file that a container's runtime keeps its output in, or None."""
+    paths = ["%s/%s/%s-json.log" % (DOCKER_LOGS, ident, ident)]
+    links = [name for name in names_in(POD_LINKS) if name.endswith("-%s.log" % ident)]
+    paths += [os.path.realpath(os.path.join(POD_LINKS, name)) for name in links]
+    homes = ["/var/lib", os.path.join(home_of(owner_of(pid)) or "/root", ".local/share")]
+    paths += [os.path.join(home, PODMAN_LOG % ident) for home in homes]
+    for path in paths:
+        target = plain_target(path)
+        if target is not None:
+            return target
+    if pod is None:
+        return None
+    # Without the link, only its lines tell the server's container from others of its pod.
+    targets: List[LogTarget] = []
+    for name in names_in(POD_LOGS):
+        if name.endswith("_" + pod):
+            for container in names_in(os.path.join(POD_LOGS, name)):
+                folder = os.path.join(POD_LOGS, name, container)
+                starts = [int(log[:-4]) for log in names_in(folder) if log.endswith(".log") and log[:-4].isdigit()]
+                target = plain_target(os.path.join(folder, "%d.log" % max(starts))) if starts else None
+                targets += [target] if target else []
+    if len(targets) == 1:
+        return targets[0]
+    return next((target for target in targets if holds_marker(target, markers)), None)
+
+
+def plain_target(path: str) -> Optional[LogTarget]:
+    """A log that is written to by somebody else than the server, or None where there is no such file."""
+    status = stat_of(path)
+    if status is None:
+        return None
+    target = LogTarget(wrapping(path), path)
+    target.watch, target.opens, target.status = path, [path], status
+    return target
+
+
 def find_log(pid: int, procs: Dict[int, Proc], markers: Sequence[bytes]) -> LogTarget:
     """Where the output of a server goes, whatever started it."""
     texts: List[str] = []
@@ -122,12 +172,9 @@ def find_log(pid: int, procs: Dict[int, Proc], markers: Sequence[bytes]) -> LogT
     container = container_of(paths)
     journal = which("journalctl")
     if container is not None:
-        path = "/var/lib/docker/containers/%s/%s-json.log" % (container[1], container[1])
-        status = stat_of(path)
-        if status is not None:
-            target = LogTarget("docker-json", path)
-            target.watch, target.opens, target.status = path, [path], status
-            return target
+        kept = container_log(pid, container[1], pod_of(paths), markers)
+        if kept is not None:
+            return kept
         if journal and any(text.startswith(("pipe:", "socket:")) for text in texts):
             target = LogTarget("journal", "container " + container[1][:12])
             target.match = ["CONTAINER_ID_FULL=" + container[1]]

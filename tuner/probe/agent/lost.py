@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Optional
 from .base import Json, stat_of
 from .file_tail import FileTail
 from .log_scan import is_intact
-from .log_target import LogTarget, find_file
+from .log_target import LogTarget, find_file, wrapping
 from .processes import Proc
 from .recognition import Engine
 from .tail import Followed
@@ -40,7 +40,7 @@ class Lost(Followed):
         if not path or inode is None:
             return
         place = find_file(path, resume.get("device"), inode, 0)
-        target = LogTarget("docker-json" if path.endswith("-json.log") else "file", path)
+        target = LogTarget(wrapping(path), path)
         tail = self.tail = FileTail(self, target, "resume")
         if place is None or not self._is_whole(place, resume):
             tail.lose(offset)

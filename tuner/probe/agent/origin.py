@@ -10,6 +10,7 @@ from .base import PROC, Json, text_of
 from .processes import Proc
 
 _CONTAINER = re.compile(r"(?:^|[/-])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
+_POD = re.compile(r"kubepods.*?pod([0-9a-f][0-9a-f_-]{30,40})")
 _SHELLS = frozenset(("bash", "dash", "fish", "ksh", "sh", "tcsh", "zsh", "tmux", "screen", "sshd", "nohup", "login"))
 
 
@@ -28,6 +29,12 @@ def container_of(paths: Sequence[str]) -> Optional[Tuple[str, str]]:
             kind = "podman" if "libpod" in path else "kubernetes" if "kubepods" in path else "docker"
             return kind, found.group(1)
     return None
+
+
+def pod_of(paths: Sequence[str]) -> Optional[str]:
+    """Uid of a Kubernetes pod from control groups, as the API server spells it."""
+    found = next(filter(None, map(_POD.search, paths)), None)
+    return found.group(1).replace("_", "-") if found else None
 
 
 def unit_of(paths: Sequence[str]) -> Optional[Tuple[str, bool]]:
@@ -49,9 +56,9 @@ def manager_of(pid: int, env: Dict[str, str], above: Sequence[Proc]) -> Json:
         job = re.search(r"slurm.*?/job_(\d+)", path)
         if job:
             return {"kind": "slurm", "name": job.group(1)}
-        pod = re.search(r"kubepods.*?pod([0-9a-f][0-9a-f_-]{30,40})", path)
-        if pod:
-            return {"kind": "kubernetes", "name": pod.group(1).replace("_", "-")}
+    pod = pod_of(paths)
+    if pod:
+        return {"kind": "kubernetes", "name": pod}
     container = container_of(paths)
     if container:
         kind, ident = container

@@ -92,7 +92,7 @@ class Server(Followed):
         target = self.target
         if target.status is not None and not self.orphaned:
             self.probe.release_log(target.status)
-        kinds = {"file": FileTail, "docker-json": FileTail, "journal": JournalTail}
+        kinds = {"file": FileTail, "docker-json": FileTail, "cri": FileTail, "journal": JournalTail}
         self.tail = kinds.get(target.kind, NoTail)(self, target, reason)
         if target.code and target.note:
             self.probe.problems.note(target.code, self.key, target.note)
