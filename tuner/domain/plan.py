@@ -42,6 +42,8 @@ class EnginePlan(Struct, frozen=True, kw_only=True):
     port_flags: tuple[str, ...] = ("--port",)
     host_flags: tuple[str, ...] = ("--host",)
     default_port: int = 8000
+    tls_flags: tuple[str, ...] = ()
+    """With one of them the server speaks TLS on its port, and nothing else."""
     api_key_flags: tuple[str, ...] = ("--api-key",)
     api_key_env: tuple[str, ...] = ()
     rank_env: tuple[str, ...] = ()

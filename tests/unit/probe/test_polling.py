@@ -19,7 +19,7 @@ PLAN = {"id": "info", "paths": ["/info"]}
 
 
 def poller(**probe: Any) -> Poller:
-    server: Any = SimpleNamespace(probe=SimpleNamespace(**probe), leader=Proc(4711), ended=threading.Event())
+    server: Any = SimpleNamespace(probe=SimpleNamespace(**probe), leader=Proc(4711), ended=threading.Event(), tls=False)
     return Poller(server, PLAN)
 
 

@@ -49,6 +49,7 @@ _PLAN = EnginePlan(
     package="sglang",
     default_port=30000,
     rank_env=("CUDA_VISIBLE_DEVICES", "SGLANG_DP_RANK"),
+    tls_flags=("--ssl-certfile",),
     endpoints=http.ENDPOINTS,
     start_markers=(
         "server_args=", "Init torch distributed", "Init parallel", "is using nccl==", "Load weight",

@@ -52,6 +52,7 @@ _PLAN = EnginePlan(
     default_port=8000,
     api_key_env=("VLLM_API_KEY",),
     rank_env=("CUDA_VISIBLE_DEVICES",),
+    tls_flags=("--ssl-certfile", "--ssl_certfile"),
     endpoints=http.ENDPOINTS,
     start_markers=(
         "  version ", "  model   ", "server version ", "args: {", "args: Namespace(", "LLM engine (v",

@@ -37,7 +37,7 @@ class Poller:
         self._unless: Optional[str] = plan.get("unless")
         self._auth = bool(plan.get("auth", False))
         self._quiet = bool(plan.get("quiet", False))
-        self._client = HttpClient()
+        self._client = HttpClient(server.tls)
         self._winner: Optional[str] = None
         self._body: Optional[bytes] = None
         self._failures = 0

@@ -74,6 +74,7 @@ class Engine:
         self.package: str = plan.get("package", "")
         self.port_flags: List[str] = list(plan.get("port_flags", ("--port",)))
         self.default_port: int = plan.get("default_port", 8000)
+        self.tls_flags: List[str] = list(plan.get("tls_flags", ()))
         self.api_key_flags: List[str] = list(plan.get("api_key_flags", ("--api-key",)))
         self.api_key_env: List[str] = list(plan.get("api_key_env", ()))
         self.rank_env: List[str] = list(plan.get("rank_env", ()))

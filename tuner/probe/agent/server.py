@@ -55,6 +55,7 @@ class Server(Followed):
         self.manager = manager_of(pid, self.env, list(probe.table.ancestors(pid)))
         key = flag_value(self.argv, engine.api_key_flags)
         self.api_key = key or next((self.env[name] for name in engine.api_key_env if self.env.get(name)), None)
+        self.tls = flag_value(self.argv, engine.tls_flags) is not None
         flag = flag_value(self.argv, engine.port_flags)
         self._port_given = flag is not None and flag.isdigit()
         self.port = int(flag) if flag is not None and flag.isdigit() else engine.default_port
