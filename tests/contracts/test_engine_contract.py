@@ -76,7 +76,8 @@ class TestPlan:
             assert bool(endpoint.series) == (endpoint.parse == "prometheus")
             assert endpoint.unless is None or endpoint.unless in ids
             assert endpoint.every_s >= 1.0
-            assert 0 < endpoint.timeout_s <= 5.0
+            assert 0 < endpoint.timeout_s <= endpoint.every_s
+            assert endpoint.every_s <= endpoint.idle_s
 
     def test_a_log_ends_its_start_with_a_marked_line(self, engine: Engine) -> None:
         plan: EnginePlan = engine.plan()

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import socketserver
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
-from tests.fixtures.proc.running import pythons, running, toy_plan, until
+from tests.fixtures.proc.running import RunningProbe, pythons, running, toy_plan, until
 from tests.fixtures.proc.tree import ProcTree, toy_server
 from tuner.domain import events as e
 from tuner.domain.plan import EndpointPlan
@@ -25,16 +33,19 @@ METRICS = Path(__file__).parents[1] / "fixtures/proc/sglang-0.5.23-metrics.txt"
 class Web:
     """A server whose answers the test decides: path to (status, type, body) or a function that writes them."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         web = self
         self.answers: dict[str, Any] = {}
         self.asked: list[tuple[str, str | None]] = []
+        self.access: Callable[[str], None] = lambda path: None
+        """Called for each request with its path, as an access log is."""
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
                 web.asked.append((self.path, self.headers.get("Authorization")))
+                web.access(self.path)
                 answer = web.answers.get(self.path, (404, b"{}"))
                 if callable(answer):
                     answer(self)
@@ -50,6 +61,8 @@ class Web:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
         self._thread.start()
@@ -273,6 +286,22 @@ def test_a_slow_endpoint_delays_no_other(tree: ProcTree, web: Web) -> None:
         release.set()
 
 
+def test_a_slow_answer_is_waited_for_while_others_are_asked(tree: ProcTree, web: Web) -> None:
+    enough = threading.Event()
+    web.access = lambda path: enough.set() if web.paths().count("/fast") >= 15 else None
+
+    def slow(handler: BaseHTTPRequestHandler) -> None:
+        enough.wait(20.0)
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    web.answers["/slow"] = slow
+    web.answers["/fast"] = (200, b"{}")
+    with running(tree.root, plan(endpoint("slow", timeout_s=30.0), endpoint("fast"))) as probe:
+        answer = probe.first(e.HttpAnswer, lambda x: x.endpoint == "slow")
+        assert (answer.status, answer.error) == (200, None)
+        assert len([x for x in probe.of(e.HttpAnswer) if x.endpoint == "fast"]) >= 10
+
+
 def test_a_slow_drip_meets_its_deadline(tree: ProcTree, web: Web) -> None:
     def drip(handler: BaseHTTPRequestHandler) -> None:
         handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
@@ -333,3 +362,157 @@ def test_the_address_is_where_it_listens(tree: ProcTree, web: Web, flags: list[s
     tree.listen(100, web.port, address="0.0.0.0" if "0.0.0.0" in flags else "127.0.0.1")
     with running(tree.root, plan(endpoint("info"))) as probe:
         assert probe.first(e.HttpAnswer).status == 200
+
+
+# How often
+
+
+def waits(probe: RunningProbe) -> list[float | None]:
+    return [x.next_s for x in probe.of(e.HttpAnswer)]
+
+
+def test_an_endpoint_that_answers_the_same_is_asked_more_seldom(tree: ProcTree, web: Web) -> None:
+    web.answers["/metrics"] = (200, b"up 1\n")
+    asked = endpoint("metrics", parse="prometheus", series=("up",), idle_s=0.8)
+    with running(tree.root, plan(asked)) as probe:
+        probe.wait(lambda _: len(waits(probe)) >= 6)
+        assert waits(probe)[:6] == [None, 0.2, 0.4, 0.8, 0.8, 0.8]
+        apart = [x.mono for x in probe.of(e.HttpAnswer)][4:6]
+        assert apart[1] - apart[0] > 0.5
+        web.answers["/metrics"] = (200, b"up 2\n")
+        assert probe.first(e.HttpAnswer, lambda x: bool(x.series), after=probe.count()).next_s is None
+        assert probe.first(e.HttpAnswer, after=probe.count()).next_s == 0.2
+        assert len(probe.of(e.HttpAnswer)) == len(web.asked)
+
+
+@pytest.mark.parametrize(("status", "slower"), [(404, True), (503, False)])
+def test_what_is_not_there_is_asked_seldom_and_what_is_not_ready_often(
+    tree: ProcTree, web: Web, status: int, slower: bool
+) -> None:
+    web.answers["/ready"] = (status, b"")
+    with running(tree.root, plan(endpoint("ready", parse="status", idle_s=0.4))) as probe:
+        probe.wait(lambda _: len(waits(probe)) >= 4)
+        assert waits(probe)[:4] == ([None, 0.2, 0.4, 0.4] if slower else [None] * 4)
+
+
+def test_a_line_in_the_log_ends_the_waiting_and_our_own_lines_do_not(tree: ProcTree, web: Web, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    toy_server(tree, flags=["--port", str(web.port)], log=path)
+    tree.listen(100, web.port)
+    web.answers["/info"] = (200, b"{}")
+    with path.open("w", buffering=1) as log:
+        web.access = lambda asked: print(f'INFO: 127.0.0.1:1 - "GET {asked} HTTP/1.1" 200 OK', file=log)
+        with running(tree.root, plan(endpoint("info", every_s=0.5, idle_s=60.0))) as probe:
+            slow = probe.first(e.HttpAnswer, lambda x: x.next_s == 8.0)
+            assert waits(probe) == [None, 1.0, 2.0, 4.0, 8.0]
+            print("Prefill batch, #new-seq: 1", file=log)
+            soon = probe.first(e.HttpAnswer, lambda x: x.mono > slow.mono)
+            assert soon.mono - slow.mono < 4.0
+            assert soon.next_s is None
+
+
+def test_a_log_that_tells_of_our_asking_in_its_own_way_is_no_reason_to_ask_more(
+    tree: ProcTree, web: Web, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    toy_server(tree, flags=["--port", str(web.port)], log=path)
+    tree.listen(100, web.port)
+    web.answers["/info"] = (200, b"{}")
+    with path.open("w", buffering=1) as log:
+        web.access = lambda asked: print("somebody wants to know something", file=log)
+        with running(tree.root, plan(endpoint("info", every_s=0.8, idle_s=60.0))) as probe:
+            probe.wait(lambda _: len(waits(probe)) >= 6)
+            times = [x.mono for x in probe.of(e.HttpAnswer)]
+            assert times[5] - times[0] > 5 * 0.4
+
+
+def test_of_what_lies_deeper_only_the_wanted_is_sent(tree: ProcTree, web: Web) -> None:
+    body = {"a": 1, "states": [{"memory": 5, "load": 1}, {"memory": 6}, 7], "one": {"x": 1, "y": 2}}
+    web.answers["/info"] = (200, json.dumps(body).encode())
+    with running(tree.root, plan(endpoint("info", keep={"states": ("memory",), "one": ("y",), "none": ()}))) as probe:
+        first = probe.first(e.HttpAnswer)
+        assert first.body == {"a": 1, "states": [{"memory": 5}, {"memory": 6}, 7], "one": {"y": 2}}
+        body["states"][0]["load"] = 2  # type: ignore[index]
+        web.answers["/info"] = (200, json.dumps(body).encode())
+        until(lambda: len(web.asked) > 4)
+        assert all(x.body is None for x in probe.of(e.HttpAnswer)[1:])
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A key and a certificate for a name that is not ours, which has expired, in one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "llm.example")])
+    day = datetime(2020, 1, 1, tzinfo=UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), day, day + timedelta(1))
+    ).sign(key, hashes.SHA256())
+    file = tmp_path_factory.mktemp("tls") / "server.pem"
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    file.write_bytes(private + made.public_bytes(Encoding.PEM))
+    return file
+
+
+@pytest.fixture
+def tls(certificate: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    return context
+
+
+def tls_plan(*endpoints: EndpointPlan) -> dict[str, Any]:
+    made = plan(*endpoints)
+    made["engines"][0]["tls_flags"] = ["--cert"]
+    return made
+
+
+@contextmanager
+def tls_web(tree: ProcTree, context: ssl.SSLContext | None, *flags: str) -> Iterator[Web]:
+    web = Web(context)
+    toy_server(tree, flags=["--port", str(web.port), "--api-key", "sesame", *flags])
+    tree.listen(100, web.port)
+    try:
+        yield web
+    finally:
+        web.close()
+
+
+@pytest.mark.parametrize("python", pythons())
+@pytest.mark.parametrize("flags", [("--cert", "server.pem"), ("--cert=server.pem",)])
+def test_a_server_with_a_certificate_is_asked_over_tls(
+    tmp_path: Path, tls: ssl.SSLContext, python: str, flags: tuple[str, ...]
+) -> None:
+    tree = ProcTree(tmp_path / "root")
+    big = json.dumps({"text": "x" * 300_000}).encode()
+    with tls_web(tree, tls, *flags) as web:
+        web.answers["/info"] = (200, big)
+        with running(tree.root, tls_plan(endpoint("info", auth=True)), python=python) as probe:
+            assert probe.first(e.HttpAnswer).body == json.loads(big)
+            until(lambda: len(web.asked) > 3)  # over the kept connection
+            assert set(web.asked) == {("/info", "Bearer sesame")}
+            assert all(x.status == 200 for x in probe.of(e.HttpAnswer))
+            assert not [p for p in probe.of(e.ProblemSeen) if p.code.startswith("http")]
+
+
+def test_a_tls_connection_that_the_server_closed_is_opened_anew(tmp_path: Path, tls: ssl.SSLContext) -> None:
+    tree = ProcTree(tmp_path / "root")
+
+    def answer_and_hang_up(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        handler.close_connection = True  # without saying so
+
+    with tls_web(tree, tls, "--cert", "x") as web:
+        web.answers["/info"] = answer_and_hang_up
+        with running(tree.root, tls_plan(endpoint("info"))) as probe:
+            probe.wait(lambda _: len(probe.of(e.HttpAnswer)) >= 4)
+            assert all(x.status == 200 for x in probe.of(e.HttpAnswer))
+
+
+def test_what_should_speak_tls_and_does_not_is_a_problem(tmp_path: Path) -> None:
+    tree = ProcTree(tmp_path / "root")
+    with tls_web(tree, None, "--cert", "x") as web, running(tree.root, tls_plan(endpoint("info"))) as probe:
+        assert "SSL" in (probe.first(e.HttpAnswer).error or "")
+        assert web.asked == []

@@ -208,6 +208,8 @@ def test_numbers_of_a_server_that_no_longer_answers_are_dated() -> None:
     assert "as of 9 s ago" in text
     fresh = msgspec.structs.replace(server, metrics=states.REPLACE(server.metrics, at=state.mono - 4))
     assert status.metrics_age(state, fresh) is None
+    idle = msgspec.structs.replace(server, metrics=states.REPLACE(server.metrics, next_s=10.0))
+    assert status.metrics_age(state, idle) is None, "it is asked more seldom, and that is all"
     from_log = msgspec.structs.replace(server, metrics=states.REPLACE(server.metrics, source="log"))
     assert status.metrics_age(state, from_log) is None, "the core lets these fall by themselves"
     assert status.samples_age(state) == 9

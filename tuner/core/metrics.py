@@ -30,8 +30,8 @@ RATE_WINDOW_S = 3.0
 """Long enough to smooth the steps of a decode batch, short enough to feel live."""
 LATENCY_WINDOW_S = 30.0
 FINISHED_WINDOW_S = 60.0
-METRICS_FRESH_S = 5.0
-"""While the metrics answer, batch lines add only what metrics do not tell."""
+LATE_S = 3.0
+"""A reading that was due so long ago is missing."""
 LOG_SILENCE_S = 12.0
 """Longer than vLLM's statistics interval of 10 s and SGLang's 40 decode steps of a slow model."""
 REPLICA_SILENCE_S = 30.0
@@ -44,7 +44,9 @@ _COUNTERS = (
 )  # fmt: skip
 
 
-def from_reading(server: ServerState, source: str, values: dict[str, float], mono: float) -> ServerState:
+def from_reading(
+    server: ServerState, source: str, values: dict[str, float], mono: float, next_s: float | None = None
+) -> ServerState:
     """Fold one metrics or loads answer into the server's numbers and series.
 
     Args:
@@ -52,6 +54,7 @@ def from_reading(server: ServerState, source: str, values: dict[str, float], mon
         source: `metrics` or `loads`.
         values: By the names of `NAMES`.
         mono: The host's monotonic clock at the answer, seconds.
+        next_s: Seconds until the next answer, where it is asked for less often than usual.
     """
     counters = dict(server.counters)
     for name in _COUNTERS:
@@ -72,6 +75,7 @@ def from_reading(server: ServerState, source: str, values: dict[str, float], mon
     metrics = ServerMetrics(
         source=source,
         at=mono,
+        next_s=next_s or ServerMetrics().next_s,
         tok_s=tok_s,
         prompt_tok_s=prompt,
         running=_int(values.get("running")),
@@ -106,7 +110,8 @@ def from_batch(server: ServerState, fact: LogFact, mono: float) -> ServerState:
         server = msgspec.structs.replace(server, batches={**recent, key: fact})
     graph = fact.fields.get("cuda_graph")
     old = server.metrics
-    if old.source in ("metrics", "loads") and old.at is not None and mono - old.at < METRICS_FRESH_S:
+    if old.source in ("metrics", "loads") and not is_late(old, mono):
+        # While the metrics answer, batch lines add only what metrics do not tell.
         if graph is None:
             return server
         return msgspec.structs.replace(server, metrics=msgspec.structs.replace(old, cuda_graph=bool(graph)))
@@ -136,6 +141,11 @@ def from_batch(server: ServerState, fact: LogFact, mono: float) -> ServerState:
         cuda_graph=bool(graph) if graph is not None else server.metrics.cuda_graph,
     )
     return msgspec.structs.replace(server, metrics=metrics, series=_chart(server, metrics, mono))
+
+
+def is_late(metrics: ServerMetrics, mono: float) -> bool:
+    """Whether the next answer should have been there: the server answers no more."""
+    return metrics.at is None or mono - metrics.at > metrics.next_s + LATE_S
 
 
 def _after_idle(last: LogFact | None, fact: LogFact) -> bool:

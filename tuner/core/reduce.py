@@ -273,7 +273,7 @@ def _apply_reading(server: ServerState, reading: Reading, event: e.HttpAnswer) -
         server = msgspec.structs.replace(server, ranks=ranks.with_terms(server.ranks, reading.memory))
     if reading.metrics:
         source = "metrics" if event.series is not None else "loads"
-        server = metrics.from_reading(server, source, reading.metrics, event.mono)
+        server = metrics.from_reading(server, source, reading.metrics, event.mono, event.next_s)
     return lifecycle.apply_ready(server, reading.ready, f"/{event.endpoint} answers {event.status}")
 
 

@@ -8,6 +8,9 @@ from tuner.domain.state import Series
 KEEP_S = 600.0
 """Ten minutes: what the charts show."""
 
+HOLD_S = 15.0
+"""A value stands for so long when no other comes; longer than an idle server is not asked."""
+
 
 def append(series: Series, t: float, value: float, keep_s: float = KEEP_S) -> Series:
     """Add a point and drop what is older than `keep_s` before it. A point not newer than the last replaces it."""
@@ -23,14 +26,15 @@ def append(series: Series, t: float, value: float, keep_s: float = KEEP_S) -> Se
 def rate(series: Series, window_s: float) -> float | None:
     """Increase per second of a counter over the last `window_s` seconds; None with fewer than two points.
 
-    A counter that fell was reset by a restart: only what followed the fall counts.
+    A counter that fell was reset by a restart: only what followed the fall counts. Of an idle server points lie farther
+    apart than the window; as soon as there are closer ones, what came before is not mixed in.
     """
     if len(series) < 2:
         return None
     last = series[-1]
     first = last
     for point in reversed(series[:-1]):
-        if point.value > first.value:
+        if point.value > first.value or (first is not last and first.t - point.t > window_s):
             break
         first = point
         if last.t - first.t >= window_s:
@@ -41,19 +45,28 @@ def rate(series: Series, window_s: float) -> float | None:
 def columns(series: Series, start: float, end: float, width: int) -> list[tuple[float, float] | None]:
     """Least and greatest value of each of `width` equal slices of [start, end), so that spikes survive.
 
+    A value stands until the next one if that comes within `HOLD_S`: idle servers are asked seldom.
+
     Returns:
-        One entry a column; None where no point fell into the slice.
+        One entry a column; None where nothing is known.
     """
     result: list[tuple[float, float] | None] = [None] * width
     if width <= 0 or end <= start:
         return result
     scale = width / (end - start)
+    last: SeriesPoint | None = None
+    last_column = 0
     for point in series:
         if not start <= point.t <= end:
             continue
         column = min(width - 1, int((point.t - start) * scale))
+        if last is not None and column > last_column + 1 and point.t - last.t <= HOLD_S:
+            result[last_column + 1 : column] = [(last.value, last.value)] * (column - last_column - 1)
+        last, last_column = point, column
         seen = result[column]
         result[column] = (
             (point.value, point.value) if seen is None else (min(seen[0], point.value), max(seen[1], point.value))
         )
+    if last is not None and end - last.t <= HOLD_S:
+        result[last_column + 1 :] = [(last.value, last.value)] * (width - last_column - 1)
     return result

@@ -188,6 +188,8 @@ class HttpAnswer(Event, frozen=True, kw_only=True, tag="http"):
     """Prometheus series that changed, `name{labels}` as printed; None: it is gone, or is no number any more."""
     body: Any = None
     """Decoded JSON of other endpoints; None when equal to the last one sent."""
+    next_s: float | None = None
+    """Seconds until it is asked again at the latest, where that is longer than planned: nothing happens there."""
 
 
 class OldLog(Event, frozen=True, kw_only=True, tag="old_log"):

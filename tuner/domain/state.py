@@ -97,6 +97,8 @@ class ServerMetrics(Struct, frozen=True, kw_only=True):
     """metrics, loads or log."""
     at: float | None = None
     """Host monotonic time of the reading."""
+    next_s: float = 2.0
+    """Seconds from then until the next one at the latest; an idle server is asked more seldom."""
     tok_s: float | None = None
     """Output tokens per second."""
     prompt_tok_s: float | None = None

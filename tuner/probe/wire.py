@@ -164,6 +164,7 @@ class Decoder:
             latency_s=event.latency_s,
             series=series,
             body=mask_json(event.body),
+            next_s=event.next_s,
         )
 
     def _garbage(self, what: str, error: Exception | None = None) -> Iterator[Incoming]:

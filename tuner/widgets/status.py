@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from tuner.core.metrics import is_late
 from tuner.domain.gpu import GpuInfo
 from tuner.domain.link import LinkPhase
 from tuner.domain.server import Phase
@@ -81,16 +82,15 @@ def age(state: HostState, server: ServerState) -> str:
 
 
 OLD_S = 5.0
-"""Numbers that come every second or two are called old from here on."""
+"""Readings of the GPUs, which come every second or two, are called old from here on."""
 
 
 def metrics_age(state: HostState, server: ServerState) -> float | None:
     """Seconds since the server last answered, when that is long ago; numbers from a log have their own end."""
     metrics = server.metrics
-    if metrics.source not in ("metrics", "loads") or metrics.at is None:
+    if metrics.source not in ("metrics", "loads") or metrics.at is None or not is_late(metrics, state.mono):
         return None
-    old = state.mono - metrics.at
-    return old if old > OLD_S else None
+    return state.mono - metrics.at
 
 
 def samples_age(state: HostState) -> float | None:

@@ -124,3 +124,12 @@ def test_the_first_line_after_idle_divides_by_the_idle_time_and_is_left_out() ->
     assert (state.metrics.tok_s, state.metrics.running) == (None, 4)
     state = metrics.from_batch(state, at(decode(None, tok_s=90.0, running=4), 122), 122)
     assert state.metrics.tok_s == 90.0
+
+
+def test_metrics_that_an_idle_server_is_asked_for_seldom_do_not_give_way_to_its_log() -> None:
+    state = metrics.from_reading(server(), "metrics", {"running": 0, "tok_s": 0.0}, 10.0, 10.0)
+    line = decode("TP0", tok_s=12.0)
+    assert metrics.from_batch(state, line, 22.0).metrics.source == "metrics"
+    assert metrics.from_batch(state, line, 23.5).metrics.source == "log"
+    busy = metrics.from_reading(state, "metrics", {"running": 1}, 30.0)
+    assert metrics.from_batch(busy, line, 35.5).metrics.source == "log"

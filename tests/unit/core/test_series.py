@@ -40,3 +40,17 @@ def test_columns_without_points_are_missing_not_zero() -> None:
     assert s.columns(points((9, 5)), 0, 10, 2) == [None, (5, 5)]
     assert s.columns(points((9, 5)), 0, 10, 0) == []
     assert s.columns(points((9, 5)), 10, 10, 3) == [None, None, None]
+
+
+def test_the_first_close_points_after_a_pause_are_not_mixed_with_it() -> None:
+    """An idle server is asked every ten seconds, and every two from when its log tells of work."""
+    paused = points((0, 0), (10, 0), (20, 100))
+    assert s.rate(paused, 3) == 10  # all that is known
+    assert s.rate((*paused, *points((22, 2100))), 3) == 1000
+    assert s.rate((*paused, *points((22, 2100))), 30) == 2100 / 22
+
+
+def test_a_value_stands_until_the_next_one_of_a_server_that_is_asked_seldom() -> None:
+    assert s.columns(points((0, 7), (10, 9)), 0, 12, 6) == [(7, 7)] * 5 + [(9, 9)]
+    assert s.columns(points((0, 7), (40, 9)), 0, 44, 11) == [(7, 7)] + [None] * 9 + [(9, 9)]
+    assert s.columns(points((0, 7)), 0, 10, 5) == [(7, 7)] * 5

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 
+import msgspec
 import pytest
 
 from tuner.engines.sglang.engine import SGLang
 from tuner.engines.vllm.engine import VLLM
 from tuner.probe.agent import recognition
 
-PLANS = {
-    plan.name: recognition.Engine({name: getattr(plan, name) for name in plan.__struct_fields__})
-    for plan in (SGLang().plan(), VLLM().plan())
-}
+PLANS = {plan.name: recognition.Engine(msgspec.to_builtins(plan)) for plan in (SGLang().plan(), VLLM().plan())}
 
 SERVERS = [
     ("sglang", "python3 -m sglang.launch_server --model-path /m --tp 2"),
@@ -112,3 +110,23 @@ def test_expressions_meet_the_program_itself() -> None:
     engine = recognition.Engine({"name": "x", "leaders": [re.escape("toy serve")]})
     assert engine.leads(["/bin/toy", "serve"], "/bin/toy serve")
     assert not engine.leads(["bash", "-c", "toy serve"], "bash -c toy serve")
+
+
+@pytest.mark.parametrize(
+    ("log", "work"),
+    [
+        ('[2026-11-29 16:20:58] INFO:     127.0.0.1:40112 - "GET /metrics HTTP/1.1" 200 OK\n', False),
+        (
+            'INFO:  127.0.0.1:1 - "GET /metrics HTTP/1.1" 200 OK\n\nINFO: 1 - "GET /v1/loads HTTP/1.1" 200 OK\n',
+            False,
+        ),
+        ('{"log":"INFO:  127.0.0.1:1 - \\"GET /server_info HTTP/1.1\\" 200 OK\\n","stream":"stdout"}\n', False),
+        ('INFO:     127.0.0.1:1 - "GET /metrics_of_others HTTP/1.1" 200 OK\n', True),
+        ('INFO:     10.0.0.9:1 - "POST /generate HTTP/1.1" 200 OK\n', True),
+        ('INFO:  127.0.0.1:1 - "GET /metrics HTTP/1.1" 200 OK\n[x TP0] Decode batch, #running-req: 1\n', True),
+        ("[x TP0] Prefill batch, #new-seq: 1", True),
+        ("\n \n", False),
+    ],
+)
+def test_lines_about_work_and_lines_about_the_asking(log: str, work: bool) -> None:
+    assert PLANS["sglang"].works(log.encode()) is work

@@ -55,12 +55,14 @@ _NOT_SETTINGS = frozenset(
      "token_capacity"}
 )  # fmt: skip
 
-# Every request leaves a line in the server's access log, so nothing is asked more often than it can be read.
+# Every request leaves a line in the server's access log, so nothing is asked more often than it can be read, and an
+# idle server hardly at all.
 ENDPOINTS = (
     EndpointPlan(
         id="metrics",
         paths=("/metrics",),
         every_s=2.0,
+        idle_s=10.0,
         parse="prometheus",
         series=(*_SUMS, *_MEANS, *_MEMORY, _REALTIME),
         quiet=True,
@@ -69,6 +71,7 @@ ENDPOINTS = (
         id="loads",
         paths=("/v1/loads", "/get_load"),
         every_s=2.0,
+        idle_s=10.0,
         unless="metrics",
         auth=True,
         quiet=True,
@@ -78,14 +81,17 @@ ENDPOINTS = (
         id="info",
         paths=("/server_info", "/get_server_info"),
         every_s=30.0,
+        idle_s=300.0,
+        timeout_s=10.0,
         auth=True,
         drop=(
             "api_key", "admin_api_key", "ssl_keyfile_password", "env", "environment", "launch_command",
-            "startup_time", "piecewise_cuda_graph_tokens", "hicache_object_layout",
+            "startup_time", "last_gen_throughput", "avg_spec_accept_length", "piecewise_cuda_graph_tokens",
+            "hicache_object_layout",
         ),
         keep={"internal_states": _STATE_KEYS},
     ),
-    EndpointPlan(id="ready", paths=("/ready",), every_s=10.0, parse="status", auth=True, quiet=True),
+    EndpointPlan(id="ready", paths=("/ready",), every_s=10.0, idle_s=60.0, parse="status", auth=True, quiet=True),
 )  # fmt: skip
 
 

@@ -47,12 +47,13 @@ ENDPOINTS = (
         id="metrics",
         paths=("/metrics",),
         every_s=2.0,
+        idle_s=10.0,
         parse="prometheus",
         series=(*_SUMS, *_OLDER, *_USAGE, *(name for pair in _HITS for name in pair), _CONFIG),
     ),
-    EndpointPlan(id="version", paths=("/version",), every_s=60.0, quiet=True),
-    EndpointPlan(id="models", paths=("/v1/models",), every_s=60.0, auth=True, quiet=True),
-    EndpointPlan(id="ready", paths=("/health",), every_s=10.0, parse="status", quiet=True),
+    EndpointPlan(id="version", paths=("/version",), every_s=60.0, idle_s=600.0, quiet=True),
+    EndpointPlan(id="models", paths=("/v1/models",), every_s=60.0, idle_s=600.0, auth=True, quiet=True),
+    EndpointPlan(id="ready", paths=("/health",), every_s=10.0, idle_s=60.0, parse="status", quiet=True),
 )
 
 

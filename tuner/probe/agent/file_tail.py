@@ -235,6 +235,7 @@ class FileTail(Tail):
             return False
         if not self._within_limits(len(data)) or not self._room():
             return not self._stopped
+        self.server.log_grew(data)
         self._send(data)
         return True
 

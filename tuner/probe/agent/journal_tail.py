@@ -148,5 +148,6 @@ class JournalTail(Tail):
         return state["cursor"], state["offset"]
 
     def _send(self, data: bytes, offset: int, cursor: Optional[str]) -> None:
+        self.server.log_grew(data)
         if self._room():
             self._emit({"t": "log", "offset": offset, "end": offset + len(data), "cursor": cursor, **bulk(data)})

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from .base import HOST_ROOT, PROC, Json, until_beat
 from .http_client import HttpClient, HttpProblem
@@ -29,28 +29,35 @@ class Poller:
         self.id: str = plan["id"]
         self._paths: List[str] = list(plan["paths"])
         self._every_s = float(plan.get("every_s", 1.0))
+        self._idle_s = float(plan.get("idle_s", 0.0))
+        self._wait_s = self._every_s
+        self._asked_at = 0.0
         self._timeout_s = float(plan.get("timeout_s", 2.0))
         self._parse: str = plan.get("parse", "json")
         self._series = SeriesFilter(plan.get("series", ()))
         self._numbers: Dict[str, int] = {}
         self._drop = set(plan.get("drop", ()))
+        self._keep: Dict[str, List[str]] = plan.get("keep") or {}
         self._unless: Optional[str] = plan.get("unless")
         self._auth = bool(plan.get("auth", False))
         self._quiet = bool(plan.get("quiet", False))
         self._client = HttpClient(server.tls)
         self._winner: Optional[str] = None
         self._body: Optional[bytes] = None
+        self._status: Optional[int] = None
         self._failures = 0
         self._entered = False
         self.good_until = 0.0
         """While this has not passed, the endpoint counts as answering 200."""
         self.asked = threading.Event()
         """Asked once, or found that there is nothing to ask."""
+        self.wake = threading.Event()
+        """Set for an end to the waiting."""
 
     def run(self) -> None:
         """Ask until the server has ended."""
-        delay = 0.0
-        while not self.server.ended.wait(delay):
+        ended = self.server.ended
+        while not ended.is_set():
             try:
                 delay = self._turn()
             except Exception as e:
@@ -58,8 +65,17 @@ class Poller:
                 self._client.close()
                 delay = self.FAULT_S
             self.asked.set()
+            if self.wake.wait(delay):
+                self.wake.clear()
+                # However much happens, and be it lines about our own asking in a form that we do not know.
+                ended.wait(self._asked_at + self._every_s - time.monotonic())
         self._client.close()
         self.asked.set()
+
+    def hurry(self) -> None:
+        """Something happens in the server: ask soon, if that would have been long after the shortest time."""
+        if self._wait_s > self._every_s and self._status == 200:
+            self.wake.set()
 
     def _turn(self) -> float:
         """Ask if it is time to; returns seconds until the next turn."""
@@ -76,9 +92,10 @@ class Poller:
                 return left
         if self.probe.out.congested:
             return 0.25
-        if self._every_s > 4.0:
+        if self._wait_s > 4.0:
             self._client.close()  # servers close idle connections after a few seconds
-        began = time.monotonic()
+        quiet = server.busy_at < self._asked_at
+        began = self._asked_at = time.monotonic()
         event: Json = {"t": "http", "key": server.key, "endpoint": self.id}
         try:
             status, body = self._ask()
@@ -86,17 +103,22 @@ class Poller:
             event["status"] = status
             self._read(status, body, event)
         except HttpProblem as e:
+            self._wait_s = self._every_s
+            self._status = None
             event["error"] = str(e)
             server.look_at_ports_soon()
             self._failed(e.code, str(e))
             self.probe.out.put(event)
             # What does not speak HTTP will not learn it soon.
             return max(self._every_s, 5.0) if e.code == "http-nonsense" else self._every_s
+        self._pace(status, event, quiet=quiet)
         self.probe.out.put(event)
+        # The beat of all that is asked often, also where it is skipped.
+        delay = self._wait_s - self._every_s + until_beat(self._every_s)
         if status == 200:
-            self.good_until = time.monotonic() + 2 * self._every_s + self._timeout_s
+            self.good_until = time.monotonic() + 2 * self._wait_s + self._timeout_s
             self._recovered()
-            return until_beat(self._every_s)
+            return delay
         self.good_until = 0.0
         if status in (401, 403):
             if not self._quiet:
@@ -104,8 +126,19 @@ class Poller:
                 if self._auth and server.api_key:
                     text = "%s refuses the API key in the server's command line or environment"
                 self.probe.problems.note("http-auth", server.key, text % self._paths[0], self.id)
-            return max(self._every_s, 10.0)
-        return self._every_s
+            return max(delay, 10.0)
+        return delay
+
+    def _pace(self, status: int, event: Json, *, quiet: bool) -> None:
+        """Each request is a line in the server's access log: ask more seldom where nothing happens."""
+        same = status == self._status and not any(event.get(name) for name in ("series", "again", "body"))
+        self._status = status
+        if same and status < 500 and (quiet or status != 200):
+            self._wait_s = max(self._every_s, min(2.0 * self._wait_s, self._idle_s))
+            if self._wait_s > self._every_s:
+                event["next_s"] = self._wait_s
+        else:
+            self._wait_s = self._every_s
 
     def _ask(self) -> Tuple[int, bytes]:
         self._enter()
@@ -165,8 +198,9 @@ class Poller:
         try:
             text = body.decode("utf-8", "replace")
             value = json.loads(text, parse_constant=lambda _: None, parse_float=finite)
-            if self._drop and isinstance(value, dict):
+            if isinstance(value, dict):
                 value = {name: part for name, part in value.items() if name not in self._drop}
+                value.update({name: _only(value[name], keys) for name, keys in self._keep.items() if name in value})
             packed = json.dumps(value, sort_keys=True).encode()
         except (ValueError, RecursionError):
             raise HttpProblem("http-nonsense", "no JSON: %r" % body[:40]) from None
@@ -189,3 +223,10 @@ class Poller:
             for code in ("http-refused", "http-nonsense", "http-timeout", "http-auth"):
                 self.probe.problems.clear(code, self.server.key, self.id)
         self._failures = 0
+
+
+def _only(part: Any, keys: Sequence[str]) -> Any:
+    """Of an object, or of each in a list, the named keys."""
+    if isinstance(part, list):
+        return [_only(each, keys) for each in part]
+    return {key: value for key, value in part.items() if key in keys} if isinstance(part, dict) else part

@@ -313,7 +313,7 @@ class Probe:
             server.dying_at = now
         if left and now - server.dying_at < 2 * self.TICK_S:
             return  # children that die with their parent need a moment
-        server.ended.set()
+        server.end()
         if server.tail is not None:
             server.tail.finish(5.0 if left else 2.0)
             server.tail.caught_up.wait(0.5)

@@ -79,8 +79,15 @@ class Engine:
         self.api_key_env: List[str] = list(plan.get("api_key_env", ()))
         self.rank_env: List[str] = list(plan.get("rank_env", ()))
         self.endpoints: List[Json] = list(plan.get("endpoints", ()))
+        paths = "|".join(re.escape(path) for part in self.endpoints for path in part["paths"])
+        # A line with more than an access line of what we, or other monitors, ask for.
+        self._work = re.compile((r"^(?!.*GET (?:%s)\b).*\S" % paths).encode(), re.M)
         self.markers = [m.encode() for m in plan.get("start_markers", ()) if m]
         self.end_marker: bytes = plan.get("log_end_marker", "").encode()
+
+    def works(self, log: bytes) -> bool:
+        """True for lines of a log of which one at least is not about the asking itself."""
+        return bool(self._work.search(log))
 
     def leads(self, argv: Sequence[str], line: str) -> bool:
         """True for the command line of a server's own process, not for one that merely mentions it."""

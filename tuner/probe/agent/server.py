@@ -37,6 +37,8 @@ class Server(Followed):
         self.orphaned = orphaned
         self.dying_at: Optional[float] = None
         self.pollers: Dict[str, Poller] = {}
+        self.busy_at = 0.0
+        """When the log last told of work; monotonic."""
         self.listening = False
         self.address = ("127.0.0.1", 0)
         self.argv = leader.argv
@@ -83,8 +85,8 @@ class Server(Followed):
     def begin(self) -> None:
         """Start following the log and asking the endpoints."""
         self.open_log("start")
-        for plan in self.engine.endpoints if not self.orphaned else ():
-            self.pollers[plan["id"]] = Poller(self, plan)
+        if not self.orphaned:
+            self.pollers = {plan["id"]: Poller(self, plan) for plan in self.engine.endpoints}
         for poller in self.pollers.values():
             self.probe.thread(poller.run, "http")
 
@@ -105,6 +107,19 @@ class Server(Followed):
         tail = self.tail
         if isinstance(tail, FileTail) and tail.caught_up.wait(30.0) and not self.ended.wait(1.0):
             send_old_logs(self, tail)
+
+    def end(self) -> None:
+        """The leader has ended."""
+        self.ended.set()
+        for poller in self.pollers.values():
+            poller.wake.set()
+
+    def log_grew(self, data: bytes) -> None:
+        """There are new bytes in the log: lines about work are a reason to ask."""
+        if self.engine.works(data):
+            self.busy_at = time.monotonic()
+            for poller in self.pollers.values():
+                poller.hurry()
 
     def log_changed(self, status: os.stat_result) -> None:
         """The tail went over to another file."""

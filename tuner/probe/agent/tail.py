@@ -29,6 +29,9 @@ class Followed:
         self.started_at: Optional[float] = None
         self.ended = threading.Event()
 
+    def log_grew(self, data: bytes) -> None:
+        """There are new bytes in the log."""
+
     def log_changed(self, status: os.stat_result) -> None:
         """The tail went over to another file."""
 
