@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from tests.fixtures.proc.running import RunningProbe, pythons, running, toy_plan, until
-from tests.fixtures.proc.tree import ProcTree, toy_server
+from tests.fixtures.proc.tree import ProcTree, make_venv, toy_server
 from tuner.domain import events as e
 from tuner.domain.plan import EndpointPlan
 
@@ -424,6 +424,30 @@ def test_a_log_that_tells_of_our_asking_in_its_own_way_is_no_reason_to_ask_more(
             probe.wait(lambda _: len(waits(probe)) >= 6)
             times = [x.mono for x in probe.of(e.HttpAnswer)]
             assert times[5] - times[0] > 5 * 0.4
+
+
+def test_gpus_that_work_end_the_waiting(tree: ProcTree, web: Web, tmp_path: Path) -> None:
+    binding = (Path(__file__).parents[1] / "fixtures/proc/fake_pynvml.py").read_text()
+    control = tmp_path / "nvml.json"
+
+    def gpus(utilization: int, pid: int) -> None:
+        fresh = control.with_suffix(".new")
+        fresh.write_text(json.dumps({"utilization": utilization, "processes": [[0, pid, 1 << 30]]}))
+        fresh.replace(control)
+
+    gpus(80, 4711)  # another one's work
+    toy_server(tree, flags=["--port", str(web.port)], python=make_venv(tmp_path / "venv", binding=binding))
+    tree.listen(100, web.port)
+    web.answers["/info"] = (200, b"{}")
+    asked = endpoint("info", every_s=0.5, idle_s=60.0)
+    with running(tree.root, plan(asked), FAKE_NVML=str(control)) as probe:
+        probe.first(e.HttpAnswer, lambda x: x.next_s == 2.0)
+        gpus(0, 101)
+        probe.first(e.GpuProcesses, lambda x: x.processes[0].pid == 101)
+        slow = probe.wait(lambda _: next((x for x in probe.of(e.HttpAnswer) if (x.next_s or 0.0) >= 8.0), None))
+        gpus(80, 101)
+        soon = probe.first(e.HttpAnswer, lambda x: x.mono > slow.mono)
+        assert soon.mono - slow.mono < 6.0
 
 
 def test_of_what_lies_deeper_only_the_wanted_is_sent(tree: ProcTree, web: Web) -> None:

@@ -13,7 +13,7 @@ class EndpointPlan(Struct, frozen=True, kw_only=True):
     """Tried in order until one does not answer 404 or 5xx; the winner is kept."""
     every_s: float = 1.0
     idle_s: float = 0.0
-    """While the answers stay the same and the server's log is silent, the time between two grows up to this."""
+    """While the answers stay the same, and log and GPUs show no work, the time between two grows up to this."""
     timeout_s: float = 2.0
     parse: str = "json"
     """json, prometheus, or status (body ignored)."""

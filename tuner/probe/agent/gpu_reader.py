@@ -6,10 +6,10 @@ import contextlib
 import re
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Iterator, Optional, Set
+from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Set
 
 from .base import PROC, Json, boot_time, until_beat, which
-from .gpu_base import NoGpus
+from .gpu_base import SAMPLE_FIELDS, NoGpus
 from .gpu_binding import binding_in, driver_hints, give_memory_back, load_module, trusted
 from .gpu_nvml import NvmlGpus
 from .gpu_smi import SmiGpus
@@ -34,8 +34,8 @@ class GpuReader:
         self.source_given: Optional[bytes] = None
         self.given = threading.Event()
         self.processes_due = threading.Event()
-        self.users: Set[int] = set()
-        """Processes that hold GPU memory."""
+        self.users: Dict[int, Set[int]] = {}
+        """Processes that hold GPU memory, and of which GPUs."""
         self._busy_since = 0.0
         self._hung = False
         self._described: Set[int] = set()
@@ -156,6 +156,10 @@ class GpuReader:
             with self._driver_asked():
                 samples, errors = gpus.samples()
             self.probe.out.put_sample({"t": "gpus", "samples": samples})
+            working = {sample[0] for sample in samples if sample[SAMPLE_FIELDS.index("utilization_ratio")]}
+            for server in self.probe.live_servers():
+                if any(working & self.users.get(pid, set()) for pid in list(server.members)):
+                    server.works()
             for gpu in known_bad - set(errors):
                 self.probe.problems.clear("gpu-lost", "GPU %d" % gpu)
                 self.probe.problems.clear("nvml-error", "GPU %d" % gpu)
@@ -207,7 +211,11 @@ class GpuReader:
             self._graphics_at = now
         with self._driver_asked():
             processes = self.gpus.processes(graphics)
-        pids = self.users = {pid for _, pid, _ in processes}
+        users: Dict[int, Set[int]] = {}
+        for gpu, pid, _ in processes:
+            users.setdefault(pid, set()).add(gpu)
+        self.users = users
+        pids = set(users)
         self._described &= pids
         boot = boot_time()
         infos = [describe_process(pid, boot) for pid in sorted(pids - self._described)]

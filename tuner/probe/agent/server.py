@@ -38,7 +38,7 @@ class Server(Followed):
         self.dying_at: Optional[float] = None
         self.pollers: Dict[str, Poller] = {}
         self.busy_at = 0.0
-        """When the log last told of work; monotonic."""
+        """When it was last seen to work; monotonic."""
         self.listening = False
         self.address = ("127.0.0.1", 0)
         self.argv = leader.argv
@@ -115,11 +115,15 @@ class Server(Followed):
             poller.wake.set()
 
     def log_grew(self, data: bytes) -> None:
-        """There are new bytes in the log: lines about work are a reason to ask."""
+        """There are new bytes in the log."""
         if self.engine.works(data):
-            self.busy_at = time.monotonic()
-            for poller in self.pollers.values():
-                poller.hurry()
+            self.works()
+
+    def works(self) -> None:
+        """Its log or its GPUs show work: a reason to ask for the numbers."""
+        self.busy_at = time.monotonic()
+        for poller in self.pollers.values():
+            poller.hurry()
 
     def log_changed(self, status: os.stat_result) -> None:
         """The tail went over to another file."""
