@@ -20,14 +20,14 @@ from textual.worker import Worker, WorkerState
 from tuner import messages
 from tuner.domain.link import HostKeyQuestion, LinkPhase, Question
 from tuner.domain.state import HostState
-from tuner.screens import SCREENS, requests
-from tuner.screens.base import TunerScreen
+from tuner.screens import SCREENS, replay, requests
+from tuner.screens.ahead import Ahead, collect
 from tuner.screens.commands import HostCommands, KeyCommands, ScreenCommands, SearchCommands, ThemeCommands
 from tuner.screens.dialogs import ErrorDialog, HostKeyDialog, SecretDialog
-from tuner.screens.help import HelpScreen, Key, sections
+from tuner.screens.help import IN_A_LOG, HelpScreen, all_keys
+from tuner.screens.replay import Player
 from tuner.screens.requests import SessionLike
-from tuner.screens.shell import Player, Shell
-from tuner.widgets.log_view import LogView
+from tuner.screens.shell import Shell
 
 Ask = Callable[[Question], Awaitable[str | None]]
 
@@ -51,6 +51,7 @@ class TunerApp(Shell):
         theme: Name of a theme; ours is the default.
         keymap: Keys by binding id, instead of the default ones.
         clock: Seconds, monotonic; tests give their own.
+        ahead_s: Seconds after the first state at which the other screens are built; None: each when it is shown.
     """
 
     TITLE = "gputuner"
@@ -66,11 +67,7 @@ class TunerApp(Shell):
         Binding("left_square_bracket", "host(-1)", "Last host", show=False, id="host.previous", tooltip="Host before"),
         Binding("right_square_bracket", "host(1)", "Next host", show=False, id="host.next", tooltip="The next host"),
         Binding("R", "reconnect", "Reconnect", id="link.reconnect", tooltip="Try the link to this host now"),
-        Binding("space", "replay_pause", "Pause", show=False, id="replay.pause", tooltip="Pause a replay, or go on"),
-        Binding("less_than_sign", "replay_seek(-10)", "Back", show=False, id="replay.back", tooltip="10 s back"),
-        Binding("greater_than_sign", "replay_seek(10)", "Skip", show=False, id="replay.skip", tooltip="10 s on"),
-        Binding("plus", "replay_speed(2.0)", "Faster", show=False, id="replay.faster", tooltip="Replay twice as fast"),
-        Binding("minus", "replay_speed(0.5)", "Slower", show=False, id="replay.slower", tooltip="Replay half as fast"),
+        *replay.KEYS,
         Binding("question_mark", "help", "Help", key_display="?", id="help", tooltip="All keys"),
         Binding("q", "quit", "Quit", id="quit", tooltip="Leave; nothing on the host changes"),
     ]  # fmt: skip
@@ -83,6 +80,7 @@ class TunerApp(Shell):
         theme: str | None = None,
         keymap: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        ahead_s: float | None = None,
     ) -> None:
         super().__init__(ascii=ascii, theme=theme, keymap=keymap, clock=clock)
         made = sessions(self.ask) if callable(sessions) else sessions
@@ -93,25 +91,12 @@ class TunerApp(Shell):
         self.host = next(iter(self.sessions), "")
         self._servers: dict[str, str] = {}
         self._asking = asyncio.Lock()
+        self._ahead_s = ahead_s
 
-    def player(self) -> Player | None:
-        """The controls of the host on screen, when it is a recording."""
-        session = self.sessions.get(self.host)
+    def player(self, host: str | None = None) -> Player | None:
+        """The controls of a host when it is a recording; without a name of the one on screen."""
+        session = self.sessions.get(self.host if host is None else host)
         return session.player if session is not None else None
-
-    def key_sections(self, first: Sequence[str] = (), without: Container[str] = ()) -> list[tuple[str, list[Key]]]:
-        """All documented keys, with the operator's own in place.
-
-        Args:
-            first: Headings that come before the others.
-            without: Ids of keys to leave out.
-        """
-        sources = [("Everywhere", self.BINDINGS)]
-        sources += [(entry.screen.HELP_TITLE, entry.screen.BINDINGS) for entry in SCREENS]
-        sources += [("In a log", LogView.BINDINGS), (TunerScreen.HELP_TITLE, TunerScreen.BINDINGS)]
-        sources.sort(key=lambda source: source[0] not in first)
-        listed = sections(sources, self.keymap)
-        return [(title, [key for key in keys if key.id not in without]) for title, keys in listed]
 
     # Sessions ------------------------------------------------------------------------------------------------
 
@@ -133,6 +118,9 @@ class TunerApp(Shell):
 
     def on_snapshot_updated(self, message: messages.SnapshotUpdated) -> None:
         """The only place where states change."""
+        if self._ahead_s is not None and message.state.hello is not None:
+            self.set_timer(self._ahead_s, Ahead(self, [entry.name for entry in SCREENS]).begin, name="ahead")
+            self._ahead_s = None
         self.keep(message.host, message.state)
         if message.host == self.host:
             self.snapshot = message.state
@@ -141,6 +129,7 @@ class TunerApp(Shell):
 
     def _second(self) -> None:
         """Old numbers grow older although nothing arrives."""
+        collect()
         if self.age_s() is not None or self.player() is not None:
             self.tick += 1
 
@@ -206,12 +195,15 @@ class TunerApp(Shell):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """No key is shown before it works."""
-        if action in ("replay_pause", "replay_speed", "replay_seek"):
+        if action == "replay_again":
+            return self.ended()
+        if action.startswith("replay_"):
             return self.player() is not None
         if action == "host":
             return len(self.sessions) > 1
         if action == "reconnect":
-            return self.snapshot is not None and self.snapshot.link.phase not in (LinkPhase.UP, LinkPhase.CONNECTING)
+            lost = self.snapshot is not None and self.snapshot.link.phase not in (LinkPhase.UP, LinkPhase.CONNECTING)
+            return lost and self.player() is None
         return True
 
     async def action_show(self, name: str) -> None:
@@ -227,23 +219,17 @@ class TunerApp(Shell):
         """Try the link to this host now."""
         self.sessions[self.host].reconnect()
 
-    def action_replay_seek(self, seconds: float) -> None:
-        """Go on or back in a replay; one that has ended is played again up to there."""
-        player = self.player()
-        if player is None or (self.ended() and seconds > 0):
-            return
-        player.seek(max(0.0, player.position + seconds))
-        if self.ended():
-            self.action_reconnect()
-        self.tick += 1
+    def action_replay_again(self) -> None:
+        """Play a replay that has ended."""
+        self.action_reconnect()
 
     def action_help(self) -> None:
         """All keys: those of this screen first, and none that does nothing now."""
         here = next(entry for entry in SCREENS if entry.name == self.current_mode)
-        first = [here.screen.HELP_TITLE, *(["In a log"] if here.name == "logs" else [])]
+        first = [here.screen.HELP_TITLE, *([IN_A_LOG] if here.name == "logs" else [])]
         ours = [each for each in self.BINDINGS if isinstance(each, Binding)]
         idle = [each.id or "" for each in ours if not self.check_action(*parse(each.action)[1:])]
-        self.push_screen(HelpScreen(self.key_sections(first, idle)))
+        self.push_screen(HelpScreen(all_keys(self.BINDINGS, self.keymap, first=first, without=idle)))
 
     def action_command_palette(self) -> None:
         """Commands are those of a screen, not of the help on top of it."""

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,10 @@ from tuner.domain.state import LinkState
 from tuner.errors import ConnectionFailed
 from tuner.messages import SnapshotUpdated
 from tuner.screens import SCREENS
+from tuner.screens.ahead import collect, collect_by_hand
 from tuner.screens.commands import HostCommands, KeyCommands, ScreenCommands, SearchCommands, ThemeCommands
 from tuner.screens.dialogs import ErrorDialog, HostKeyDialog, SecretDialog
-from tuner.screens.help import HelpScreen, markdown
+from tuner.screens.help import HelpScreen, all_keys, markdown
 from tuner.widgets.keybar import KeyBar
 from tuner.widgets.rows import Rows
 from tuner.widgets.tabs import HostTabs
@@ -390,6 +393,98 @@ async def test_the_end_of_a_recording_is_no_lost_host(app_on: AppOn, clock: Any)
         assert session.reconnects == 2
 
 
+async def test_a_recording_that_ended_is_no_host_that_is_down(app_on: AppOn) -> None:
+    session = FakeSession(states.REPLACE(states.serving(), link=LinkState(phase=LinkPhase.DOWN, final=True)))
+    session.player = Player()
+    app, _ = app_on(session, states.REPLACE(states.failed(), name="root@gpu-box-2"))
+    async with app.run_test(size=(160, 48)) as pilot:
+        await pilot.pause()
+        assert "[root@gpu-box-1 ○ ended" in app.screen.query_one(HostTabs).text
+        shown = {name: about async for name, about in listed(KeyCommands, app)}
+        assert "Play again" in shown
+        assert "Reconnect" not in shown
+        assert "reconnect" not in " ".join(shown.values()).lower()
+        await pilot.press("question_mark")
+        await pilot.pause()
+        keys = app.screen.query_one("#help-rows", Rows).text
+        assert "Play an ended replay from its beginning" in keys
+        assert "Try the link" not in keys
+
+
+async def listed(provider: type[Provider], app: TunerApp) -> AsyncIterator[tuple[str, str]]:
+    """Names and descriptions of what a provider offers."""
+    made = provider(app.screen)
+    async for hit in made.discover():
+        yield str(hit.text), str(hit.help)
+
+
+async def test_other_screens_are_there_before_their_keys_are_pressed(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving(), ahead_s=0.001)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await built(pilot)
+        assert app.current_mode == "overview"
+        assert "TP7" in app.screen.query_one("#table", Rows).text
+        for name, key in (("logs", "l"), ("details", "i")):
+            (screen,) = app.get_screen_stack(name)
+            await pilot.press(key)
+            await pilot.pause()
+            assert app.screen is screen
+
+
+async def test_a_key_that_is_pressed_while_screens_are_built_is_not_lost(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving(), ahead_s=0.001)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l", "v")
+        await built(pilot)
+        assert app.current_mode == "logs"
+        assert "level info+" in app.screen.query_one("#filters", Rows).text
+
+
+async def test_nothing_is_built_under_a_question(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving(), ahead_s=0.001)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("question_mark")
+        help_screen = app.screen
+        seen = []
+        app.mode_change_signal.subscribe(help_screen, seen.append)
+        for _ in range(8):
+            await pilot.pause(0.1)
+        assert app.screen is help_screen
+        assert seen == []
+        await pilot.press("escape")
+        await built(pilot)
+
+
+async def built(pilot: Any) -> None:
+    """Until every screen is there and the first one is shown again."""
+    app = pilot.app
+    for _ in range(500):
+        await pilot.pause(0.02)
+        with contextlib.suppress(KeyError):
+            if all(app.get_screen_stack(entry.name)[0].is_mounted for entry in SCREENS):
+                await pilot.pause(0.1)
+                return
+    raise AssertionError("never built")
+
+
+def test_old_objects_are_collected_when_nobody_waits() -> None:
+    before = gc.get_threshold()
+    gc.collect()
+    try:
+        collect_by_hand()
+        gc.collect(1)
+        collect()
+        assert gc.get_count()[2] > 0, "not due yet"
+        for _ in range(40):
+            gc.collect(1)
+        assert gc.get_count()[2] > 30, "not by itself"
+        collect()
+        assert gc.get_count()[2] == 0
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
 async def test_copying_goes_through_the_terminal(app_on: AppOn) -> None:
     app, _ = app_on(states.failed())
     async with app.run_test(size=(80, 24)) as pilot:
@@ -518,7 +613,7 @@ def test_every_binding_has_id_and_description() -> None:
 
 
 def test_keys_md_is_generated_from_the_bindings() -> None:
-    text = markdown(TunerApp([]).key_sections())
+    text = markdown(all_keys(TunerApp.BINDINGS, {}))
     if os.environ.get("UPDATE_DOCS"):
         KEYS.write_text(text)
     assert KEYS.read_text() == text, "run: UPDATE_DOCS=1 pytest tests/ui/test_app.py -k keys_md"
@@ -528,7 +623,9 @@ def test_no_key_means_two_things_on_one_screen() -> None:
     from tuner.screens.base import TunerScreen
     from tuner.widgets.log_view import LogView
 
-    everywhere = [key for binding in (*TunerApp.BINDINGS, *TunerScreen.BINDINGS) for key in binding.key.split(",")]
+    # A recording is played again with the key that reconnects a host: no screen shows both.
+    common = [binding for binding in (*TunerApp.BINDINGS, *TunerScreen.BINDINGS) if binding.id != "replay.again"]
+    everywhere = [key for binding in common for key in binding.key.split(",")]
     for entry in SCREENS:
         own = [key for binding in entry.screen.BINDINGS for key in binding.key.split(",")]
         own += [key for binding in LogView.BINDINGS for key in binding.key.split(",")] if entry.name == "logs" else []

@@ -32,7 +32,7 @@ def test_equal_lines_of_eight_ranks_become_one_row_and_the_odd_one_stays() -> No
     folds = [row for row in index.rows if isinstance(row, Fold)]
     weights = [row for row in folds if "Load weight end" in row.line.text]
     assert [len(row.ranks) for row in weights] == [7, 1]
-    assert weights[1].ranks == ["TP5"]
+    assert weights[1].ranks == ("TP5",)
     assert "21.70" in weights[1].line.text
 
 
@@ -40,7 +40,7 @@ def test_a_rank_that_repeats_itself_starts_another_row() -> None:
     index = LogIndex()
     lines = [ranked("x", rank, at, 7) for at, rank in enumerate((0, 1, 0, 1, 2))]
     index.update(log_with(block(*lines)))
-    assert [row.ranks for row in index.rows if isinstance(row, Fold)] == [["TP0", "TP1", "TP2"], ["TP0", "TP1"]]
+    assert [row.ranks for row in index.rows if isinstance(row, Fold)] == [("TP0", "TP1", "TP2"), ("TP0", "TP1")]
 
 
 def test_lines_far_apart_do_not_fold() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -45,6 +44,7 @@ def replay(file: Path, speed: float) -> int:
 
 def _show(targets: Sequence[Target], speed: float = 1.0) -> int:
     from tuner.app import TunerApp
+    from tuner.screens.ahead import collect_by_hand
     from tuner.session.session import Session, open_session
 
     settings = stored.load(paths.settings_file())
@@ -59,10 +59,9 @@ def _show(targets: Sequence[Target], speed: float = 1.0) -> int:
         ascii=settings.ascii or not _draws_unicode(os.environ),
         theme=settings.theme,
         keymap=settings.keymap,
+        ahead_s=1.0,
     )
-
-    # What is loaded by now lives as long as we do: the collector need not look at it in the middle of a burst.
-    gc.freeze()
+    collect_by_hand()
 
     async def shown() -> int:
         loop = asyncio.get_running_loop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
 from textual import events
@@ -13,11 +12,12 @@ from textual.screen import Screen
 
 from tuner.domain.state import HostState, ServerState
 from tuner.messages import HostRequested
+from tuner.screens.replay import replay_lines
 from tuner.screens.shell import Shell
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.keybar import KeyBar
 from tuner.widgets.rows import Rows
-from tuner.widgets.spans import Line, Span, clean
+from tuner.widgets.spans import clean
 from tuner.widgets.tabs import HostTabs
 
 NEEDED = (80, 24)
@@ -93,7 +93,7 @@ class TunerScreen(Screen[None]):
         if not self.is_current or not self.is_mounted or self.has_class("-too-small"):
             return
         self.query_one(HostTabs).show_tabs(self.shell.tabs())
-        self.query_one("#replay", Rows).show(self._replay_lines())
+        self.query_one("#replay", Rows).show(replay_lines(self.shell.player(), ended=self.shell.ended()))
         self.draw(self.shell.snapshot, self.shell.server())
 
     def draw(self, state: HostState | None, server: ServerState | None) -> None:
@@ -131,19 +131,3 @@ class TunerScreen(Screen[None]):
         """A tab was clicked."""
         message.stop()
         self.post_message(HostRequested(message.host))
-
-    def _replay_lines(self) -> Sequence[Line]:
-        player = self.shell.player()
-        if player is None:
-            return ()
-
-        def clock(seconds: float) -> str:
-            return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
-
-        if self.shell.ended():
-            text = f"end of the recording, {clock(player.duration)}   "
-            return [((" replay ", "head"), (text, "warn"), ("R play again   < back 10 s", "dim"))]
-        word: Span = ("paused", "warn") if player.paused else ("playing", "ok")
-        speed = f"at {player.speed:g}x" if player.speed else "as fast as possible"
-        text = f"  {clock(player.position)} of {clock(player.duration)}  {speed}   "
-        return [((" replay ", "head"), word, (text, "text"), ("space pause   < > 10 s   - slower   + faster", "dim"))]

@@ -67,8 +67,8 @@ class HostCommands(ListProvider):
         if not isinstance(screen, TunerScreen):
             return
         for tab in screen.shell.tabs():
-            name = clean(tab.name)
-            yield f"Host {name}", f"link {tab.link}", partial(self.app.post_message, HostRequested(tab.name))
+            about = "a recording that has ended" if tab.ended else f"link {tab.word}"
+            yield f"Host {clean(tab.name)}", about, partial(self.app.post_message, HostRequested(tab.name))
         for server in screen.shell.snapshot.servers if screen.shell.snapshot else ():
             title = f"{server.engine_title or server.identity.engine} {model_name(server.model)}".strip()
             run = partial(self.app.post_message, ServerRequested(server.identity.key))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from msgspec import Struct
@@ -12,6 +12,9 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from tuner.screens import SCREENS
+from tuner.screens.base import TunerScreen
+from tuner.widgets.log_view import LogView
 from tuner.widgets.rows import Rows
 from tuner.widgets.spans import Line
 
@@ -20,6 +23,10 @@ _SHOWN = {
     "plus": "+", "minus": "-", "escape": "esc", "pageup": "page up", "pagedown": "page down", "equals_sign": "=",
     "less_than_sign": "<", "greater_than_sign": ">",
 }  # fmt: skip
+
+
+IN_A_LOG = "In a log"
+"""Heading of the keys of a log's view."""
 
 
 class Key(Struct, frozen=True):
@@ -54,6 +61,28 @@ def sections(
     return [(title, keys) for title, keys in listed if keys]
 
 
+def all_keys(
+    everywhere: Iterable[BindingType],
+    overrides: Mapping[str, str],
+    *,
+    first: Sequence[str] = (),
+    without: Container[str] = (),
+) -> list[tuple[str, list[Key]]]:
+    """All documented keys.
+
+    Args:
+        everywhere: The app's own.
+        overrides: The operator's keys, by id.
+        first: Headings that come before the others.
+        without: Ids of keys to leave out.
+    """
+    sources: list[tuple[str, Iterable[BindingType]]] = [("Everywhere", everywhere)]
+    sources += [(entry.screen.HELP_TITLE, entry.screen.BINDINGS) for entry in SCREENS]
+    sources += [(IN_A_LOG, LogView.BINDINGS), (TunerScreen.HELP_TITLE, TunerScreen.BINDINGS)]
+    sources.sort(key=lambda source: source[0] not in first)
+    return [(title, [key for key in keys if key.id not in without]) for title, keys in sections(sources, overrides)]
+
+
 def markdown(listed: Sequence[tuple[str, Sequence[Key]]]) -> str:
     """docs/keys.md."""
     parts = [
@@ -76,7 +105,7 @@ class HelpScreen(ModalScreen[None]):
         Binding("escape,question_mark,q", "close", "Close", id="help.close", tooltip="Close the help"),
     ]
     DEFAULT_CSS = """
-    HelpScreen { align: center middle; background: $background; }
+    HelpScreen { align: center middle; }
     """
 
     def __init__(self, listed: Sequence[tuple[str, Sequence[Key]]]) -> None:

@@ -23,7 +23,7 @@ from tuner.widgets.rank_table import layout_for, rows_of, table_lines
 from tuner.widgets.rows import Rows
 from tuner.widgets.spans import Line, Span, clean, spread, text_of, wrap_parts
 
-_CHART_FROM = 136
+CHART_FROM = 136
 """Columns from which a chart stands beside the table; below, the speed over time is a sparkline."""
 _CHART_SHARE = 0.31
 _CHART_HEIGHT = 15
@@ -84,7 +84,7 @@ class OverviewScreen(TunerScreen):
     @property
     def wide(self) -> bool:
         """Whether there is room for a chart."""
-        return self.size.width >= _CHART_FROM
+        return self.size.width >= CHART_FROM
 
     def draw(self, state: HostState | None, server: ServerState | None) -> None:
         """Draw each part that changed."""

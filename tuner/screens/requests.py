@@ -19,7 +19,7 @@ from tuner.messages import (
     SearchProgressed,
     SearchRequested,
 )
-from tuner.screens.shell import Player
+from tuner.screens.replay import Player
 from tuner.widgets.log_part import lines_of
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from textual import events
 from textual.app import App, SystemCommand
-from textual.binding import Binding
 from textual.filter import LineFilter
 from textual.reactive import var
 from textual.screen import Screen
@@ -16,32 +15,13 @@ from textual.widgets import Input
 
 from tuner.domain.link import LinkPhase
 from tuner.domain.state import HostState, ServerState
+from tuner.screens.replay import Player
 from tuner.widgets.glyphs import ASCII, UNICODE, AsciiFilter
 from tuner.widgets.tabs import HostTab, tab_of
 from tuner.widgets.themes import THEMES, memory_colors
 
 _SWITCH_S = 0.01
 """A screen that comes back is drawn by then."""
-
-
-class Player(Protocol):
-    """The controls of a recording."""
-
-    position: float
-    """Seconds of it that were played."""
-    duration: float
-    paused: bool
-    speed: float
-    """1 is as it was; 0 is as fast as possible."""
-
-    def seek(self, position: float) -> None:
-        """Go to a second of it."""
-
-    def pause(self) -> None:
-        """Hold still."""
-
-    def resume(self) -> None:
-        """Go on."""
 
 
 class Shell(App[None]):
@@ -100,8 +80,7 @@ class Shell(App[None]):
 
     def ended(self) -> bool:
         """Whether the host on screen is a recording that was played to its end."""
-        state = self.snapshot
-        return self.player() is not None and state is not None and state.link.phase is LinkPhase.DOWN
+        return self.snapshot is not None and self._has_ended(self.host, self.snapshot)
 
     def stale(self) -> bool:
         """Whether the numbers on screen are not those of now: the link is not up."""
@@ -126,11 +105,17 @@ class Shell(App[None]):
 
     def tabs(self) -> tuple[HostTab, ...]:
         """All hosts."""
-        return tuple(tab_of(name, state, chosen=name == self.host) for name, state in self.snapshots.items())
+        return tuple(
+            tab_of(name, state, chosen=name == self.host, ended=self._has_ended(name, state))
+            for name, state in self.snapshots.items()
+        )
 
-    def player(self) -> Player | None:
-        """The controls of the host on screen, when it is a recording."""
+    def player(self, host: str | None = None) -> Player | None:
+        """The controls of a host when it is a recording; without a name of the one on screen."""
         return None
+
+    def _has_ended(self, host: str, state: HostState) -> bool:
+        return state.link.phase is LinkPhase.DOWN and self.player(host) is not None
 
     def on_key(self, event: events.Key) -> None:
         """A letter belongs to the field that has the focus, also one that was typed just before it got it."""
@@ -157,9 +142,18 @@ class Shell(App[None]):
             player.speed = min(1024.0, max(0.125, (player.speed or 1024.0) * factor))
             self.tick += 1
 
-    def key_label(self, binding: Binding) -> str:
-        """A key's name where the operator is: a recording is played again, a host is reconnected."""
-        return "Play again" if binding.id == "link.reconnect" and self.player() is not None else binding.description
+    def action_replay_seek(self, seconds: float) -> None:
+        """Go on or back in a replay; one that has ended is played again up to there."""
+        player = self.player()
+        if player is None or (self.ended() and seconds > 0):
+            return
+        player.seek(max(0.0, player.position + seconds))
+        if self.ended():
+            self.action_replay_again()
+        self.tick += 1
+
+    def action_replay_again(self) -> None:
+        """Play a replay that has ended from where it is now: its beginning, or where one went back to."""
 
     def delay_update(self, delay: float = _SWITCH_S) -> None:
         """Hold painting back at a change of screen, but not for as long as the library does: a key may not take it."""

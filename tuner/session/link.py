@@ -63,8 +63,11 @@ class Timing:
     """A connection that lived so long was good: the next one begins with the shortest wait."""
     frame: float = 0.2
     """Between two snapshots."""
-    slice: float = 0.008
+    slice: float = 0.004
     """Longest work before others get their turn."""
+    turns: int = 8
+    """Of the event loop that others get then: a key passes through so many tasks until its effect is drawn. With one
+    turn it would wait for a slice of ours at each of them."""
     asleep: float = 15.0
     """The wall clock ran so far ahead of ours: this machine was asleep, and the probe has ended since."""
 
@@ -255,7 +258,8 @@ class Link:
                     self._measure(number)
             self._happened(event)
             if time.monotonic() - self._gave_way > self._timing.slice:
-                await asyncio.sleep(0)
+                for _ in range(self._timing.turns):
+                    await asyncio.sleep(0)
                 self._gave_way = time.monotonic()
 
     def _hello(self, hello: e.ProbeHello) -> None:

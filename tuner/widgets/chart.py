@@ -63,6 +63,11 @@ def _label(value: float, step: float) -> str:
     return f"{value:,.{places}f}"
 
 
+def load() -> None:
+    """Import what draws charts: 8 MB and a fifth of a second. Done by the first chart otherwise."""
+    import plotext  # noqa: F401
+
+
 def draw(series: Series, now: float, width: int, height: int, glyphs: Glyphs, window_s: float = WINDOW_S) -> list[str]:
     """The chart as plain text lines; empty when there is nothing to draw or no room.
 
@@ -70,7 +75,7 @@ def draw(series: Series, now: float, width: int, height: int, glyphs: Glyphs, wi
     """
     if width < 20 or height < 4 or len(series) < 2:
         return []
-    import plotext  # takes 0.1 s, which only a chart is worth
+    import plotext  # takes long, which only a chart is worth; see `load`
 
     slices = columns(series, slice_end(now, window_s, width) - window_s, slice_end(now, window_s, width), width)
     step = window_s / width

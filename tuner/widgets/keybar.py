@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from textual import events
-from textual.binding import ActiveBinding, Binding
+from textual.binding import ActiveBinding
 from textual.screen import Screen
 
 from tuner.widgets.rows import Rows
@@ -54,7 +54,7 @@ class KeyBar(Rows):
             if binding.id == here:
                 continue
             key = self.app.get_key_display(binding)
-            part: tuple[Span, Span, Span] = ((key, "busy"), (f" {self._label(binding)}", "text"), ("  ", "text"))
+            part: tuple[Span, Span, Span] = ((key, "busy"), (f" {binding.description}", "text"), ("  ", "text"))
             if width_of(part) - 2 > room:
                 break
             room -= width_of(part)
@@ -65,10 +65,6 @@ class KeyBar(Rows):
             spans += parts[index]
             self._ends.append((width_of(spans) - 1, ordered[index].key))
         self.show([tuple(spans)])
-
-    def _label(self, binding: Binding) -> str:
-        name: Callable[[Binding], str] | None = getattr(self.app, "key_label", None)
-        return name(binding) if name else binding.description
 
     def on_click(self, event: events.Click) -> None:
         """Press the key under the mouse."""

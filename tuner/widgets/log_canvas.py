@@ -18,6 +18,8 @@ from tuner.widgets.spans import clip
 
 _GUTTER = 3
 _PREFIX = re.compile(r"\[[^\]]{4,40}\] ?|\([A-Za-z_]+ ?[^)]{0,30}\) ?")
+_CACHED = 400
+"""Drawn rows that are kept. A log that runs by needs those of a screen or two; each is some dozen objects."""
 _ID_BASE = 1 << 40
 """Makes row ids, which may be negative, usable as lines of a text selection."""
 
@@ -137,7 +139,7 @@ class LogCanvas(Styled):
     def _row(self, row_id: int, piece: int) -> Strip:
         """A row's strip but for cursor, selection and scroll bar. While a log runs by, rows move but look the same."""
         settings = (self.index, self.text_width, self._x, self.wrap, self.pattern, self.all_ranks, self.style_version)
-        if settings != self._cached_for or len(self._cached) > 2_000:
+        if settings != self._cached_for or len(self._cached) > _CACHED:
             self._cached_for = settings
             self._cached.clear()
         row = self.index[row_id]

@@ -37,17 +37,17 @@ class LogFilter(Struct, frozen=True, kw_only=True):
         return self.rank is not None or self.level > Level.DEBUG or bool(self.text)
 
 
-class Fold:
-    """One row for equal lines of several ranks; the first is shown for all."""
+class Fold(Struct, gc=False):
+    """One row for equal lines of several ranks; the first is shown for all.
 
-    __slots__ = ("body", "line", "ranks", "seen")
+    Ten thousands of them are held. The collector of cycles need not visit what refers to texts only.
+    """
 
-    def __init__(self, line: LogLine, seen: int) -> None:
-        self.line = line
-        self.ranks: list[str] = [line.rank or ""]
-        self.body: list[str] = []
-        """The lines that follow the first one (a traceback), to fold theirs with."""
-        self.seen = seen
+    line: LogLine
+    seen: int
+    ranks: tuple[str, ...]
+    body: tuple[str, ...] = ()
+    """The lines that follow the first one (a traceback), to fold theirs with."""
 
 
 Row = LogLine | Fold
@@ -87,10 +87,10 @@ class _Folder:
             groups.popleft()
         for group in groups:
             if line.rank not in group.ranks:
-                group.ranks.append(line.rank)
+                group.ranks += (line.rank,)
                 self._joined, self._at = group, 0
                 return
-        group = Fold(line, self._count)
+        group = Fold(line, self._count, (line.rank,))
         groups.append(group)
         rows.append(group)
         self._body = group
@@ -104,7 +104,7 @@ class _Folder:
                 return
             self._joined = None
         elif self._body is not None and len(self._body.body) < WINDOW:
-            self._body.body.append(line.text)
+            self._body.body += (line.text,)
         rows.append(line)
 
     def _forget(self) -> None:

@@ -126,7 +126,7 @@ class LogView(LogCanvas, can_focus=True):
             return None
         row = self.index[self.current]
         line = line_of(row)
-        return line, tuple(row.ranks) if isinstance(row, Fold) else ((line.rank,) if line.rank else ())
+        return line, row.ranks if isinstance(row, Fold) else ((line.rank,) if line.rank else ())
 
     def go_to(self, row_id: int) -> None:
         """Make a row current and bring it into view."""

@@ -24,11 +24,19 @@ class HostTab(Struct, frozen=True):
     link: LinkPhase
     phase: Phase | None
     """Of the host's first server."""
+    ended: bool = False
+    """A recording that was played to its end."""
+
+    @property
+    def word(self) -> str:
+        """The state of the link; a recording has none that could be lost."""
+        return "ended" if self.ended else str(self.link)
 
 
-def tab_of(name: str, state: HostState, *, chosen: bool) -> HostTab:
+def tab_of(name: str, state: HostState, *, chosen: bool, ended: bool = False) -> HostTab:
     """The tab of a host."""
-    return HostTab(name, chosen, state.link.phase, state.servers[0].phase if state.servers else None)
+    phase = state.servers[0].phase if state.servers else None
+    return HostTab(name, chosen, state.link.phase, phase, ended)
 
 
 class HostTabs(Rows):
@@ -79,10 +87,10 @@ class HostTabs(Rows):
 
     def _piece(self, tab: HostTab, *, words: bool) -> Line:
         glyphs = self._glyphs
-        link_style = {LinkPhase.UP: "ok", LinkPhase.DOWN: "bad"}.get(tab.link, "warn")
-        link = f" {tab.link}" if words and tab.link is not LinkPhase.UP else ""
+        style = "warn" if tab.ended else {LinkPhase.UP: "ok", LinkPhase.DOWN: "bad"}.get(tab.link, "warn")
+        link = f" {tab.word}" if words and tab.link is not LinkPhase.UP else ""
         name = (f"[{clean(tab.name)}", "strong") if tab.chosen else (f" {clean(tab.name)}", "dim")
-        spans: list[Span] = [name, (f" {glyphs.link(tab.link)}{link}", link_style)]
+        spans: list[Span] = [name, (f" {glyphs.link(tab.link)}{link}", style)]
         if tab.phase is not None:
             style = "ok" if tab.phase is Phase.READY else "bad" if tab.phase is Phase.FAILED else "busy"
             word = f" {'starting' if tab.phase.starting else tab.phase}" if words else ""
