@@ -142,6 +142,20 @@ def test_a_tail_holds_few_rows_whatever_comes() -> None:
         assert texts(index)[-1] == f"{b}.899"
 
 
+def test_a_tail_ends_as_the_log_does_however_much_came_at_once() -> None:
+    for at_once in (3, 30, 300):
+        index = LogIndex(keep_rows=50)
+        blocks = [block(LogLine(offset=0, text="first"))]
+        index.update(log_with(*blocks))
+        for b in range(1, at_once + 1):
+            blocks.append(block(*(LogLine(offset=1000 * b + at, text=f"{b}.{at}") for at in range(20))))
+        index.update(log_with(*blocks))
+        shown = texts(index)
+        assert shown[-40:] == [f"{b}.{at}" for b in (at_once - 1, at_once) for at in range(20)]
+        assert len(shown) <= 620
+        assert index.last - index.first == len(shown)
+
+
 def test_finding_by_pattern_level_and_offset() -> None:
     index = LogIndex()
     index.update(states.failed().servers[0].log)

@@ -167,7 +167,7 @@ class LogIndex:
             return False
         self._blocks = blocks
         at = _position(blocks, old[-1]) if old else None
-        if at is None:
+        if at is None or self._outruns(blocks[at + 1 :]):
             self._reset()
             return True
         if self._keep_rows is None:
@@ -280,6 +280,10 @@ class LogIndex:
         self._todo = start if self._keep_rows is None else 0
         self._append(blocks[start:])
         self.version += 1
+
+    def _outruns(self, blocks: Iterable[LogBlock]) -> bool:
+        """Whether a tail need not look at most of these: they would push each other out of it."""
+        return self._keep_rows is not None and sum(len(block.lines) for block in blocks) > SLICE
 
     def _append(self, blocks: Iterable[LogBlock]) -> None:
         for block in blocks:
