@@ -1,32 +1,38 @@
 """What the terminal costs: CPU, memory, lines lost, and how soon a key shows its effect, in a real terminal.
 
-`python benchmarks/bench_tui.py` runs the application in a pseudo-terminal of its own, on a session that feeds it
-through the real core (log bytes and GPU readings in, states out) at given rates, and prints one row per case.
+`python benchmarks/bench_tui.py` runs the application in a pseudo-terminal of its own, on the recorded host of
+`recorded_host.py`, whose log grows at a given rate. Probe, session and application are the real ones; the CPU time is
+the application's alone. Three parts:
+
+- load: CPU, memory and keys on one screen at several rates;
+- opens: every screen, dialog and field by its key, the first time and later, idle and in a burst;
+- memory: only with `--lines N`: memory while so many lines go by, with the whole log on screen.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
+import random
 import re
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pexpect
 import psutil
+from common import Report, cpu_s, own_home
+from recorded_host import READY, RecordedHost
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
 SIZE = (160, 48)
-CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+CONTROL = re.compile(rb"\x1b\[[0-9;?]*[a-zA-Z]")
 CASES = (
     # name, screen, lines a second, seconds, bar for CPU in percent of a core
     ("idle, overview", "o", 0, 20, 2.0),
@@ -36,98 +42,89 @@ CASES = (
     ("1,000 lines/s, logs", "l", 1_000, 20, 15.0),
     ("20,000 lines/s, logs", "l", 20_000, 20, None),
 )
+OPENS = (
+    # what, keys before it, its key, what it writes
+    ("Logs", "o", "l", "level all"),
+    ("Details", "o", "i", "interpreter"),
+    ("Overview", "l", "o", "info and above"),
+    ("help", "o", "?", "finds every command by name"),
+    ("palette", "o", "\x10", "Search for commands"),
+    ("its commands", "o", "\x10", "Go to Details"),
+    ("line in full", "lk", "\r", "escape closes"),
+    ("search field", "l", "/", "escape: leave"),
+)
+"""The first time is measured in this order."""
 KEY_BAR_MS = 50.0
 RSS_BAR_MB = 120.0
+BURST = 20_000
+BEAT_S = 0.05
+SETTLED_S = 4.0
+"""After the first frame: what is done once has been done."""
 DECODE = (
     "[2026-11-29 14:02:11 TP{rank}] Decode batch, #running-req: 4, #token: {n}, token usage: 0.37, "
     "cuda graph: True, gen throughput (token/s): 89.51, #queue-req: 0\n"
 )
 ACCESS = '[2026-11-29 14:02:11] INFO:     10.0.0.9:{n} - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
+NUMBER = re.compile(r"(?:#token: |10\.0\.0\.9:)(\d+)")
+ESCAPE = "\x1b"
 
 
 def line(n: int) -> str:
     """What a busy server prints: batches, and a request's line for most of the rest."""
-    return DECODE.format(rank=n % 8, n=58_000 + n) if n % 10 == 0 else ACCESS.format(n=58_000 + n)
+    return DECODE.format(rank=n % 8, n=n) if n % 10 == 0 else ACCESS.format(n=n)
 
 
-class Feed:
-    """A session whose host says what it is told to, as often as it is told to."""
-
-    def __init__(self, rate: int) -> None:
-        from tests.support import states
-        from tuner.engines import load_engines
-
-        self.player: Any = None
-        self.rate = rate
-        self.engines = load_engines()
-        state = states.serving()
-        self.state = states.REPLACE(state, servers=(states.REPLACE(state.servers[0], log=states.log_of([])),))
-        self.key = states.KEY
-        self.fed = 0
-        self.offset = 0
-        self._closed = asyncio.Event()
-        self._changed = asyncio.Event()
-
-    async def run(self) -> None:
-        """Grow the log ten times a second, read the GPUs once."""
-        from tests.support import states
-        from tuner.core.reduce import reduce
-        from tuner.domain.events import GpuSamples, LogBytes
-
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        second = 0
-        while not self._closed.is_set():
-            await asyncio.sleep(0.1)
-            passed = loop.time() - began
-            mono = states.MONO + passed
-            due = int(passed * self.rate)
-            if due > self.fed:
-                data = "".join(line(n) for n in range(self.fed, due))
-                event = LogBytes(key=self.key, offset=self.offset, end=self.offset + len(data), data=data, mono=mono)
-                self.state, _ = reduce(self.state, event, self.engines)
-                self.fed, self.offset = due, self.offset + len(data)
-                self._changed.set()
-            if int(passed) > second:
-                second = int(passed)
-                used = [86.8 + (second * 7 + gpu) % 5 / 10 for gpu in range(8)]
-                self.state, _ = reduce(self.state, GpuSamples(samples=states.samples(used), mono=mono), self.engines)
-                self._changed.set()
-
-    async def snapshots(self) -> AsyncIterator[Any]:
-        """At most five a second."""
-        while not self._closed.is_set():
-            self._changed.clear()
-            yield self.state
-            await asyncio.sleep(0.2)
-            await self._changed.wait()
-
-    def reconnect(self) -> None:
-        """There is no link."""
-
-    async def aclose(self) -> None:
-        """End."""
-        self._closed.set()
-        self._changed.set()
+def text(first: int, last: int) -> str:
+    """Lines with these numbers."""
+    return "".join(line(n) for n in range(first, last))
 
 
-def child(rate: int, report: Path) -> None:
+class Growth:
+    """A log that grows by so many lines a second until it is stopped, or has so many."""
+
+    def __init__(self, host: RecordedHost, rate: int, lines: int | None = None) -> None:
+        self.lines = 0
+        self._log, self._rate, self._most = host.log, rate, lines
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._write, daemon=True)
+        self._thread.start()
+
+    def _write(self) -> None:
+        began = time.monotonic()
+        with self._log.open("ab", buffering=0) as log:
+            while self._rate and self.lines != self._most and not self._stop.wait(BEAT_S):
+                # After a pause of this machine lines come no faster than twice the rate.
+                most = self.lines + int(2 * BEAT_S * self._rate)
+                due = min(int((time.monotonic() - began) * self._rate), most, self._most or 1 << 60)
+                log.write(text(self.lines, due).encode())
+                self.lines = due
+
+    @property
+    def running(self) -> bool:
+        """Whether more lines come."""
+        return self._thread.is_alive()
+
+    def stop(self) -> int:
+        """Let no more lines come. Returns how many there were."""
+        self._stop.set()
+        self._thread.join()
+        return self.lines
+
+
+def child(report: Path) -> None:
     """The application itself; writes what it saw when it ends."""
     from tuner.app import TunerApp
+    from tuner.domain.link import Target
+    from tuner.screens.ahead import collect_by_hand
+    from tuner.session.session import open_session
     from tuner.widgets.log_index import line_of
     from tuner.widgets.log_view import LogView
 
-    sessions: list[Feed] = []
     answers: list[dict[str, Any]] = []
-
-    def make(ask: object) -> list[Feed]:
-        sessions.append(Feed(rate))
-        return sessions
 
     class Watched(TunerApp):
         async def action_quit(self) -> None:
-            feed = sessions[0]
-            log = feed.state.servers[0].log
+            log = self.snapshots[self.host].servers[0].log
             shown = None
             if self.current_mode == "logs":
                 view = self.screen.query_one(LogView)
@@ -135,15 +132,16 @@ def child(rate: int, report: Path) -> None:
                 while view.live.work():
                     pass
                 view.show_log(log)
-                tokens = [
-                    int(re.findall(r"(?:#token: |10\.0\.0\.9:)(\d+)", line_of(row).text)[0]) for row in view.live.rows
-                ]
-                shown = tokens == list(range(58_000 + feed.fed - len(tokens), 58_000 + feed.fed))
-                shown = shown and len(tokens) == log.held_lines
-            answers.append({"fed": feed.fed, "total": log.lines_total, "complete": shown})
+                found = [NUMBER.search(line_of(row).text) for row in view.live.rows]
+                numbers = [int(each[1]) for each in found if each]
+                last = log.lines_total - 1
+                shown = numbers == list(range(last - len(numbers), last)) and len(numbers) >= min(last, 30_000)
+            answers.append({"lines": log.lines_total - 1, "complete": shown})
             self.exit()
 
-    app = Watched(make)  # type: ignore[arg-type]
+    # As the command does.
+    app = Watched(lambda ask: [open_session(Target(name="local", scheme="local"), ask=ask)], ahead_s=1.0)
+    collect_by_hand()
     app.run()
     report.write_text(json.dumps(answers[0]))
 
@@ -155,12 +153,13 @@ class Terminal:
     the application itself, and would be measured as its delay.
     """
 
-    def __init__(self, rate: int, report: Path) -> None:
-        env = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
-        env.pop("NO_COLOR", None)
-        argv = [str(Path(__file__)), "--child", str(rate), "--report", str(report)]
+    def __init__(self, host: RecordedHost, report: Path) -> None:
+        env = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "HOST_ROOT": str(host.root)}
+        argv = [str(Path(__file__)), "--child", str(report)]
         self.process = pexpect.spawn(sys.executable, argv, dimensions=(SIZE[1], SIZE[0]), env=env, timeout=5)
+        self.process.delaybeforesend = None
         self.bytes = 0
+        self._report = report
         self._written = b""
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -178,91 +177,187 @@ class Terminal:
                 self._changed.notify_all()
 
     def wait_for(self, text: str, timeout: float = 20.0) -> float:
-        """Seconds until a text is written."""
-        last = text.rsplit(" ", 1)[-1].encode()
+        """The time at which a text is written."""
+        wanted = text.encode()
+        last = wanted.rsplit(b" ", 1)[-1]
 
         def written() -> bool:
             # Cheap first: taking the control sequences out of each piece would compete with the application.
-            return last in self._written and text in CONTROL.sub("", self._written.decode(errors="replace"))
+            return last in self._written and wanted in CONTROL.sub(b"", self._written)
 
-        began = time.perf_counter()
         with self._changed:
             if not self._changed.wait_for(written, timeout):
                 raise SystemExit(f"never written: {text}")
-        return time.perf_counter() - began
-
-    def close(self) -> None:
-        """Wait for the end of its output."""
-        self._thread.join(20)
-        self.process.close()
+            return time.perf_counter()
 
     def press(self, key: str, text: str) -> float:
         """Milliseconds from a key to what it does."""
+        # Keys of people keep no time with frames and beats.
+        time.sleep(random.uniform(0.1, 0.4))
         with self._changed:
             self._written = b""
+        began = time.perf_counter()
         self.process.send(key)
-        return self.wait_for(text) * 1e3
+        return (self.wait_for(text) - began) * 1e3
+
+    def rss(self) -> float:
+        """Memory of the application in MB."""
+        return psutil.Process(self.process.pid).memory_info().rss / 1e6
+
+    def end(self, growth: Growth) -> dict[str, Any]:
+        """Stop the log, look at its end, quit. Returns what the application says."""
+        lines = growth.stop()
+        self.process.send("o")
+        # Longer than the probe, the session and the screen take for the last lines.
+        time.sleep(3.0)
+        self.press("l", "level all")
+        self.process.send("q")
+        self._thread.join(20)
+        self.process.close()
+        return {"fed": lines, **json.loads(self._report.read_text())}
+
+
+@contextmanager
+def running(rate: int, lines: int | None = None) -> Iterator[tuple[Terminal, Growth]]:
+    """The application on a host with a log that grows, its first frame shown."""
+    with tempfile.TemporaryDirectory() as folder:
+        own_home(Path(folder) / "home")
+        host = RecordedHost(Path(folder))
+        host.log.write_text(READY)
+        try:
+            terminal = Terminal(host, Path(folder) / "report.json")
+            terminal.wait_for("TP7")
+            time.sleep(SETTLED_S)
+            yield terminal, Growth(host, rate, lines)
+        finally:
+            host.close()
+
+
+def spread(times: Sequence[float]) -> str:
+    """The median, what nine of ten keep to, and the worst."""
+    return f"{statistics.median(times):.0f}, {sorted(times)[int(0.9 * (len(times) - 1))]:.0f}, {max(times):.0f}"
+
+
+def verdict(got: dict[str, Any]) -> tuple[str, bool]:
+    """What became of the lines, and whether that is bad."""
+    lost = got["fed"] - got["lines"]
+    words = f"{got['fed']:,} fed, {lost} lost" + ("" if got["complete"] is not False else ", view incomplete")
+    return words, lost != 0 or got["complete"] is False
 
 
 def measure(screen: str, rate: int, seconds: float) -> dict[str, Any]:
     """One case."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.json"
-        terminal = Terminal(rate, report)
-        terminal.wait_for("TP7")
+    with running(rate) as (terminal, growth):
         if screen == "l":
             terminal.press("l", "level all")
-        process = psutil.Process(terminal.process.pid)
         time.sleep(3)
-        before, began, bytes_before = process.cpu_times(), time.perf_counter(), terminal.bytes
+        before, began, bytes_before = cpu_s(terminal.process.pid), time.perf_counter(), terminal.bytes
         time.sleep(seconds)
-        after, took = process.cpu_times(), time.perf_counter() - began
+        cpu, took = cpu_s(terminal.process.pid) - before, time.perf_counter() - began
         drawn = (terminal.bytes - bytes_before) / took
         keys = []
         if screen == "l":
-            for _ in range(3):
+            for _ in range(10):
                 keys += [terminal.press("v", f"level {level}") for level in ("info+", "warning+", "error", "all")]
-            terminal.press("z", "each line")
         else:
-            for _ in range(6):
-                keys += [terminal.press("l", "level all"), terminal.press("o", "weights 72.3")]
-        rss = process.memory_info().rss
-        terminal.process.send("q")
-        terminal.close()
-        result: dict[str, Any] = json.loads(report.read_text())
-    cpu = 100 * (after.user + after.system - before.user - before.system) / took
-    return {"cpu": cpu, "rss": rss / 1e6, "drawn": drawn, "keys": keys, **result}
+            for _ in range(10):
+                keys += [terminal.press("l", "level all"), terminal.press("o", "info and above")]
+        rss = terminal.rss()
+        return {
+            "cpu": 100 * cpu / took,
+            "drawn": drawn,
+            "keys": keys,
+            "rss": rss,
+            **terminal.end(growth),
+        }
+
+
+def load(only: str, seconds: float | None) -> bool:
+    """What it costs to watch. Returns whether a bar is missed."""
+    print(f"{'case':<26}{'CPU %':>8}{'bar':>6}{'RSS MB':>8}{'kB/s out':>10}{'key ms (median, 90 %, worst)':>30}  lines")
+    missed = False
+    for name, screen, rate, length, bar in CASES:
+        if only not in name:
+            continue
+        got = measure(screen, rate, seconds or length)
+        words, bad = verdict(got)
+        keys = spread(got["keys"])
+        shown = bar if bar is not None else "-"
+        print(
+            f"{name:<26}{got['cpu']:>8.1f}{shown:>6}{got['rss']:>8.0f}{got['drawn'] / 1e3:>10.1f}{keys:>30}  {words}",
+            flush=True,
+        )
+        missed |= bad or max(got["keys"]) > KEY_BAR_MS or got["rss"] > RSS_BAR_MB
+        missed |= bar is not None and got["cpu"] > bar
+    return missed
+
+
+def opens(rate: int, runs: int) -> None:
+    """How long each screen, dialog and field takes to be there."""
+    first: dict[str, list[float]] = {}
+    later: dict[str, list[float]] = {}
+    for _ in range(runs):
+        with running(rate) as (terminal, growth):
+            time.sleep(1)
+            for times in (first, later, later, later):
+                for name, before, key, effect in OPENS:
+                    for step in before:
+                        terminal.process.send(step)
+                        time.sleep(0.5)
+                    times.setdefault(name, []).append(terminal.press(key, effect))
+                    # Out of a dialog or a field; in a log it does nothing.
+                    time.sleep(0.3)
+                    terminal.process.send(ESCAPE)
+                    time.sleep(0.5)
+            terminal.end(growth)
+
+    print(f"{f'opened at {rate:,} lines/s':<26}{'first ms':>18}{'later ms':>18}   (median, 90 %, worst; {runs} runs)")
+    for name in first:
+        print(f"{name:<26}{spread(first[name]):>18}{spread(later[name]):>18}", flush=True)
+
+
+def memory(lines: int, rate: int) -> bool:
+    """Memory while many lines go by. Returns whether a bar is missed."""
+    with running(rate, lines) as (terminal, growth):
+        terminal.press("l", "level all")
+        print(f"{'lines':>12}{'RSS MB':>8}{'CPU s':>8}", flush=True)
+        shown = 0
+        while growth.running:
+            time.sleep(0.5)
+            if growth.lines >= shown + lines // 20:
+                shown = growth.lines
+                print(f"{shown:>12,}{terminal.rss():>8.0f}{cpu_s(terminal.process.pid):>8.0f}", flush=True)
+        keys = [terminal.press("v", f"level {level}") for level in ("info+", "warning+", "error", "all")]
+        rss = terminal.rss()
+        words, bad = verdict(terminal.end(growth))
+    print(f"{lines:>12,}{rss:>8.0f}   {words}; keys after it {max(keys):.0f} ms at worst")
+    return bad or rss > RSS_BAR_MB
 
 
 def main() -> int:
-    """Run the cases; 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--child", type=int)
-    parser.add_argument("--report", type=Path)
-    parser.add_argument("--only", default="", help="part of a case's name")
-    parser.add_argument("--seconds", type=float, help="instead of each case's own")
+    """Run the parts; 1 when a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("parts", nargs="*", help="load, opens; both without a word")
+    parser.add_argument("--only", default="", help="of the load: part of a case's name")
+    parser.add_argument("--seconds", type=float, help="of the load: instead of each case's own")
+    parser.add_argument("--runs", type=int, default=5, help="of the opens")
+    parser.add_argument("--lines", type=int, help="memory while so many lines go by")
+    parser.add_argument("--rate", type=int, default=BURST, help="of the memory: lines a second")
     asked = parser.parse_args()
     if asked.child is not None:
-        child(asked.child, asked.report)
+        child(asked.child)
         return 0
-    print(f"Python {sys.version.split()[0]}, {psutil.cpu_count()} cores, terminal {SIZE[0]}x{SIZE[1]}")
-    print(f"{'case':<26}{'CPU %':>8}{'bar':>6}{'RSS MB':>8}{'kB/s out':>10}{'key ms (median, worst)':>25}  lines")
+    Report()
+    print(f"terminal {SIZE[0]}x{SIZE[1]}")
     missed = False
-    for name, screen, rate, seconds, bar in CASES:
-        if asked.only not in name:
-            continue
-        got = measure(screen, rate, asked.seconds or seconds)
-        lost = got["fed"] - got["total"]
-        lines = f"{got['fed']:,} fed, {lost} lost" + ("" if got["complete"] is not False else ", view incomplete")
-        worst = max(got["keys"])
-        keys = f"{statistics.median(got['keys']):.0f}, {worst:.0f}"
-        print(
-            f"{name:<26}{got['cpu']:>8.1f}{bar if bar is not None else '-':>6}{got['rss']:>8.0f}"
-            f"{got['drawn'] / 1e3:>10.1f}{keys:>25}  {lines}",
-            flush=True,
-        )
-        missed = missed or lost != 0 or got["complete"] is False or worst > KEY_BAR_MS or got["rss"] > RSS_BAR_MB
-        missed = missed or (bar is not None and got["cpu"] > bar)
+    if asked.lines:
+        return int(memory(asked.lines, asked.rate))
+    if not asked.parts or "load" in asked.parts:
+        missed = load(asked.only, asked.seconds)
+    if not asked.parts or "opens" in asked.parts:
+        opens(0, asked.runs)
+        opens(BURST, asked.runs)
     return int(missed)
 
 
