@@ -18,9 +18,9 @@ from tuner.probe.agent.processes import Proc
 PLAN = {"id": "info", "paths": ["/info"]}
 
 
-def poller(**probe: Any) -> Poller:
+def poller(parse: str = "json", **probe: Any) -> Poller:
     server: Any = SimpleNamespace(probe=SimpleNamespace(**probe), leader=Proc(4711), ended=threading.Event(), tls=False)
-    return Poller(server, PLAN)
+    return Poller(server, {**PLAN, "parse": parse})
 
 
 @pytest.fixture
@@ -79,3 +79,22 @@ def test_a_fault_is_told_and_the_endpoint_asked_again(monkeypatch: pytest.Monkey
     asking.run()
     assert asking.asked.is_set()
     assert [(where, str(error)) for where, error in faults] == [("endpoint info", "too deep")]
+
+
+@pytest.mark.parametrize(("parse", "second"), [("prometheus", 0.5), ("json", 2.0)])
+def test_metrics_are_read_twice_when_work_begins(monkeypatch: pytest.MonkeyPatch, parse: str, second: float) -> None:
+    """A rate takes two readings, and the last one before is too old for that."""
+    asking = poller(parse=parse)
+    woken = iter([True, False, False])
+    delays: list[float] = []
+
+    def wait(delay: float) -> bool:
+        delays.append(delay)
+        if len(delays) == 3:
+            asking.server.ended.set()
+        return next(woken)
+
+    monkeypatch.setattr(asking, "_turn", lambda: 2.0)
+    monkeypatch.setattr(asking, "wake", SimpleNamespace(wait=wait, clear=lambda: None))
+    asking.run()
+    assert delays == [2.0, second, 2.0]

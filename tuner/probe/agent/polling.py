@@ -57,6 +57,7 @@ class Poller:
     def run(self) -> None:
         """Ask until the server has ended."""
         ended = self.server.ended
+        hurried = False
         while not ended.is_set():
             try:
                 delay = self._turn()
@@ -65,7 +66,10 @@ class Poller:
                 self._client.close()
                 delay = self.FAULT_S
             self.asked.set()
-            if self.wake.wait(delay):
+            if hurried and self._parse == "prometheus":
+                delay = min(delay, self._every_s / 2)  # a rate takes two readings
+            hurried = self.wake.wait(delay)
+            if hurried:
                 self.wake.clear()
                 # However much happens, and be it lines about our own asking in a form that we do not know.
                 ended.wait(self._asked_at + self._every_s - time.monotonic())
