@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -683,104 +681,7 @@ def test_older_logs_can_be_left_alone(tree: ProcTree, log: Path) -> None:
         assert probe.of(e.OldLog) == []
 
 
-# -- the journal ----------------------------------------------------------------------------------------------------
-
-JOURNALCTL = """#!{python}
-import json, os, sys, time
-book = json.load(open(os.environ["BOOK"]))
-args = sys.argv[1:]
-json.dump(args, open(os.environ["BOOK"] + ".args", "w"))
-after = [a.split("=", 1)[1] for a in args if a.startswith("--after-cursor=")]
-at = int(after[0]) + 1 if after else 0
-follow = "--follow" in args
-while True:
-    book = json.load(open(os.environ["BOOK"]))
-    for at in range(at, len(book)):
-        print(json.dumps({{"__CURSOR": str(at), "MESSAGE": book[at]}}), flush=True)
-        at += 1
-    at = len(book)
-    if not follow:
-        break
-    time.sleep(0.02)
-"""
-
-
-@pytest.fixture
-def journal(tree: ProcTree, tmp_path: Path) -> Callable[..., None]:
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    program = tools / "journalctl"
-    program.write_text(JOURNALCTL.format(python=sys.executable))
-    program.chmod(0o755)
-    toy_server(tree, log="socket:[5]")
-    (tree.proc / "100/cgroup").write_text("0::/system.slice/llm.service\n")
-
-    def write(*messages: object) -> None:
-        new = tmp_path / "book.new"
-        new.write_text(json.dumps(messages))
-        new.rename(tmp_path / "book")
-
-    write()
-    return write
-
-
-def journal_env(tmp_path: Path) -> dict[str, str]:
-    return {"PATH": f"{tmp_path / 'tools'}:{os.environ['PATH']}", "BOOK": str(tmp_path / "book")}
-
-
-def test_the_journal_of_a_unit(tree: ProcTree, tmp_path: Path, journal: Callable[..., None]) -> None:
-    journal("one", "two", list(b"bin \xff"))
-    with running(tree.root, toy_plan(), **journal_env(tmp_path)) as probe:
-        assert (probe.server().log.kind, probe.server().log.path) == ("journal", "llm.service")
-        probe.wait(has_all("one\ntwo\nbin \ufffd\n".encode()))
-        journal("one", "two", "bin", "three")
-        last = probe.first(e.LogBytes, lambda x: "three" in x.data)
-        assert (last.offset, last.end, last.cursor) == (14, 20, "3")
-        args = json.loads((tmp_path / "book.args").read_text())
-        assert "_SYSTEMD_UNIT=llm.service" in args
-        assert "--after-cursor=2" in args
-        (child,) = probe.children()
-    until(lambda: not Path(f"/proc/{child}").exists())
-    journal("one", "two", "bin", "three", "four")
-    state = {KEY: {"path": "llm.service", "offset": 20, "cursor": "3"}}
-    with running(tree.root, toy_plan(resume=state), **journal_env(tmp_path)) as again:
-        opened = again.first(e.LogOpened)
-        assert (opened.reason, opened.offset, opened.kind) == ("resume", 20, "journal")
-        again.wait(has_all(b"four\n"))
-
-
-def test_a_steady_journal_is_not_held_back(tree: ProcTree, tmp_path: Path, journal: Callable[..., None]) -> None:
-    with running(tree.root, toy_plan(), **journal_env(tmp_path)) as probe:
-        probe.first(e.LogOpened)
-        written: list[str] = []
-        began = time.monotonic()
-        while len(probe.of(e.LogBytes)) < 4:
-            assert time.monotonic() < began + 5.0
-            written.append(f"line {len(written)}")
-            journal(*written)
-            held = time.monotonic() + 0.1
-            until(lambda limit=held: time.monotonic() > limit)  # type: ignore[misc]
-
-
-def test_an_entry_beyond_measure_is_said(tree: ProcTree, tmp_path: Path, journal: Callable[..., None]) -> None:
-    with running(tree.root, toy_plan(), **journal_env(tmp_path)) as probe:
-        probe.first(e.LogOpened)
-        journal("x" * 40_000_000, "after")
-        probe.problem("log-denied")
-        probe.wait(has_all(b"after\n"))
-        assert probe.status("VmHWM") < 60_000
-
-
-def test_a_long_journal_opens_at_its_end(tree: ProcTree, tmp_path: Path, journal: Callable[..., None]) -> None:
-    journal(START, *(f"noise {i:06d}" for i in range(30_000)))
-    with running(tree.root, toy_plan(tail_bytes=10_000), **journal_env(tmp_path)) as probe:
-        probe.first(e.LogBytes, lambda x: "029999" in x.data)
-        heads = [x.data for x in probe.of(e.LogBytes) if x.head]
-        assert heads == [START + "\n"]
-        (gap,) = probe.of(e.LogGap)
-        assert probe.log().startswith(b"noise ")
-        assert gap.end == next(x for x in probe.of(e.LogBytes) if not x.head).offset
-
+# -- containers -----------------------------------------------------------------------------------------------------
 
 POD = "1234abcd-12ab-34cd-56ef-1234567890ab"
 IDENT = "ef" * 32

@@ -33,8 +33,9 @@ def opened(server: ServerState, event: LogOpened) -> ServerState:
     """The probe opened the log, or says that it is another file now."""
     log = server.log
     source = LogSource(kind=event.kind, path=event.path, device=event.device, inode=event.inode, note=event.note)
+    size = None if event.kind == "journal" else event.size  # its offsets tell the order of lines, not how much there is
     if event.reason in ("start", "resume"):
-        log = msgspec.structs.replace(log, source=source, size=event.size)
+        log = msgspec.structs.replace(log, source=source, size=size)
         if event.reason == "start":
             log = msgspec.structs.replace(log, backlog_end=event.size or 0)
         if event.reason == "start" and log.blocks:
@@ -42,7 +43,7 @@ def opened(server: ServerState, event: LogOpened) -> ServerState:
         return msgspec.structs.replace(server, log=log)
     text = _OPENED.get(event.reason, event.reason) + (f": {event.note}" if event.note else "")
     log = _marked(log, event.offset, text, generation=event.reason != "vanished")
-    return msgspec.structs.replace(server, log=msgspec.structs.replace(log, source=source, size=event.size))
+    return msgspec.structs.replace(server, log=msgspec.structs.replace(log, source=source, size=size))
 
 
 def gap(server: ServerState, event: LogGap) -> ServerState:
@@ -93,7 +94,7 @@ def received(server: ServerState, event: LogBytes, engine: Engine | None, *, liv
         joined=joined,
         end=event.end,
         start=log.start if log.blocks else event.offset,
-        size=max(log.size or 0, event.end),
+        size=None if kind == "journal" else max(log.size or 0, event.end),
         lines_total=log.lines_total + len(lines),
         facts_end=max(log.facts_end, event.end) if event.head else log.facts_end,
     )

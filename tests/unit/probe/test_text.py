@@ -198,7 +198,7 @@ LONG = b"a" * 1000 + b" secret" + b"s" * 1000 + b"hit " + b"b" * 3000
 )
 def test_a_hit_begins_with_its_line_or_with_a_word(line: bytes, begins: str) -> None:
     block = b"before\n" + line + b"\nafter\n"
-    offset, text = Searches._hit(block, 7, 7 + len(line), block.find(b"hit"), 500)
+    offset, text = Searches._hit(500, block, False, 7, 7 + len(line), block.find(b"hit"))
     assert offset == 507
     assert text.startswith(begins)
     assert len(text) <= HIT_LIMIT
@@ -206,9 +206,9 @@ def test_a_hit_begins_with_its_line_or_with_a_word(line: bytes, begins: str) -> 
 
 def test_a_piece_of_a_line_begins_with_a_word_too() -> None:
     block = b"cret --model hit\n"
-    assert Searches._hit(block, 0, 16, 13, 0)[1] == "cret --model hit"
-    assert Searches._hit(block, 0, 16, 13, 500)[1] == "--model hit"
-    assert Searches._hit(b"crethit\n", 0, 7, 4, 500)[1] == ""
+    assert Searches._hit(0, block, False, 0, 16, 13)[1] == "cret --model hit"
+    assert Searches._hit(500, block, True, 0, 16, 13)[1] == "--model hit"
+    assert Searches._hit(500, b"crethit\n", True, 0, 7, 4)[1] == ""
 
 
 @pytest.mark.parametrize("body", [b"<html>busy</html>", b"{}", b"\xff\x00"])

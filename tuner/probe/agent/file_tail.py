@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 import threading
 import time
 import zlib
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 
 from .base import BLOCK, Json, stat_of, until_beat
-from .log_scan import CHECKED, NULS, bytes_before, is_intact, line_start, start_of_last, startup_section
+from .log_scan import (
+    CHECKED,
+    NULS,
+    Blocks,
+    blocks_before,
+    bytes_before,
+    is_intact,
+    line_start,
+    start_of_last,
+    startup_section,
+)
 from .log_target import LogTarget, find_file
 from .output import bulk, whole_utf8
 from .tail import Followed, Tail
@@ -37,15 +48,37 @@ class FileTail(Tail):
         self._window_size = 0
         self._flooded = False
 
-    def descriptor(self) -> int:
-        """A new descriptor of the log for random access, also after its server has ended. Raises OSError."""
+    def follows(self, target: LogTarget) -> bool:
+        """See `Tail`."""
+        status = target.status
+        return status is not None and (status.st_dev, status.st_ino) == (self.device, self.inode)
+
+    @contextlib.contextmanager
+    def _descriptor(self) -> Iterator[int]:
+        """A descriptor of the log for random access, also after its server has ended. Raises OSError."""
         with self._lock:
-            if self._fd >= 0:
-                return os.dup(self._fd)
-        place = find_file(self.target.path or "", self.device, self.inode, self.server.leader.pid)
-        if place is None:
-            raise OSError("the log is no longer there")
-        return os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.dup(self._fd) if self._fd >= 0 else -1
+        if fd < 0:
+            place = find_file(self.target.path or "", self.device, self.inode, self.server.leader.pid)
+            if place is None:
+                raise OSError("the log is no longer there")
+            fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def backwards(self, before: Optional[int], stop: Callable[[], bool]) -> Blocks:
+        """See `Tail`."""
+        with self._descriptor() as fd:
+            size = os.fstat(fd).st_size
+            yield from blocks_before(fd, size if before is None else min(before, size))
+
+    def part(self, offset: int, length: int) -> Tuple[int, bytes, int]:
+        """See `Tail`."""
+        with self._descriptor() as fd:
+            size = os.fstat(fd).st_size
+            return min(offset, size), os.pread(fd, length, offset), size
 
     # -- opening ------------------------------------------------------------------------------------------------
 

@@ -2,152 +2,264 @@
 
 from __future__ import annotations
 
-import json
-import os
+import collections
 import time
-from typing import Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Deque, Iterator, List, Optional, Tuple
 
-from .base import READ_LIMIT, Json
-from .log_scan import startup_runs
+from .base import BLOCK
+from .journal import Entry, Marks, Reader, is_unit_of_system
+from .log_scan import Blocks, startup_runs
+from .log_target import LogTarget
 from .output import bulk
-from .tail import Tail
+from .tail import Followed, Tail
+
+TAIL_AT = 1 << 40
+"""Offset of the last lines of a long journal: how much lies before them is unknown, and this is more."""
+ANSWER_S = 10.0
+"""For reading a part."""
 
 
 class JournalTail(Tail):
-    """Follows a unit or container in systemd's journal. Offsets count the bytes of its lines since the server began."""
+    """Follows a unit or a container in systemd's journal.
+
+    The journal has no offsets. Here they count the bytes of a log's lines since the server began; of a long log, whose
+    middle is not read, the last lines are counted from `TAIL_AT`, and what is read before them backwards from there.
+    """
+
+    def __init__(self, server: Followed, target: LogTarget, reason: str) -> None:
+        super().__init__(server, target, reason)
+        self._reader = Reader(self.probe.children, target.path or "", self._note)
+        self._marks = Marks()
+        self._tail_cursor = ""
+        """The first of a long journal's last lines."""
+        self.offset = 0
+        self._cursor: Optional[str] = None
+        self._invocation = ""
+        """The start of the unit that is the server's, where that is known."""
+
+    @property
+    def _since_s(self) -> float:
+        started_at = self.server.started_at
+        return float(int(started_at - 1)) if started_at is not None else 0.0
+
+    def _note(self, text: str) -> None:
+        self.probe.problems.note("log-denied", self.server.key, "journalctl: " + text)
+
+    # -- following ----------------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
         resume = self.server.resume or {}
         self.server.resume = None
-        cursor = resume.get("cursor")
-        offset = int(resume.get("offset") or 0) if cursor else 0
-        base = ["journalctl", "--quiet", "--no-pager", "--output=json", *self.target.match]
-        reason = "resume" if cursor else self.reason
-        self._emit({"t": "log_open", "reason": reason, "kind": "journal", "path": self.target.path, "offset": offset})
-        if cursor is None:
-            cursor, offset = self._backlog(base)
-        while not self._over:
-            follow = [*base, "--follow", "--lines=all"]
-            if cursor:
-                follow.append("--after-cursor=" + cursor)
-            elif self.server.started_at is not None:
-                follow.append("--since=@%d" % int(self.server.started_at - 1))  # nothing was there yet
-            cursor, offset = self._stream(follow, cursor, offset)
+        dead = self._finish_at is not None
+        if resume.get("cursor"):
+            self._passed(int(resume.get("offset") or 0), str(resume["cursor"]))
+            self._opened("resume")
+        begun = self._cursor is not None
+        while not self._stopped:
+            try:
+                if not begun:
+                    self._backlog()
+                    begun = True
+                self._stream(dead)
+            except OSError as e:
+                self._note(str(e))
             self.caught_up.set()
+            if dead or self._over:
+                return
             self._sleep(1.0)
 
-    def _entries(self, argv: Sequence[str], idle: Callable[[], None]) -> Iterator[Tuple[str, bytes]]:
-        """Cursor and text of each entry of a running journalctl; `idle` is called when there is none for a moment."""
-        import select
+    def _opened(self, reason: str, size: Optional[int] = None) -> None:
+        what = {"kind": "journal", "path": self.target.path, "size": size, "offset": self.offset}
+        self._emit({"t": "log_open", "reason": reason, **what})
 
-        child = self.probe.children.start(argv)
-        fd = child.stdout.fileno()
-        rest = b""
-        skipping = False
-        try:
-            while not self._over:
-                ready, _, _ = select.select([fd], [], [], 0.25)
-                if not ready:
-                    idle()
-                    continue
-                block = os.read(fd, 65_536)
-                if not block:
-                    return
-                *lines, rest = (rest + block).split(b"\n")
-                if skipping and lines:
-                    del lines[0]
-                    skipping = False
-                if len(rest) > READ_LIMIT:
-                    rest, skipping = b"", True
-                    text = "journalctl: an entry of more than %d MiB is left out" % (READ_LIMIT >> 20)
-                    self.probe.problems.note("log-denied", self.server.key, text)
-                for line in lines:
-                    try:
-                        entry = json.loads(line.decode("utf-8", "replace"))
-                        message = entry.get("MESSAGE") or ""
-                    except (ValueError, AttributeError):
-                        text = line.decode("utf-8", "replace")[:300]
-                        self.probe.problems.note("log-denied", self.server.key, "journalctl: " + text)
-                        continue
-                    data = bytes(message) if isinstance(message, list) else str(message).encode("utf-8", "replace")
-                    yield entry.get("__CURSOR", ""), data + b"\n"
-        finally:
-            self.probe.children.end(child)
-            child.stdout.close()
+    def _passed(self, end: int, cursor: str) -> None:
+        self.offset, self._cursor = end, cursor
+        self._marks.add(end, cursor)
 
-    def _backlog(self, base: Sequence[str]) -> Tuple[Optional[str], int]:
-        """Send what the journal already holds: all of it, or the start-up section and the last lines.
+    def _backlog(self) -> None:
+        """Send what the journal already holds: all of it, or the start-up section and the last lines."""
 
-        Returns:
-            Cursor and offset to go on from.
-        """
-        since = self.server.started_at
-        first = [*base, "--since=@%d" % int(since - 1)] if since is not None else [*base, "--lines=2000"]
-        cursor: Optional[str] = None
-        kept: List[bytes] = []
+        def stop() -> bool:
+            return self._stopped
+
+        kept: Deque[Entry] = collections.deque()
         end = 0
         whole = True
-        try:
-            for entry in self._entries(first, lambda: None):
-                cursor = entry[0]
-                kept.append(entry[1])
-                end += len(entry[1])
-                if end >= self.probe.head_bytes:
-                    whole = False
-                    break
-            text = b"".join(kept)
-            if whole and end <= self.probe.tail_bytes:
-                self._send(text, 0, cursor)
-                return cursor, end
-            runs, _ = startup_runs(text, 0, self.server.engine.markers, self.server.engine.end_marker)
-            if not whole:
-                # How much lies between is unknown: journalctl can only count lines from the end.
-                kept.clear()
-                for entry in self._entries([*base, "--lines=2000"], lambda: None):
-                    cursor = entry[0]
-                    kept.append(entry[1])
-                text = b"".join(kept)
-                end += len(text)
-            text = text[-self.probe.tail_bytes :]
-            text = text[text.find(b"\n") + 1 :]
-            start = end - len(text)
-            last = 0
-            for at, data in runs:
-                if at + len(data) <= start and self._room():
-                    last = at + len(data)
-                    self._emit({"t": "log", "offset": at, "end": last, "head": True, **bulk(data)})
-            self._emit({"t": "log_gap", "offset": last, "end": start, "reason": "opened near its end"})
-            self._send(text, start, cursor)
-        except OSError as e:
-            self.probe.problems.note("log-denied", self.server.key, "journalctl: %s" % e)
-        return cursor, end
+        first = ["--since=@%d" % self._since_s] if self._since_s else ["--lines=2000"]
+        for entry in self._reader.entries(first, stop):
+            if entry.pid == str(self.server.leader.pid):
+                self._invocation = self._start_of(entry)
+            kept.append(entry)
+            end += len(entry.data)
+            self._marks.add(end, entry.cursor)
+            if end >= self.probe.head_bytes:
+                whole = False
+                break
+        runs: List[Tuple[int, bytes]] = []
+        if end > self.probe.tail_bytes:
+            engine = self.server.engine
+            runs, _ = startup_runs(b"".join(e.data for e in kept), 0, engine.markers, engine.end_marker)
+        if not whole:
+            kept = collections.deque(self._reader.entries(["--lines=2000"], stop))
+        size = sum(len(entry.data) for entry in kept)
+        while size > self.probe.tail_bytes and len(kept) > 1:
+            size -= len(kept.popleft().data)
+        self.offset = end - size if whole else TAIL_AT
+        if not whole and kept:
+            self._tail_cursor = kept[0].cursor
+        self._opened(self.reason, self.offset + size)
+        last = 0
+        for at, data in runs:
+            if at + len(data) <= self.offset and self._room():
+                last = at + len(data)
+                self._emit({"t": "log", "offset": at, "end": last, "head": True, **bulk(data)})
+        if last < self.offset:
+            until = self.offset if whole else last
+            self._emit({"t": "log_gap", "offset": last, "end": until, "reason": "opened near its end"})
+        self._send(list(kept))
 
-    def _stream(self, argv: Sequence[str], cursor: Optional[str], offset: int) -> Tuple[Optional[str], int]:
-        waiting: List[bytes] = []
-        state: Json = {"cursor": cursor, "offset": offset, "since": 0.0}
+    def _stream(self, dead: bool) -> None:
+        """Send what comes; of a server that ended before, what there is."""
+        where = "--cursor=" + self._cursor if self._cursor else "--since=@%d" % self._since_s
+        how = [where] if dead else [where, "--follow", "--lines=all"]
+        known = self._cursor
+        waiting: List[Entry] = []
+        since = 0.0
 
         def send() -> None:
-            if waiting:
-                data = b"".join(waiting)
-                waiting.clear()
-                self._send(data, state["offset"], state["cursor"])
-                state["offset"] += len(data)
+            self._send(waiting)
+            waiting.clear()
             self.caught_up.set()
 
-        try:
-            for state["cursor"], data in self._entries(argv, send):
-                if not waiting:
-                    state["since"] = time.monotonic()
-                waiting.append(data)
-                # One that writes steadily leaves no moment without an entry.
-                if len(waiting) >= 50 or sum(map(len, waiting)) > 32_768 or time.monotonic() - state["since"] > 0.25:
-                    send()
-        except OSError as e:
-            self.probe.problems.note("log-denied", self.server.key, "journalctl: %s" % e)
+        for entry in self._reader.entries(how, lambda: self._stopped or (not dead and self._over), send):
+            if known is not None:
+                is_known, known = entry.cursor == known, None
+                if is_known:
+                    self._invocation = self._invocation or self._start_of(entry)
+                    continue
+                self._emit({"t": "log_gap", "offset": self.offset, "end": self.offset, "reason": "lost"})
+                if dead:
+                    return  # whose this is cannot be known
+            if not self._is_ours(entry, send):
+                self._stopped = True
+                return
+            if not waiting:
+                since = time.monotonic()
+            waiting.append(entry)
+            size = sum(len(entry.data) for entry in waiting)
+            # One that writes steadily leaves no moment without an entry. A line that goes on in the next one is not
+            # torn: the cursor stands for all of it.
+            enough = len(waiting) >= 50 or size > 32_768 or time.monotonic() - since > 0.25
+            if enough and (entry.data.endswith(b"\n") or size > BLOCK):
+                send()
         send()
-        return state["cursor"], state["offset"]
 
-    def _send(self, data: bytes, offset: int, cursor: Optional[str]) -> None:
+    def _start_of(self, entry: Entry) -> str:
+        return entry.invocation if is_unit_of_system(self.target.path or "") else ""
+
+    def _is_ours(self, entry: Entry, send: Callable[[], None]) -> bool:
+        """False for what the next server in the same unit says."""
+        start = self._start_of(entry)
+        if not start or start == self._invocation:
+            return True
+        if self._invocation and entry.pid != str(self.server.leader.pid):
+            # Another start of the unit: so the server has ended, though nobody may have noticed yet.
+            send()
+            until = time.monotonic() + 3.0
+            while self._finish_at is None and not self._stopped and time.monotonic() < until:
+                self._sleep(0.25)
+            if self._finish_at is not None or self._stopped:
+                return False
+        if self._invocation or entry.pid == str(self.server.leader.pid):
+            self._invocation = start
+        return True
+
+    def _send(self, entries: List[Entry]) -> None:
+        if not entries:
+            return
+        data = b"".join(entry.data for entry in entries)
         self.server.log_grew(data)
-        if self._room():
-            self._emit({"t": "log", "offset": offset, "end": offset + len(data), "cursor": cursor, **bulk(data)})
+        if not self._room():
+            return
+        end = self.offset + len(data)
+        cursor = entries[-1].cursor
+        self._emit({"t": "log", "offset": self.offset, "end": end, "cursor": cursor, **bulk(data)})
+        self._passed(end, cursor)
+
+    # -- reading back -------------------------------------------------------------------------------------------
+
+    def backwards(self, before: Optional[int], stop: Callable[[], bool]) -> Blocks:
+        """See `Tail`."""
+        newest = self._marks.newest
+        if newest is None:
+            return
+        end = newest[0] if before is None else min(before, newest[0])
+        texts: List[bytes] = []
+        size = 0
+        start = end
+        for start, data in self._counted_back(end, stop):
+            texts.append(data)
+            size += len(data)
+            if size >= BLOCK:
+                yield start, b"".join(reversed(texts)), False
+                texts, size = [], 0
+        if texts:
+            yield start, b"".join(reversed(texts)), False
+
+    def _counted_back(self, end: int, stop: Callable[[], bool]) -> Iterator[Tuple[int, bytes]]:
+        """Lines that begin before an offset, newest first, with their offsets."""
+        mark = self._marks.not_before(end)
+        if mark is None:
+            return
+        for start, entry in self._reader.before(*mark, self._since_s, stop):
+            self._marks.add(start + len(entry.data), entry.cursor)
+            if start < end:
+                yield start, entry.data[: end - start]
+
+    def part(self, offset: int, length: int) -> Tuple[int, bytes, int]:
+        """See `Tail`."""
+        newest = self._marks.newest
+        size = newest[0] if newest is not None else 0
+        end = min(offset + length, size)
+        late = time.monotonic() + ANSWER_S
+
+        def stop() -> bool:
+            return time.monotonic() > late
+
+        if offset < TAIL_AT // 2 <= size:
+            at, data = self._counted_on(offset, end, stop)
+        else:
+            texts: List[bytes] = []
+            at = end
+            for at, text in self._counted_back(end, stop) if offset < end else ():
+                texts.append(text)
+                if at <= offset:
+                    break
+            data = b"".join(reversed(texts))
+        if stop():
+            raise OSError("the journal takes too long to be read; ask again")
+        skip = max(0, offset - at)
+        return at + skip, data[skip:], size
+
+    def _counted_on(self, offset: int, end: int, stop: Callable[[], bool]) -> Tuple[int, bytes]:
+        """Lines between two offsets of a long journal's beginning, which is counted from there."""
+        mark = self._marks.not_after(offset)
+        at, known = mark if mark is not None else (0, "")
+        begin = at
+        texts: List[bytes] = []
+        for entry in self._reader.entries(["--cursor=" + known if known else "--since=@%d" % self._since_s], stop):
+            if known and not texts and entry.cursor == known:
+                continue
+            if entry.cursor == self._tail_cursor:
+                # Now it is known how much there was: these lines are the last before those that are held.
+                begin = TAIL_AT - (at - begin)
+                break
+            at += len(entry.data)
+            self._marks.add(at, entry.cursor)
+            if at <= offset:
+                begin = at
+                continue
+            texts.append(entry.data)
+            if at >= end:
+                break
+        return begin, b"".join(texts)[: end - begin] if begin < TAIL_AT // 2 else b"".join(texts)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from typing import Dict, Iterator, List, Sequence, Tuple
+from typing import Dict, Generator, Iterator, List, Sequence, Tuple
 
 from .base import LINE_LIMIT, Json
 
 CHECKED = 256
 """Bytes before an offset that tell whether a file is still what was read of it."""
+STEP = 2_097_152
+"""Bytes searched at a time."""
+Blocks = Generator[Tuple[int, bytes, bool], None, None]
+"""Of each block of lines its offset, its bytes, and whether it begins within a line, one longer than a block."""
 NULS = bytes(64)
 """So many are no text: a file was truncated under a writer that goes on where it was, or a disk lost power."""
 
@@ -114,6 +118,18 @@ def is_intact(fd: int, resume: Json) -> bool:
     """True when a file still holds what the laptop had read of it: it was not truncated, nor is it another one."""
     end, crc = resume.get("check") or (0, 0)
     return os.fstat(fd).st_size >= max(end, int(resume.get("offset") or 0)) and zlib.crc32(bytes_before(fd, end)) == crc
+
+
+def blocks_before(fd: int, end: int) -> Blocks:
+    """Blocks of a file from an offset backwards."""
+    rest = b""  # beginning of a line whose end lies in the block after this one
+    while end > 0:
+        start = max(0, end - STEP)
+        block = os.pread(fd, end - start, start) + rest
+        newline = block.find(b"\n", 0, STEP) if start else -1
+        yield start + newline + 1, block[newline + 1 :], start > 0 and newline < 0
+        rest = block[: newline + 1]
+        end = start
 
 
 def line_start(fd: int, offset: int, size: int) -> int:

@@ -8,6 +8,7 @@ import stat
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from .base import BLOCK, ME, PROC, Json, home_of, link_of, names_in, slurp, stat_of, text_of, user_name, which
+from .journal import container_log_name, unit_log
 from .origin import cgroup_paths, container_of, pod_of, unit_of
 from .processes import Proc, below_root, owner_of
 
@@ -21,7 +22,7 @@ PODMAN_LOG = "containers/storage/overlay-containers/%s/userdata/ctr.log"
 class LogTarget:
     """Where a server's output goes and how to get at it."""
 
-    __slots__ = ("code", "kind", "match", "note", "opens", "path", "status", "watch")
+    __slots__ = ("code", "kind", "note", "opens", "path", "status", "watch")
 
     def __init__(self, kind: str, path: Optional[str] = None, note: Optional[str] = None, code: str = "") -> None:
         self.kind = kind
@@ -33,14 +34,12 @@ class LogTarget:
         """Paths that lead to the file, best first."""
         self.watch = ""
         """Path whose status tells which file is written to now."""
-        self.match: List[str] = []
-        """Journal fields to select by."""
         self.status: Optional[os.stat_result] = None
 
     @property
     def same_as(self) -> Tuple[Any, ...]:
         """Equal for targets that one tail can follow."""
-        return (self.kind, self.watch, tuple(self.match), self.code)
+        return (self.kind, self.path if self.kind == "journal" else self.watch, self.code)
 
     def as_json(self) -> Json:
         """The `log` of a server's identity."""
@@ -176,17 +175,10 @@ def find_log(pid: int, procs: Dict[int, Proc], markers: Sequence[bytes]) -> LogT
         if kept is not None:
             return kept
         if journal and any(text.startswith(("pipe:", "socket:")) for text in texts):
-            target = LogTarget("journal", "container " + container[1][:12])
-            target.match = ["CONTAINER_ID_FULL=" + container[1]]
-            return target
+            return LogTarget("journal", container_log_name(container[1]))
     unit = unit_of(paths)
     if unit is not None and journal and any(text.startswith("socket:") for text in texts):
-        target = LogTarget("journal", unit[0])
-        target.match = ["_SYSTEMD_USER_UNIT=" + unit[0]] if unit[1] else ["_SYSTEMD_UNIT=" + unit[0]]
-        uid = owner_of(pid)
-        if unit[1] and uid is not None:
-            target.match.append("_UID=%d" % uid)
-        return target
+        return LogTarget("journal", unit_log(unit[0], owner_of(pid) if unit[1] else None))
     if denied:
         note = "the server's descriptors may not be read by %s; connect as root or as the server's user" % user_name(ME)
         return LogTarget("none", None, note, "log-denied")

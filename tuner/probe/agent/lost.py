@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Optional
 
 from .base import Json, stat_of
 from .file_tail import FileTail
+from .journal_tail import JournalTail
 from .log_scan import is_intact
 from .log_target import LogTarget, find_file, wrapping
 from .processes import Proc
 from .recognition import Engine
-from .tail import Followed
+from .tail import Followed, Tail
 
 if TYPE_CHECKING:
     from .probe import Probe
@@ -23,7 +24,7 @@ class Lost(Followed):
 
     def __init__(self, probe: Probe, key: str) -> None:
         super().__init__(probe, Engine({"name": ""}), Proc(0), key)
-        self.tail: Optional[FileTail] = None
+        self.tail: Optional[Tail] = None
         self.caught_up = threading.Event()
         """What there was has been sent, or there was nothing."""
 
@@ -36,24 +37,32 @@ class Lost(Followed):
             self.probe.out.put({"t": "server_gone", "key": self.key, "left": []})
 
     def _read(self, resume: Json) -> None:
+        if resume.get("cursor") and resume.get("path"):
+            self._follow(JournalTail(self, LogTarget("journal", resume["path"]), "resume"))
+            self.probe.problems.forget(self.key)
+            return
         path, inode, offset = resume.get("path"), resume.get("inode"), int(resume.get("offset") or 0)
         if not path or inode is None:
             return
         place = find_file(path, resume.get("device"), inode, 0)
         target = LogTarget(wrapping(path), path)
-        tail = self.tail = FileTail(self, target, "resume")
+        tail = FileTail(self, target, "resume")
         if place is None or not self._is_whole(place, resume):
             tail.lose(offset)
             return
         target.watch, target.opens, target.status = place, [place], stat_of(place)
         if target.status is None or target.status.st_size <= offset:
             return
+        self._follow(tail)
+        if tail.stopped:
+            tail.lose(tail.offset, getattr(stat_of(place), "st_size", 0))
+
+    def _follow(self, tail: Tail) -> None:
+        self.tail = tail
         tail.caught_up = self.caught_up
         tail.finish(2.0)
         tail.start()
         tail.done.wait()
-        if tail.stopped:
-            tail.lose(tail.offset, getattr(stat_of(place), "st_size", 0))
 
     def _is_whole(self, place: str, resume: Json) -> bool:
         """True when the file is still as it was read, and nobody else has begun to write there."""

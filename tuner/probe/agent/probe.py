@@ -17,15 +17,16 @@ from typing import Callable, Dict, List, Optional, Set, Tuple
 from .base import ME, PROC, Json, text_of, until_beat, user_name
 from .checks import checks, hidepid
 from .children import Children
-from .file_tail import FileTail
 from .gpu_reader import GpuReader
 from .host import HostReader
+from .log_target import LogTarget
 from .lost import Lost
 from .output import Outbox, Problems
 from .processes import ProcTable
 from .recognition import Engine
 from .search import Searches, read_part
 from .server import Server
+from .tail import Tail
 
 PROTOCOL = 1
 
@@ -110,19 +111,19 @@ class Probe:
         found = [s.target.status for s in self.live_servers()]
         return {(status.st_dev, status.st_ino) for status in found if status is not None}
 
-    def release_log(self, status: os.stat_result) -> None:
-        """A server begins to write into a file: no dead one's tail may take its lines for the dead one's."""
+    def release_log(self, target: LogTarget) -> None:
+        """A server begins to write into a log: no dead one's tail may take its lines for the dead one's."""
         for tail in [*(server.tail for server in self._past.values()), *(lost.tail for lost in self._lost)]:
-            if isinstance(tail, FileTail) and (tail.device, tail.inode) == (status.st_dev, status.st_ino):
+            if tail is not None and tail.follows(target):
                 tail.stop()
                 tail.done.wait(1.0)
 
-    def log_descriptor(self, key: str) -> int:
-        """A new descriptor of a server's log. Raises OSError."""
+    def tail_of(self, key: str) -> Tail:
+        """What follows a server's log, or followed it until it ended. Raises OSError."""
         server = self.servers.get(key) or self._past.get(key)
         if server is None or server.tail is None:
             raise OSError("there is no such server")
-        return server.tail.descriptor()
+        return server.tail
 
     def exit(self, flush_s: float = 0.0) -> None:
         """End the process, its children first. Threads that hang in a driver cannot delay it."""

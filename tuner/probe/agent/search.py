@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import queue
 import re
 import signal
@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any, List, Optional, Set
 
 from .base import LINE_LIMIT, READ_LIMIT, Json
+from .log_scan import line_begin
 from .output import bulk, whole_utf8
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ class SearchTimeout(Exception):
 class Searches:
     """Searches in logs on the host, newest lines first. They run in the main thread, where a signal can end them."""
 
-    STEP = 2_097_152
     PATIENCE_S = 1.0
 
     def __init__(self, probe: Probe) -> None:
@@ -86,13 +86,7 @@ class Searches:
         self._probe.out.put(event)
 
     def _search(self, ident: int, job: Json) -> None:
-        fd = self._probe.log_descriptor(str(job.get("key", "")))
-        try:
-            self._scan(ident, job, fd)
-        finally:
-            os.close(fd)
-
-    def _scan(self, ident: int, job: Json, fd: int) -> None:
+        tail = self._probe.tail_of(str(job.get("key", "")))
         pattern = str(job.get("pattern", "")).encode("utf-8", "replace")
         fold = bool(job.get("ignore_case", True))
         self._arm(True)
@@ -101,58 +95,49 @@ class Searches:
         needle = pattern.lower() if fold else pattern
         if not pattern:
             raise ValueError("nothing to search for")
-        limit = max(1, int(job.get("limit") or 500))
-        size = os.fstat(fd).st_size
+        room = max(1, int(job.get("limit") or 500))
         before = job.get("before")
-        end = size if before is None else max(0, min(int(before), size))
-        total = end
-        left = end
-        rest = b""  # beginning of a line whose end lies in the block after this one
+        blocks = tail.backwards(None if before is None else max(0, int(before)), lambda: ident in self._cancelled)
         hits: List[Any] = []
-        sent = 0
+        scanned = 0
         flushed = time.monotonic()
-        while left > 0 and sent + len(hits) < limit and ident not in self._cancelled:
-            start = max(0, left - self.STEP)
-            block = os.pread(fd, left - start, start) + rest
-            head = 0
-            if start > 0:
-                newline = block.find(b"\n")
-                # A line longer than the block is searched in pieces.
-                head = newline + 1 if 0 <= newline < self.STEP else 0
-            rest = block[:head]
-            room = limit - sent - len(hits)
-            hits += self._hits(block, head, start, rx, needle, fold, room)
-            left = start
-            now = time.monotonic()
-            if len(hits) >= 50 or (hits and now - flushed > 0.25) or now - flushed > 1.0:
-                self._answer(ident, hits, total - left)
-                sent += len(hits)
-                hits = []
-                flushed = now
-        self._answer(ident, hits, total - left, done=True)
+        with contextlib.closing(blocks):
+            for start, block, torn in blocks:
+                found = self._hits(start, block, torn, rx, needle, fold, room)
+                hits += found
+                room -= len(found)
+                scanned += len(block)
+                if room <= 0 or ident in self._cancelled:
+                    break
+                now = time.monotonic()
+                if len(hits) >= 50 or (hits and now - flushed > 0.25) or now - flushed > 1.0:
+                    self._answer(ident, hits, scanned)
+                    hits = []
+                    flushed = now
+        self._answer(ident, hits, scanned, done=True)
 
-    def _hits(self, block: bytes, head: int, start: int, rx: Any, needle: bytes, fold: bool, room: int) -> List[Any]:
+    def _hits(self, start: int, block: bytes, torn: bool, rx: Any, needle: bytes, fold: bool, room: int) -> List[Any]:
         out: List[Any] = []
         if rx is None:
             hay = block.lower() if fold else block
             end = len(block)
             while len(out) < room:
-                at = hay.rfind(needle, head, end)
+                at = hay.rfind(needle, 0, end)
                 if at < 0:
                     break
-                end = max(hay.rfind(b"\n", head, at) + 1, head)
+                end = line_begin(hay, 0, at)
                 stop = block.find(b"\n", at)
-                out.append(self._hit(block, end, len(block) if stop < 0 else stop, at, start))
+                out.append(self._hit(start, block, torn, end, len(block) if stop < 0 else stop, at))
             return out
         end = len(block)
         self._arm(True)
         tried = 0
-        while end > head and len(out) < room:
+        while end > 0 and len(out) < room:
             stop = end - 1 if block[end - 1 : end] == b"\n" else end
-            begin = max(block.rfind(b"\n", head, stop) + 1, head)
+            begin = line_begin(block, 0, stop)
             found = rx.search(block, begin, min(stop, begin + LINE_LIMIT))
             if found:
-                out.append(self._hit(block, begin, stop, found.start(), start))
+                out.append(self._hit(start, block, torn, begin, stop, found.start()))
             end = begin
             tried += 1
             if tried % 2000 == 0:
@@ -161,9 +146,9 @@ class Searches:
         return out
 
     @staticmethod
-    def _hit(block: bytes, begin: int, stop: int, at: int, start: int) -> List[Any]:
+    def _hit(start: int, block: bytes, torn: bool, begin: int, stop: int, at: int) -> List[Any]:
         first = begin
-        torn = begin == 0 and start > 0  # a piece of a line that is longer than a block
+        torn = torn and begin == 0
         if torn or at - begin >= HIT_LIMIT * 3 // 4:
             # It is shown from a word's beginning on: half a secret would not be recognised as one.
             low = max(begin, at - HIT_LIMIT // 4)
@@ -177,13 +162,9 @@ def read_part(probe: Probe, job: Json) -> Json:
     """Answer of a `read`: bytes of a log by offset, cut at whole characters."""
     answer: Json = {"t": "read", "id": int(job.get("id", 0))}
     try:
-        fd = probe.log_descriptor(str(job.get("key", "")))
-        try:
-            size = os.fstat(fd).st_size
-            offset = max(0, min(int(job.get("offset") or 0), size))
-            data = os.pread(fd, max(0, min(int(job.get("length") or 0), READ_LIMIT)), offset)
-        finally:
-            os.close(fd)
+        length = max(0, min(int(job.get("length") or 0), READ_LIMIT))
+        tail = probe.tail_of(str(job.get("key", "")))
+        offset, data, size = tail.part(max(0, int(job.get("offset") or 0)), length)
     except (OSError, ValueError, TypeError) as e:
         return {**answer, "error": str(e)}
     data = data[: whole_utf8(data) or len(data)]

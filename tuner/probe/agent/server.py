@@ -93,8 +93,8 @@ class Server(Followed):
     def open_log(self, reason: str) -> None:
         """Follow the log where it is now."""
         target = self.target
-        if target.status is not None and not self.orphaned:
-            self.probe.release_log(target.status)
+        if not self.orphaned:
+            self.probe.release_log(target)
         kinds = {"file": FileTail, "docker-json": FileTail, "cri": FileTail, "journal": JournalTail}
         self.tail = kinds.get(target.kind, NoTail)(self, target, reason)
         if target.code and target.note:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Callable, Optional, Tuple
 
 from .base import Json
+from .log_scan import Blocks
 from .log_target import LogTarget
 from .processes import Proc
 from .recognition import Engine
@@ -66,9 +67,23 @@ class Tail:
         self._finish_at = time.monotonic() + grace_s
         self._wake.set()
 
-    def descriptor(self) -> int:
-        """A new descriptor of the log for random access. Raises OSError."""
-        raise OSError("this log cannot be searched: it is no file")
+    def follows(self, target: LogTarget) -> bool:
+        """True when the log of another server is this one."""
+        return target.kind == "journal" and target.same_as == self.target.same_as
+
+    def backwards(self, before: Optional[int], stop: Callable[[], bool]) -> Blocks:
+        """What lies before an offset, or all, in blocks, newest first, also after the server has ended.
+
+        Raises OSError.
+        """
+        raise OSError("this server has no log that can be read")
+
+    def part(self, offset: int, length: int) -> Tuple[int, bytes, int]:
+        """Bytes of the log from an offset on: where they begin, they themselves, and where the log ends.
+
+        Raises OSError.
+        """
+        raise OSError("this server has no log that can be read")
 
     def _run(self) -> None:
         try:

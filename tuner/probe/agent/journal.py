@@ -1,0 +1,189 @@
+"""systemd's journal: which of its entries are a server's log, read with journalctl, and where they lie."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import os
+import select
+import threading
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from .base import READ_LIMIT
+from .children import Children
+
+
+class Entry(NamedTuple):
+    """One entry of the journal."""
+
+    cursor: str
+    data: bytes
+    """Its text, with the end of the line unless the line goes on in the next entry."""
+    at_s: float
+    pid: str
+    invocation: str
+    """The start of a unit that it belongs to."""
+
+
+def unit_log(unit: str, uid: Optional[int]) -> str:
+    """What the log of a unit is called, of the user manager's with the user's id; it tells what to select by."""
+    return unit if uid is None else "%s of user %d" % (unit, uid)
+
+
+def container_log_name(ident: str) -> str:
+    """What the log of a container is called whose runtime gives it to the journal."""
+    return "container " + ident[:12]
+
+
+def is_unit_of_system(path: str) -> bool:
+    """True for a log that is a system service's."""
+    return not path.startswith("container ") and " of user " not in path
+
+
+def matches_of(path: str) -> List[str]:
+    """Arguments by which journalctl selects a log: its own lines, and what the service manager says of the unit."""
+    if path.startswith("container "):
+        return ["CONTAINER_ID=" + path[len("container ") :]]
+    unit, _, uid = path.partition(" of user ")
+    if uid:
+        return ["_SYSTEMD_USER_UNIT=" + unit, "_UID=" + uid, "+", "USER_UNIT=" + unit, "_UID=" + uid]
+    return ["_SYSTEMD_UNIT=" + unit, "+", "UNIT=" + unit, "_PID=1"]
+
+
+def parsed(line: bytes) -> Entry:
+    """An entry as `--output=json` prints it. Raises ValueError for anything else."""
+    record = json.loads(line.decode("utf-8", "replace"))
+    if not isinstance(record, dict):
+        raise ValueError("no entry")
+    # A line that was cut for its length goes on in the next entry: journald's own mark, and the containers'.
+    cut = record.get("_LINE_BREAK") == "line-max" or record.get("CONTAINER_PARTIAL_MESSAGE") == "true"
+    return Entry(
+        str(record.get("__CURSOR") or ""),
+        _bytes_of(record.get("MESSAGE")) + (b"" if cut else b"\n"),
+        float(record.get("__REALTIME_TIMESTAMP") or 0) / 1e6,
+        str(record.get("_PID") or ""),
+        str(record.get("INVOCATION_ID") or record.get("_SYSTEMD_INVOCATION_ID") or ""),
+    )
+
+
+def _bytes_of(message: Any) -> bytes:
+    """A message is text, numbers where it is no UTF-8, or a list of either where it was given more than once."""
+    if isinstance(message, list):
+        if all(isinstance(item, int) for item in message):
+            return bytes(item & 0xFF for item in message)
+        return b"\n".join(map(_bytes_of, message))
+    return b"" if message is None else str(message).encode("utf-8", "replace")
+
+
+class Reader:
+    """Runs journalctl for one log.
+
+    `note` is told what it says that is no entry.
+    """
+
+    def __init__(self, children: Children, path: str, note: Callable[[str], None]) -> None:
+        self._children = children
+        # Without --all, long messages are left out.
+        self._argv = ["journalctl", "--quiet", "--no-pager", "--all", "--output=json", *matches_of(path)]
+        self._note = note
+
+    def entries(
+        self, how: Sequence[str], stop: Callable[[], bool], idle: Callable[[], None] = lambda: None
+    ) -> Iterator[Entry]:
+        """Entries until journalctl ends, or `stop` says so; `idle` is called when there is none for a moment.
+
+        Raises OSError where it cannot be run.
+        """
+        child = self._children.start([*self._argv, *how])
+        fd = child.stdout.fileno()
+        rest = b""
+        skipping = False
+        try:
+            while not stop():
+                ready, _, _ = select.select([fd], [], [], 0.25)
+                if not ready:
+                    idle()
+                    continue
+                block = os.read(fd, 65_536)
+                if not block:
+                    return
+                *lines, rest = (rest + block).split(b"\n")
+                if skipping and lines:
+                    del lines[0]
+                    skipping = False
+                if len(rest) > READ_LIMIT:
+                    rest, skipping = b"", True
+                    self._note("an entry of more than %d MiB is left out" % (READ_LIMIT >> 20))
+                for line in lines:
+                    try:
+                        entry = parsed(line)
+                    except (ValueError, TypeError):
+                        self._note(line.decode("utf-8", "replace")[:300])
+                        continue
+                    yield entry
+        finally:
+            self._children.end(child)
+            child.stdout.close()
+
+    def before(self, end: int, cursor: str, since_s: float, stop: Callable[[], bool]) -> Iterator[Tuple[int, Entry]]:
+        """Entries from the one at `cursor`, whose text ends at the offset `end`, backwards, each with its offset.
+
+        Raises OSError where the journal holds that one no more.
+        """
+        fields = "--output-fields=MESSAGE,_LINE_BREAK,CONTAINER_PARTIAL_MESSAGE"
+        first = True
+        for entry in self.entries([fields, "--reverse", "--cursor=" + cursor], stop):
+            if first and entry.cursor != cursor:
+                raise OSError("the journal no longer holds this part of the log")
+            first = False
+            end -= len(entry.data)
+            if end < 0 or entry.at_s < since_s:
+                return
+            yield end, entry
+
+
+class Marks:
+    """Entries whose texts are known to end at an offset: from there others are counted. Not many are kept."""
+
+    LIMIT = 1024
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ends: List[int] = []
+        self._cursors: List[str] = []
+        self._apart = 65_536
+        self.newest: Optional[Tuple[int, str]] = None
+
+    def add(self, end: int, cursor: str) -> None:
+        """Remember where an entry's text ends."""
+        with self._lock:
+            if self.newest is None or end >= self.newest[0]:
+                self.newest = (end, cursor)
+            at = bisect.bisect_left(self._ends, end)
+            if any(abs(end - other) < self._apart for other in self._ends[max(0, at - 1) : at + 1]):
+                return
+            self._ends.insert(at, end)
+            self._cursors.insert(at, cursor)
+            if len(self._ends) > self.LIMIT:
+                self._thin_out()
+
+    def _thin_out(self) -> None:
+        self._apart *= 2
+        kept: List[int] = []
+        for at, end in enumerate(self._ends):
+            if not kept or end - self._ends[kept[-1]] >= self._apart:
+                kept.append(at)
+        self._ends = [self._ends[at] for at in kept]
+        self._cursors = [self._cursors[at] for at in kept]
+
+    def not_before(self, offset: int) -> Optional[Tuple[int, str]]:
+        """The nearest at or after an offset; the newest where there is none."""
+        with self._lock:
+            at = bisect.bisect_left(self._ends, offset)
+            return (self._ends[at], self._cursors[at]) if at < len(self._ends) else self.newest
+
+    def not_after(self, offset: int) -> Optional[Tuple[int, str]]:
+        """The nearest at or before an offset, or None."""
+        with self._lock:
+            at = bisect.bisect_right(self._ends, offset) - 1
+            return (self._ends[at], self._cursors[at]) if at >= 0 else None
