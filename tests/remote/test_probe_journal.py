@@ -128,10 +128,13 @@ def test_long_lines_are_whole(tree: ProcTree, book: Book) -> None:
         probe.wait(has("args " + "x" * 9000 + "\nbegins goes on ends\n"))
 
 
-def test_what_systemd_says_of_the_unit_is_part_of_its_log(tree: ProcTree, book: Book) -> None:
+def test_what_systemd_says_of_the_end_is_part_of_the_log(tree: ProcTree, book: Book) -> None:
     with running(tree.root, toy_plan(), **book.env) as probe:
         probe.first(e.LogOpened)
         book.write("working")
+        probe.wait(has("working\n"))
+        tree.remove(100, 101, 102)
+        probe.first(e.ServerGone)
         text = "llm.service: Main process exited, code=killed, status=9/KILL"
         book.write(text, **book.manager(text, "one"))
         probe.wait(has(f"working\n{text}\n"))
