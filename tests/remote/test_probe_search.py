@@ -150,6 +150,19 @@ def test_lines_are_cut_around_the_hit(tmp_path: Path) -> None:
         assert hits[1].text.startswith("*** yyy"), "the first word of a line that was cut may be half a secret"
 
 
+@pytest.mark.parametrize("regex", [True, False])
+def test_a_line_begins_behind_a_hole(tmp_path: Path, regex: bool) -> None:
+    tree = ProcTree(tmp_path / "root")
+    log = tmp_path / "server.log"
+    with log.open("wb") as out:
+        out.seek(3_000_000)
+        out.write(b"the needle\n")
+    toy_server(tree, log=log)
+    with running(tree.root, toy_plan()) as probe:
+        probe.first(e.LogOpened)
+        assert search(probe, "needle", regex=regex) == [LogHit(3_000_000, "the needle")]
+
+
 def test_a_dead_servers_log_can_still_be_searched(tmp_path: Path) -> None:
     tree = ProcTree(tmp_path / "root")
     log = tmp_path / "server.log"
