@@ -135,6 +135,9 @@ class Searches:
         while end > 0 and len(out) < room:
             stop = end - 1 if block[end - 1 : end] == b"\n" else end
             begin = line_begin(block, 0, stop)
+            if begin == stop == end:
+                end = len(block[:end].rstrip(b"\0"))  # a hole: no line ends here
+                continue
             found = rx.search(block, begin, min(stop, begin + LINE_LIMIT))
             if found:
                 out.append(self._hit(start, block, torn, begin, stop, found.start()))
