@@ -462,6 +462,12 @@ def test_of_what_lies_deeper_only_the_wanted_is_sent(tree: ProcTree, web: Web) -
         assert all(x.body is None for x in probe.of(e.HttpAnswer)[1:])
 
 
+def test_in_a_list_what_is_dropped_is_dropped_of_each(tree: ProcTree, web: Web) -> None:
+    web.answers["/info"] = (200, b'[{"a": 1, "clock": 5}, {"a": 2}, 3]')
+    with running(tree.root, plan(endpoint("info", drop=("clock",)))) as probe:
+        assert probe.first(e.HttpAnswer).body == [{"a": 1}, {"a": 2}, 3]
+
+
 # TLS
 
 

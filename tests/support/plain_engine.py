@@ -61,7 +61,7 @@ class PlainEngine:
             return Reading(ready=body.get("ready"), version=body.get("version"), memory=memory)
         if answer.status == 401:
             return Reading(problem="the server wants its API key")
-        return Reading(metrics=dict(answer.series or {}))
+        return Reading(metrics=dict(answer.series or answer.body or {}))
 
     def model(self, identity: ServerIdentity) -> str | None:
         return identity.argv[-1] if identity.argv else None

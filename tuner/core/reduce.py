@@ -271,9 +271,15 @@ def _apply_reading(server: ServerState, reading: Reading, event: e.HttpAnswer) -
         server = msgspec.structs.replace(server, **changes)
     if reading.memory:
         server = msgspec.structs.replace(server, ranks=ranks.with_terms(server.ranks, reading.memory))
-    if reading.metrics:
+    values = reading.metrics
+    if event.series is None and event.status == 200:
+        if event.body is None:
+            values = server.http.get(event.endpoint)  # the same as last time
+        else:
+            server = msgspec.structs.replace(server, http={**server.http, event.endpoint: values or {}})
+    if values:
         source = "metrics" if event.series is not None else "loads"
-        server = metrics.from_reading(server, source, reading.metrics, event.mono, event.next_s)
+        server = metrics.from_reading(server, source, values, event.mono, event.next_s)
     return lifecycle.apply_ready(server, reading.ready, f"/{event.endpoint} answers {event.status}")
 
 

@@ -187,7 +187,7 @@ class ServerState(Struct, frozen=True, kw_only=True):
     left_pids: tuple[int, ...] = ()
     """Processes of it that outlived the leader."""
     http: dict[str, dict[str, float]] = {}
-    """All series known so far, by endpoint; the probe sends only changed ones."""
+    """By endpoint: all series known so far, or what the last JSON told as `Reading.metrics`; only changes are sent."""
     counters: dict[str, Series] = {}
     """The last few readings of counters whose rate is shown."""
     batches: dict[str, LogFact] = {}

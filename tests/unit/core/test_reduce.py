@@ -164,6 +164,16 @@ def test_series_arrive_as_changes_only() -> None:
     assert (state.servers[0].metrics.tok_s, state.servers[0].metrics.running) == (60.0, 2)
 
 
+def test_an_answer_that_is_the_same_as_the_last_one_is_a_reading_too() -> None:
+    first = e.HttpAnswer(key=KEY, mono=1, endpoint="loads", status=200, body={"tok_s": 0.0, "running": 0.0})
+    same = e.HttpAnswer(key=KEY, mono=3, endpoint="loads", status=200, next_s=4.0)
+    state, _ = run(HELLO, SEEN, first, same)
+    numbers = state.servers[0].metrics
+    assert (numbers.at, numbers.next_s, numbers.tok_s, numbers.running) == (3, 4.0, 0.0, 0)
+    state, _ = run(e.HttpAnswer(key=KEY, mono=7, endpoint="other", status=200), state=state)
+    assert state.servers[0].metrics.at == 3
+
+
 def test_a_refused_answer_is_one_line_and_goes_away() -> None:
     refused = e.HttpAnswer(key=KEY, endpoint="metrics", status=401, error="Unauthorized")
     state, _ = run(HELLO, SEEN, refused)

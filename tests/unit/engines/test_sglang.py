@@ -384,6 +384,8 @@ class TestHttp:
             "speculative": {"accept_length": 2.0, "accept_rate": 0.5},
         }  # fmt: skip
         body = {"version": "0.5.10", "loads": [row, row], "aggregate": {"avg_throughput": 50.0}}
+        asked = next(x for x in ENDPOINTS if x.id == "loads")
+        assert set(row) == set(asked.keep["loads"]), "what is read, and nothing that changes by itself"
         reading = _ask("loads", body=body)
         assert reading.metrics == {
             "running": 6.0, "queued": 2.0, "used_tokens": 200.0, "max_total_tokens": 2000.0, "token_usage": 0.1,

@@ -49,6 +49,11 @@ _REALTIME = "sglang:realtime_tokens_total"
 _RANKS = ("pp_rank", "tp_rank", "moe_ep_rank")
 _STATE_KEYS = ("memory_usage",)
 """Each state repeats all server args. What changes with the load is left out, so that an answer is sent once."""
+_LOAD_KEYS = (
+    "num_running_reqs", "num_waiting_reqs", "num_used_tokens", "max_total_num_tokens", "token_usage", "gen_throughput",
+    "cache_hit_rate", "memory", "speculative",
+)  # fmt: skip
+"""Each replica tells the time beside its numbers, which would make every answer a new one."""
 _NOT_SETTINGS = frozenset(
     {"internal_states", "version", "status", "max_total_num_tokens", "max_req_input_len", "startup_time",
      "launch_command", "memory_usage", "last_gen_throughput", "avg_spec_accept_length", "env", "environment",
@@ -75,7 +80,8 @@ ENDPOINTS = (
         unless="metrics",
         auth=True,
         quiet=True,
-        drop=("timestamp", "accelerator", "num_accelerators"),
+        drop=("timestamp", "accelerator", "num_accelerators", "ts_tic"),
+        keep={"loads": _LOAD_KEYS},
     ),
     EndpointPlan(
         id="info",

@@ -202,15 +202,22 @@ class Poller:
         try:
             text = body.decode("utf-8", "replace")
             value = json.loads(text, parse_constant=lambda _: None, parse_float=finite)
-            if isinstance(value, dict):
-                value = {name: part for name, part in value.items() if name not in self._drop}
-                value.update({name: _only(value[name], keys) for name, keys in self._keep.items() if name in value})
+            value = self._wanted(value)
             packed = json.dumps(value, sort_keys=True).encode()
         except (ValueError, RecursionError):
             raise HttpProblem("http-nonsense", "no JSON: %r" % body[:40]) from None
         if packed != self._body:
             self._body = packed
             event["body"] = value
+
+    def _wanted(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._wanted(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        found = {name: part for name, part in value.items() if name not in self._drop}
+        found.update({name: _only(found[name], keys) for name, keys in self._keep.items() if name in found})
+        return found
 
     def _failed(self, code: str, text: str) -> None:
         self.good_until = 0.0
