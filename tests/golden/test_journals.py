@@ -1,17 +1,19 @@
 """Journals of real servers on real GPUs, folded as the dashboard folds them.
 
-Two H200 (NVLink), SGLang 0.5.16, a Llama of 68e9 parameters with dummy weights at --tp 2. What the driver's own tool
-printed at the same time stands here as figures.
+Two and four H200 (NVLink), SGLang 0.5.16, a Llama of 68e9 parameters with dummy weights at --tp 2 and --tp 4. What the
+driver's own tool printed at the same time stands here as figures.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tuner.core.reduce import initial, reduce
+from tuner.domain.events import HttpAnswer
 from tuner.domain.server import Phase
 from tuner.domain.state import HostState
 from tuner.engines import load_engines
@@ -20,6 +22,7 @@ from tuner.units import GIB, MIB
 
 JOURNALS = Path(__file__).parent / "journals"
 START = JOURNALS / "sglang-0.5.16-2xH200-start-load-stop.ndjson"
+FOUR = JOURNALS / "sglang-0.5.16-4xH200-start-load-stop-kv-oom.ndjson"
 KILLED = JOURNALS / "sglang-0.5.16-2xH200-tenant-rank-killed.ndjson"
 
 
@@ -34,6 +37,11 @@ def states(path: Path) -> Iterator[tuple[float, HostState]]:
 @pytest.fixture(scope="module")
 def start() -> list[tuple[float, HostState]]:
     return list(states(START))
+
+
+@pytest.fixture(scope="module")
+def four() -> list[tuple[float, HostState]]:
+    return list(states(FOUR))
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +125,39 @@ def test_a_tenant_and_a_rank_that_was_killed(killed: list[tuple[float, HostState
     assert any("Connection closed by peer" in error.text for error in last.errors)
     assert last.identity.env is not None
     assert last.identity.env["NCCL_MAX_NCHANNELS"] == "2"
+
+
+def test_four_ranks_add_up_to_what_the_driver_says(four: list[tuple[float, HostState]]) -> None:
+    """`nvidia-smi --query-compute-apps` said this of the four ranks, before the load."""
+    told = {0: 126_122 * MIB, 1: 126_218 * MIB, 2: 126_218 * MIB, 3: 125_738 * MIB}
+    server = serving(four).servers[0]
+    assert [(r.tag, r.gpu, r.pid) for r in server.ranks] == [
+        ("TP0", 0, 1260), ("TP1", 1, 1261), ("TP2", 2, 1262), ("TP3", 3, 1263),
+    ]  # fmt: skip
+    for rank in server.ranks:
+        m = rank.memory
+        terms = (m.weights_bytes, m.kv_bytes, m.graphs_bytes, m.context_bytes, m.other_bytes)
+        assert all(term is not None for term in terms)
+        assert sum(term or 0 for term in terms) == pytest.approx(told[rank.gpu or 0], rel=0.02)
+        assert m.total_bytes == pytest.approx(told[rank.gpu or 0], rel=0.001)
+
+
+def test_an_idle_server_is_asked_seldom_and_a_load_is_seen_at_once(four: list[tuple[float, HostState]]) -> None:
+    """The client measured 2,296 tok/s at 32 streams for eleven seconds."""
+    answers = [at for at, event in read_events(FOUR) if isinstance(event, HttpAnswer) and event.endpoint == "metrics"]
+    pauses = [later - at for at, later in itertools.pairwise(answers)]
+    assert max(pauses) == pytest.approx(10, abs=1)
+    assert sum(pause < 2.5 for pause in pauses) > 12
+    server = next(s for s in four[-1][1].servers if s.identity.pid == 1029)
+    assert max(point.value for point in server.series["tok_s"]) == pytest.approx(2296, rel=0.15)
+
+
+def test_a_start_that_ran_out_of_memory_follows_one_that_served(four: list[tuple[float, HostState]]) -> None:
+    """--mem-fraction-static 0.995: two ranks had no room for the KV pool, a third none for cuBLAS."""
+    failed, stopped = four[-1][1].servers
+    assert (failed.phase, stopped.phase) == (Phase.FAILED, Phase.STOPPED)
+    assert failed.gone
+    assert "--mem-fraction-static 0.995" in " ".join(failed.identity.argv)
+    told = {error.text.partition(". Tried")[0]: error.ranks for error in failed.errors}
+    assert told["CUDA out of memory"] == ("TP1", "TP2")
+    assert not failed.left_pids
