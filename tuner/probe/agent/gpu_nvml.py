@@ -15,8 +15,14 @@ _NVML_LOST = frozenset((15, 16, 28))
 _FIELD_MEMORY_TEMPERATURE = 82
 _FIELD_NVLINK_TX, _FIELD_NVLINK_RX = 138, 139
 _FIELD_PCIE_TX, _FIELD_PCIE_RX = 197, 198
-_TRAFFIC = (_FIELD_PCIE_RX, _FIELD_PCIE_TX, _FIELD_NVLINK_RX, _FIELD_NVLINK_TX)
-_NO_TRAFFIC: List[Optional[int]] = [None] * len(_TRAFFIC)
+_PCIE = (_FIELD_PCIE_RX, _FIELD_PCIE_TX)
+_NVLINK = (_FIELD_NVLINK_RX, _FIELD_NVLINK_TX)
+NVLINK_TURNS = 2
+"""Of so many turns in which traffic is read, one is for NVLinks too."""
+LINK_EVERY_S = 5.0
+"""PCIe generation and width follow the load, in their own time."""
+ECC_EVERY_S = 30.0
+"""A millisecond a GPU, for a number that changes when memory fails: then the kernel's log has told already."""
 _ALL_LINKS = 0xFFFFFFFF
 _ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
@@ -37,9 +43,9 @@ class NvmlGpus:
         self._never: Set[Tuple[int, str]] = set()
         self._counters: Dict[Tuple[int, int], Tuple[float, int]] = {}
         self._fields: Dict[Tuple[int, Tuple[int, ...]], List[Any]] = {}
-        self._traffic: Dict[int, Tuple[float, List[Optional[int]]]] = {}
+        self._traffic: Dict[Tuple[int, Tuple[int, ...]], Tuple[float, List[Optional[int]]]] = {}
         self._turn = 0
-        self._seldom: Dict[int, Tuple[float, List[Optional[int]]]] = {}
+        self._seldom: Dict[Tuple[int, str], Tuple[float, Any]] = {}
         self._graphics: Dict[Tuple[int, int], Optional[int]] = {}
         try:
             module.nvmlInit()
@@ -216,10 +222,6 @@ class NvmlGpus:
         if throttle is None:
             throttle = ask(gpu, "nvmlDeviceGetCurrentClocksThrottleReasons")
         warm = self._field_values(gpu, (_FIELD_MEMORY_TEMPERATURE,))
-        now = time.monotonic()
-        at, traffic = self._traffic.get(gpu, (0.0, _NO_TRAFFIC))
-        if now - at > 10.0 + 2 * len(self._handles):
-            traffic = _NO_TRAFFIC
         return [
             gpu,
             int(memory.used) if memory is not None else None,
@@ -231,22 +233,22 @@ class NvmlGpus:
             ask(gpu, "nvmlDeviceGetClockInfo", 1),
             ask(gpu, "nvmlDeviceGetClockInfo", 2),
             throttle,
-            *traffic,
-            *self._seldom_changing(gpu, now),
+            *self._traffic_of(gpu, _PCIE),
+            *self._traffic_of(gpu, _NVLINK),
+            self._ask_seldom(gpu, LINK_EVERY_S, "nvmlDeviceGetCurrPcieLinkGeneration"),
+            self._ask_seldom(gpu, LINK_EVERY_S, "nvmlDeviceGetCurrPcieLinkWidth"),
+            self._ask_seldom(gpu, ECC_EVERY_S, "nvmlDeviceGetTotalEccErrors", 1, 0),
             None,
         ]
 
-    def _seldom_changing(self, gpu: int, now: float) -> List[Optional[int]]:
-        """PCIe generation and width, and ECC errors: slower than most, and rarely anything but the same numbers."""
-        at, values = self._seldom.get(gpu, (-1e9, []))
-        if now - at >= 5.0:
-            values = [
-                self._ask(gpu, "nvmlDeviceGetCurrPcieLinkGeneration"),
-                self._ask(gpu, "nvmlDeviceGetCurrPcieLinkWidth"),
-                self._ask(gpu, "nvmlDeviceGetTotalEccErrors", 1, 0),
-            ]
-            self._seldom[gpu] = (now, values)
-        return values
+    def _ask_seldom(self, gpu: int, every_s: float, name: str, *args: Any) -> Any:
+        """What is slower to ask than most, and rarely anything but the same number."""
+        now = time.monotonic()
+        at, value = self._seldom.get((gpu, name), (-1e9, None))
+        if now - at >= every_s:
+            value = self._ask(gpu, name, *args)
+            self._seldom[gpu, name] = (now, value)
+        return value
 
     def _field_values(self, gpu: int, fields: Tuple[int, ...]) -> Dict[int, int]:
         """Values that only the field interface has, in one call; fields a GPU does not know are not asked again."""
@@ -281,24 +283,37 @@ class NvmlGpus:
         return int((value - before[1]) * unit / (now - before[0]))
 
     def traffic(self) -> None:
-        """Read the traffic of one GPU, the next one at each call.
+        """Read the traffic of one GPU, the next one at each call; at every other one also that of a GPU's NVLinks.
 
-        It costs more than all else together: 0.3 ms for the PCIe counters of one, 1.5 ms for its NVLinks, and where
-        there are no counters 20 ms per direction, for which the driver watches the bus.
+        It costs more than all else together: 0.3 ms for the PCIe counters of one, 1.5 ms for its NVLinks on a host of
+        two GPUs and 3.5 ms on one of four, and where there are no counters 20 ms per direction, for which the driver
+        watches the bus.
         """
-        gpu = self._turn = (self._turn + 1) % len(self._handles)
+        self._turn += 1
+        count = len(self._handles)
+        self._read_traffic(self._turn % count, _PCIE)
+        if self._turn % NVLINK_TURNS == 0:
+            self._read_traffic(self._turn // NVLINK_TURNS % count, _NVLINK)
+
+    def _read_traffic(self, gpu: int, counters: Tuple[int, ...]) -> None:
         if self._handles[gpu] is None:
             return
         try:
-            fields = self._field_values(gpu, _TRAFFIC)
+            fields = self._field_values(gpu, counters)
             now = time.monotonic()
-            rates = [self._rate(gpu, field, fields, now) for field in _TRAFFIC]
-            if _FIELD_PCIE_RX not in fields:
+            rates = [self._rate(gpu, field, fields, now) for field in counters]
+            if counters is _PCIE and _FIELD_PCIE_RX not in fields:
                 slow = [self._ask(gpu, "nvmlDeviceGetPcieThroughput", direction) for direction in (1, 0)]
-                rates[:2] = [value * 1000 if value is not None else None for value in slow]
+                rates = [value * 1000 if value is not None else None for value in slow]
         except GpuError:
             return
-        self._traffic[gpu] = (time.monotonic(), rates)
+        self._traffic[gpu, counters] = (time.monotonic(), rates)
+
+    def _traffic_of(self, gpu: int, counters: Tuple[int, ...]) -> List[Optional[int]]:
+        """Bytes per second in and out, unless they are too old to be told: two rounds were missed."""
+        at, rates = self._traffic.get((gpu, counters), (-1e9, []))
+        fresh = time.monotonic() - at <= 10.0 + 2 * NVLINK_TURNS * len(self._handles)
+        return rates if rates and fresh else [None] * len(counters)
 
     def processes(self, graphics: bool) -> List[List[Any]]:
         """Memory by GPU and process: [gpu, pid, bytes or None]."""

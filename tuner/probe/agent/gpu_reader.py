@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Set
 from .base import PROC, Json, boot_time, until_beat, which
 from .gpu_base import SAMPLE_FIELDS, NoGpus
 from .gpu_binding import binding_in, driver_hints, give_memory_back, load_module, trusted
-from .gpu_nvml import NvmlGpus
+from .gpu_nvml import NVLINK_TURNS, NvmlGpus
 from .gpu_smi import SmiGpus
 from .installation import own_package_folders
 from .processes import describe_process, same_mounts
@@ -227,7 +227,7 @@ class GpuReader:
     def _traffic(self) -> None:
         gpus = self.gpus
         # Counters tell a rate when they were read twice: all GPUs soon, then one a second.
-        hurry = 2 * len(self.table["gpus"])
+        hurry = 2 * NVLINK_TURNS * len(self.table["gpus"])
         while gpus is self.gpus and not self.probe.pause(0.1 if hurry > 0 else until_beat(1.0)):
             gpus.traffic()
             hurry -= 1
