@@ -46,7 +46,7 @@ class Ahead:
         app, here = self._app, self._app.current_mode
         # Under a question nothing is moved.
         if len(app.screen_stack) == 1:
-            name = self._left.pop()
+            name = self._left.pop(0)
             if name != here:
                 with app.batch_update():
                     await app.switch_mode(name)
