@@ -19,6 +19,8 @@ from rich.cells import cell_len
 from tests.support import states
 from tests.support.sessions import FakeSession
 from tuner.app import TunerApp
+from tuner.domain.events import SearchResult
+from tuner.domain.logs import LogHit
 from tuner.domain.state import HostState
 
 SIZES = ((80, 24), (160, 48))
@@ -69,7 +71,7 @@ async def shoot(
     def clock() -> float:
         return now
 
-    sessions = [FakeSession(each) for each in (state if isinstance(state, list) else [state])]
+    sessions = [FakeSession(each, found=hits(each)) for each in (state if isinstance(state, list) else [state])]
     app = TunerApp(sessions, ascii=ascii, theme=theme, clock=clock)
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
@@ -81,6 +83,13 @@ async def shoot(
             await pilot.pause()
         await pilot.pause()
         return portable(app.export_screenshot(title=title))
+
+
+def hits(state: HostState) -> tuple[SearchResult, ...]:
+    """What the host answers to any search: the newest lines of its first server's log."""
+    lines = [line for server in state.servers[:1] for block in server.log.blocks for line in block.lines]
+    found = tuple(LogHit(line.offset, line.text) for line in reversed(lines[-9:]))
+    return (SearchResult(id=1, hits=found, scanned_bytes=10_600, done=True),)
 
 
 SHOTS: dict[str, tuple[str, tuple[str, ...]]] = {

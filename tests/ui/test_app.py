@@ -506,16 +506,16 @@ async def test_themes_are_ours_and_the_librarys(app_on: AppOn) -> None:
 
 
 async def test_a_keymap_replaces_keys_also_in_the_help(app_on: AppOn) -> None:
-    app, _ = app_on(states.serving(), keymap={"screen.logs": "g", "help": "h"})
+    app, _ = app_on(states.serving(), keymap={"screen.logs": "u", "help": "h"})
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("g")
+        await pilot.press("u")
         await pilot.pause()
         assert app.current_mode == "logs"
         await pilot.press("h")
         await pilot.pause()
         assert isinstance(app.screen, HelpScreen)
         rows = [
-            line for line in app.screen.query_one("#help-rows", Rows).text.splitlines() if line.strip().startswith("g ")
+            line for line in app.screen.query_one("#help-rows", Rows).text.splitlines() if line.strip().startswith("u ")
         ]
         assert len(rows) == 1
         await pilot.press("escape")

@@ -93,10 +93,16 @@ class KeyCommands(ListProvider):
     RANK = 3.0
 
     def commands(self) -> Iterator[Command]:
-        """The active bindings that are enabled."""
+        """The active bindings that are enabled, but those of the screens, which have commands of their own."""
         for active in self.screen.active_bindings.values():
             binding = active.binding
-            if active.enabled and binding.description and not binding.system and binding.id:
+            if (
+                active.enabled
+                and binding.description
+                and not binding.system
+                and binding.id
+                and not binding.id.startswith("screen.")
+            ):
                 run = partial(self.app.run_action, binding.action, active.node)
                 yield binding.description, binding.tooltip, run
 

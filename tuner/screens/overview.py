@@ -16,6 +16,7 @@ from tuner.screens.base import TunerScreen
 from tuner.units import format_bytes
 from tuner.widgets import notes, status
 from tuner.widgets.chart import Chart, sparkline
+from tuner.widgets.curves import CURVES, Curve, curves_of, values
 from tuner.widgets.log_head import source_text
 from tuner.widgets.log_index import LogFilter, LogIndex
 from tuner.widgets.log_view import LogTail
@@ -28,6 +29,8 @@ CHART_FROM = 136
 _CHART_SHARE = 0.31
 _CHART_HEIGHT = 15
 _LOG_MIN = 4
+_ENDED_MAX = 3
+"""Servers that ended and are named; a key shows the others too."""
 _PROBLEMS_MAX = 3
 """What does not work on the host, at most so many; the details have all."""
 
@@ -56,6 +59,13 @@ class OverviewScreen(TunerScreen):
             id="server.next",
             tooltip="Show another server of this host",
         ),
+        Binding(
+            "g",
+            "next_curve",
+            "Graph",
+            id="overview.graph",
+            tooltip="Draw another number over time",
+        ),
         Binding("f", "follow", "Log", show=False, id="overview.log", tooltip="Open the log at its end"),
     ]
 
@@ -80,6 +90,7 @@ class OverviewScreen(TunerScreen):
         """Know which log the tail belongs to."""
         super().on_mount()
         self._tail_of: tuple[str, str] | None = None
+        self._curve = CURVES[0]
 
     @property
     def wide(self) -> bool:
@@ -94,7 +105,7 @@ class OverviewScreen(TunerScreen):
         age = self.shell.age_s()
         stale = self.shell.stale() and state.hello is not None
         self._draw_head(state, server, width, age, stale=stale)
-        with_chart = self.wide and server is not None and bool(server.series.get("tok_s"))
+        with_chart = self.wide and server is not None and bool(curves_of(server))
         left = width - (self._chart_width if with_chart else 0)
         table = self._draw_table(state, server, left, age, stale=stale)
         noted = self._draw_notes(state, server, left, table)
@@ -113,8 +124,9 @@ class OverviewScreen(TunerScreen):
         if server is None:
             phases = status.no_server_line(state, glyphs)
         elif not self.wide and server.phase in (Phase.READY, Phase.STOPPING):
-            spark = sparkline(server.series.get("tok_s", ()), state.mono, 9, glyphs)
-            phases = status.serving_line(state, server, width, glyphs, spark)
+            curve = self._curve_of(server)
+            spark = sparkline(values(server, curve), state.mono, 9, glyphs)
+            phases = status.serving_line(state, server, width, glyphs, spark, curve.number)
         else:
             phases = status.phase_line(state, server, width, glyphs)
         self.query_one("#phases", Rows).show([phases], dimmed=stale)
@@ -123,15 +135,23 @@ class OverviewScreen(TunerScreen):
             self.refresh_bindings()
 
     def _server_lines(self, state: HostState, server: ServerState | None, width: int) -> list[Line]:
+        """All servers that run, and the newest of those that ended, by PID: whoever tunes starts the same one often."""
         if len(state.servers) < 2:
             return []
+        ended = [each for each in state.servers if each.gone]
+        left_out = [each.identity.key for each in ended[_ENDED_MAX:] if each is not server]
         parts: list[Line] = []
         for each in state.servers:
-            chosen = each is server
-            name = f"{each.engine_title or each.identity.engine} {status.model_name(each.model)}".strip()
-            port = f" :{each.identity.port}" if each.identity.port else f" pid {each.identity.pid}"
-            words = f"[{clean(name)}{port}]" if chosen else f" {clean(name)}{port} "
+            identity, chosen = each.identity, each is server
+            if identity.key in left_out:
+                continue
+            place = f"pid {identity.pid}" if each.gone or not identity.port else f":{identity.port}"
+            again = each.gone and not chosen and server is not None and _name(each) == _name(server)
+            words = place if again else f"{clean(_name(each))} {place}"
+            words = f"[{words}]" if chosen else f" {words} "
             parts.append(((words, "strong" if chosen else "dim"), (" ", "text"), status.phase_word(each, self.glyphs)))
+        if left_out:
+            parts.append(((f" {self.glyphs.ellipsis} {len(left_out)} earlier", "dim"),))
         return wrap_parts([((" servers", "head"),), *parts], width, ("  ", "text"), indent=10)
 
     def _draw_table(
@@ -202,13 +222,14 @@ class OverviewScreen(TunerScreen):
             self.call_after_refresh(self.catch_up)
 
     def _draw_chart(self, state: HostState, server: ServerState, *, stale: bool) -> None:
-        chart, series = self.query_one(Chart), server.series.get("tok_s", ())
+        chart, curve = self.query_one(Chart), self._curve_of(server)
+        series = server.series.get(curve.key, ())
         old = None if stale else status.metrics_age(state, server)
         warning = status.as_of(old) if old is not None else ""
-        if self.changed("chart", series, server.metrics, chart.size.width, chart.size.height, stale, warning):
+        if self.changed("chart", curve, series, server.metrics, chart.size.width, chart.size.height, stale, warning):
             foot = status.metric_grid(server.metrics, self._chart_width - 1)
-            title = "tok/s  output, last 10 min"
-            chart.show_series(title, series, state.mono, warning=warning, dimmed=stale or bool(warning), foot=foot)
+            title, drawn = f"{curve.title}, last 10 min", values(server, curve)
+            chart.show_series(title, drawn, state.mono, warning=warning, dimmed=stale or bool(warning), foot=foot)
 
     def _draw_log(self, state: HostState, server: ServerState | None, width: int, *, stale: bool) -> None:
         tail, head = self.query_one(LogTail), self.query_one("#log-head", Rows)
@@ -230,10 +251,18 @@ class OverviewScreen(TunerScreen):
         head.show([spread(left, right, width, self.glyphs.ellipsis)], dimmed=stale)
         tail.show_log(log, dimmed=stale)
 
+    def _curve_of(self, server: ServerState) -> Curve:
+        """What was chosen, where this server tells it."""
+        told = curves_of(server)
+        return self._curve if self._curve in told or not told else told[0]
+
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """No key is shown before it works."""
         if action == "next_server":
             return self.shell.snapshot is not None and len(self.shell.snapshot.servers) > 1
+        if action == "next_curve":
+            server = self.shell.server()
+            return server is not None and len(curves_of(server)) > 1
         return super().check_action(action, parameters)
 
     def action_next_server(self) -> None:
@@ -243,6 +272,14 @@ class OverviewScreen(TunerScreen):
             return
         keys = [each.identity.key for each in state.servers]
         self.post_message(ServerRequested(keys[(keys.index(server.identity.key) + 1) % len(keys)]))
+
+    def action_next_curve(self) -> None:
+        """Draw the next number over time."""
+        server = self.shell.server()
+        told = curves_of(server) if server is not None else ()
+        if server is not None and told:
+            self._curve = told[(told.index(self._curve_of(server)) + 1) % len(told)]
+            self.catch_up()
 
     def action_follow(self) -> None:
         """Open the log."""
@@ -257,3 +294,7 @@ class OverviewScreen(TunerScreen):
         parts = ("#status", "#phases", "#servers", "#table", "#legend", "#notes")
         lines = [text_of(line).rstrip() for part in parts for line in self.query_one(part, Rows).lines]
         return "\n".join(lines)
+
+
+def _name(server: ServerState) -> str:
+    return f"{server.engine_title or server.identity.engine} {status.model_name(server.model)}".strip()

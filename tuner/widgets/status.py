@@ -311,13 +311,16 @@ def metric_grid(metrics: ServerMetrics, width: int) -> list[Line]:
     return lines
 
 
-def serving_line(state: HostState, server: ServerState, width: int, glyphs: Glyphs, sparkline: str) -> Line:
-    """The second line on a narrow screen while the server serves: phase, speed over time, load."""
+def serving_line(
+    state: HostState, server: ServerState, width: int, glyphs: Glyphs, sparkline: str, drawn: str = "tok/s"
+) -> Line:
+    """The second line on a narrow screen while the server serves: phase and numbers, one of them drawn over time."""
     head: list[Span] = [(" ", "text"), phase_word(server, glyphs), ("  ", "text")]
     old = metrics_age(state, server)
     parts = metric_parts(server.metrics, old=old is not None)
-    if sparkline and parts:
-        parts[0] = (*parts[0], (f" {sparkline}", "chart" if old is None else "dim"))
+    for index, part in enumerate(parts):
+        if sparkline and part[0][0] == f"{drawn} ":
+            parts[index] = (*part, (f" {sparkline}", "chart" if old is None else "dim"))
     if old is not None:
         parts.insert(0, ((as_of(old), "warn"),))
     body = fit([*parts, owner_spans(state, server)], width - width_of(head) - 1, ("  ", "text"))
