@@ -132,11 +132,13 @@ class Link:
     async def run(self) -> End:
         """Connect, start the probe and listen until there is no more. Cleans up, also when cancelled."""
         try:
+            # It takes a tenth of a second, in which the login waits for the other side anyway.
+            payload = spawn(asyncio.to_thread(bootstrap.payload), name="payload of the probe") if self._live else None
             await self._transport.connect(self._ask)
             self._process = await self._transport.spawn(bootstrap.argv())
             resume = self._stream.connect()
-            if self._live:
-                await self._begin(self._process, resume)
+            if payload is not None:
+                await self._begin(self._process, await payload, resume)
             return await self._listen(self._process)
         except CatalogError:
             raise  # a file of ours is wrong, not the link
@@ -159,9 +161,9 @@ class Link:
             raise ConnectionFailed("Not connected")
         await self._process.write(_line(order))
 
-    async def _begin(self, process: RemoteProcess, resume: dict[str, TailFrom]) -> None:
+    async def _begin(self, process: RemoteProcess, payload: bytes, resume: dict[str, TailFrom]) -> None:
         plan = msgspec.structs.replace(self._plan, resume=resume)
-        await process.write(bootstrap.payload())
+        await process.write(payload)
         await process.write(_line({"op": "plan", **msgspec.to_builtins(plan)}))
 
     async def _listen(self, process: RemoteProcess) -> End:
