@@ -21,7 +21,7 @@ from common import GPUTUNER, Report, Wire
 from recorded_host import recorded_host
 
 from tests.e2e.terminal import Terminal
-from tuner.core.snapshot import complete
+from tuner.core.snapshot import missing
 from tuner.domain.link import Question, Target
 from tuner.session.session import open_session
 from tuner.session.tasks import spawn
@@ -58,7 +58,7 @@ def state(wire: Wire) -> float:
         calls = len(wire.called)
         work = spawn(session.run(), name="session")
         async for seen in session.snapshots():
-            if complete(seen):
+            if not missing(seen):
                 break
         took = time.monotonic() - wire.called[calls]
         await session.aclose()
