@@ -93,6 +93,8 @@ def apply_members(server: ServerState, identity: ServerIdentity) -> ServerState:
         r if r.pid is None or r.alive == (r.pid in alive) else _after_death(r, r.pid in alive) for r in server.ranks
     )
     server = msgspec.structs.replace(server, identity=identity, ranks=ranks)
+    if identity.orphaned:
+        return left_over(server)
     dead = [r for r in ranks if not r.alive]
     if not dead or server.phase in (Phase.STOPPING, Phase.STOPPED):
         return server
@@ -117,11 +119,20 @@ def apply_members(server: ServerState, identity: ServerIdentity) -> ServerState:
     return _enter(server, Phase.FAILED, None, server.errors[0].text if server.errors else f"rank died: {names}")
 
 
+def left_over(server: ServerState) -> ServerState:
+    """What an ended server left behind: its log may say that it serves, and it never will again."""
+    living = tuple(m.pid for m in server.identity.members if m.state != "Z")
+    server = msgspec.structs.replace(server, left_pids=living)
+    return _enter(server, Phase.FAILED, None, "its leader has ended; ranks are left over")
+
+
 def apply_gone(server: ServerState, left: tuple[int, ...], at: float | None) -> ServerState:
     """The leader is gone. The log decides whether that was wanted, not an exit code: vLLM's is 0 either way."""
     wanted = server.phase in (Phase.STOPPING, Phase.STOPPED)
     ranks = tuple(_after_death(r, r.pid in left) if r.pid is not None else r for r in server.ranks)
     server = msgspec.structs.replace(server, gone=True, left_pids=left, ranks=ranks)
+    if server.identity.orphaned and not left:
+        return msgspec.structs.replace(server, phase_evidence="what its leader left over has ended too")
     if server.phase is Phase.FAILED:
         return _close_last(server, at)
     if wanted:
@@ -161,8 +172,9 @@ def _forget_start(server: ServerState) -> ServerState:
         msgspec.structs.replace(r, log_terms=MemoryTerms(), phase=Phase.UNKNOWN, available_gib=None)
         for r in server.ranks
     )
+    phase = server.phase if server.identity.orphaned else Phase.UNKNOWN
     return msgspec.structs.replace(
-        server, phase=Phase.UNKNOWN, phases=(), started_in_s=None, errors=(), facts=(), kv_tokens=None, ranks=ranks,
+        server, phase=phase, phases=(), started_in_s=None, errors=(), facts=(), kv_tokens=None, ranks=ranks,
         settings={}, batches={}, log_clock=None,
     )  # fmt: skip
 
@@ -265,7 +277,7 @@ def _enter(
     """Move to a phase: ends the running record, and begins one if it is a start-up phase."""
     when = wall_time(server, fact.at) if fact is not None else at
     text = evidence or (fact.text if fact is not None else "")
-    if phase is server.phase:
+    if phase is server.phase or (server.identity.orphaned and phase is not Phase.FAILED):
         return server
     phases = server.phases
     if when is None and phases:
@@ -297,7 +309,7 @@ def _error(server: ServerState, fact: LogFact) -> ServerState:
         # The process table is faster than the log: here is why they died, and it was not in silence.
         server = msgspec.structs.replace(server, errors=tuple(error for error in server.errors if not error.silent))
     noted = _note_error(server, fact)
-    if server.phase in (Phase.STOPPING, Phase.STOPPED) or secondary:
+    if server.phase in (Phase.STOPPING, Phase.STOPPED) or secondary or server.identity.orphaned:
         return noted
     if server.phase is Phase.FAILED and noted.errors and noted.errors[0] is not _first(server.errors):
         # "Scheduler hit an exception" said that, the exception that follows says why.

@@ -193,6 +193,8 @@ def _adopted(identity: ServerIdentity, engine: Engine | None) -> ServerState:
     server = ServerState(identity=identity, version=identity.version, engine_title=identity.engine)
     if identity.log is not None:
         server = msgspec.structs.replace(server, log=msgspec.structs.replace(server.log, source=identity.log))
+    if identity.orphaned:
+        server = lifecycle.left_over(server)
     if engine is None:
         return server
     return msgspec.structs.replace(
