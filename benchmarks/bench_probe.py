@@ -61,7 +61,7 @@ async def count(report: Report, wire: Wire, session: Session, seconds: float, wh
     await asyncio.sleep(seconds)
     took = loop.time() - at
     report.row(f"CPU per cycle, {what}", (cpu_s(pid) - cpu) / took * 1000, "ms", CPU_BAR_MS)
-    report.row(f"memory (VmRSS), {what}", status_kb(pid, "VmRSS") / 1024, "MiB", RSS_BAR_MB)
+    report.row(f"memory (VmRSS), {what}", status_kb(pid, "VmRSS") * 1024 / 1e6, "MB", RSS_BAR_MB)
     both = (wire.received_bytes + wire.sent_bytes - received - sent) / took / 1000
     part = f"({(wire.received_bytes - received) / took / 1000:.2f} from the host)"
     report.row(f"link, {what}", both, "kB/s", LINK_BAR_KB_S, part)

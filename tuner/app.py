@@ -92,6 +92,7 @@ class TunerApp(Shell):
         self._servers: dict[str, str] = {}
         self._asking = asyncio.Lock()
         self._ahead_s = ahead_s
+        self.ahead = Ahead(self, [entry.name for entry in SCREENS])
 
     def player(self, host: str | None = None) -> Player | None:
         """The controls of a host when it is a recording; without a name of the one on screen."""
@@ -119,7 +120,7 @@ class TunerApp(Shell):
     def on_snapshot_updated(self, message: messages.SnapshotUpdated) -> None:
         """The only place where states change."""
         if self._ahead_s is not None and message.state.hello is not None:
-            self.set_timer(self._ahead_s, Ahead(self, [entry.name for entry in SCREENS]).begin, name="ahead")
+            self.set_timer(self._ahead_s, self.ahead.begin, name="ahead")
             self._ahead_s = None
         self.keep(message.host, message.state)
         if message.host == self.host:

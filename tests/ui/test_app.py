@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import inspect
 import os
@@ -445,26 +444,55 @@ async def test_nothing_is_built_under_a_question(app_on: AppOn) -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("question_mark")
         help_screen = app.screen
-        seen = []
+        seen: list[Any] = []
         app.mode_change_signal.subscribe(help_screen, seen.append)
-        for _ in range(8):
-            await pilot.pause(0.1)
+        while app.ahead.put_off < 2:
+            await pilot.pause(0.02)
         assert app.screen is help_screen
         assert seen == []
         await pilot.press("escape")
         await built(pilot)
 
 
+async def test_styles_are_not_read_anew_at_the_key_that_shows_a_screen(
+    app_on: AppOn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, _ = app_on(states.serving(), ahead_s=0.001)
+    styled: list[str] = []
+    refresh_css = app.refresh_css
+    monkeypatch.setattr(app, "refresh_css", lambda *args, **more: (styled.append(app.current_mode), refresh_css()))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await built(pilot)
+        assert {"logs", "details"} <= set(styled)
+        styled.clear()
+        for key in ("l", "i", "o"):
+            await pilot.press(key)
+            await pilot.pause()
+        assert styled == []
+
+
+async def test_what_is_loaded_is_frozen_and_the_clock_collects_the_rest(app_on: AppOn) -> None:
+    before = gc.get_threshold()
+    try:
+        collect_by_hand()
+        frozen = gc.get_freeze_count()
+        app, _ = app_on(states.serving(), ahead_s=0.001)
+        async with app.run_test(size=(80, 24)) as pilot:
+            await built(pilot)
+            assert gc.get_freeze_count() > frozen + 1000
+            for _ in range(40):
+                gc.collect(1)
+            app._second()
+            assert gc.get_count()[2] == 0
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
 async def built(pilot: Any) -> None:
     """Until every screen is there and the first one is shown again."""
-    app = pilot.app
-    for _ in range(500):
-        await pilot.pause(0.02)
-        with contextlib.suppress(KeyError):
-            if all(app.get_screen_stack(entry.name)[0].is_mounted for entry in SCREENS):
-                await pilot.pause(0.1)
-                return
-    raise AssertionError("never built")
+    await asyncio.wait_for(pilot.app.ahead.done.wait(), 20)
+    await pilot.pause()
 
 
 def test_old_objects_are_collected_when_nobody_waits() -> None:

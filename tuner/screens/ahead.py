@@ -31,6 +31,9 @@ class Ahead:
     def __init__(self, app: Shell, names: Sequence[str]) -> None:
         self._app = app
         self._left = list(names)
+        self.put_off = 0
+        """Times that a screen was due and a question stood on the one that is shown: under it nothing is moved."""
+        self.done = asyncio.Event()
 
     async def begin(self) -> None:
         """Load what draws, then build."""
@@ -44,8 +47,9 @@ class Ahead:
 
     async def _build(self) -> None:
         app, here = self._app, self._app.current_mode
-        # Under a question nothing is moved.
-        if len(app.screen_stack) == 1:
+        if len(app.screen_stack) > 1:
+            self.put_off += 1
+        else:
             name = self._left.pop(0)
             if name != here:
                 with app.batch_update():
@@ -55,9 +59,11 @@ class Ahead:
                     await app.switch_mode(here)
         if self._left:
             app.set_timer(PAUSE_S, self._next)
-        elif _by_hand():
+            return
+        if _by_hand():
             gc.collect()
             gc.freeze()
+        self.done.set()
 
 
 def collect_by_hand() -> None:

@@ -18,9 +18,9 @@ from tuner.widgets.status import PHASE_NAMES
 
 NO_VALUE = "n/a"
 DEAD = ("dead", "bad")
-ENDED = ("ended", "dim")
-"""Of a rank whose server was stopped on purpose."""
 """The note of a rank whose process is gone."""
+ENDED = ("ended", "dim")
+"""The same where its server was stopped on purpose."""
 _BAR_MIN = 18
 _BAR_MAX = 60
 
