@@ -188,7 +188,7 @@ def test_an_entry_beyond_measure_is_said(tree: ProcTree, book: Book) -> None:
     with running(tree.root, toy_plan(), **book.env) as probe:
         probe.first(e.LogOpened)
         book.write("x" * 40_000_000, "after")
-        probe.problem("log-denied")
+        probe.problem("tail-flood")
         probe.wait(has("after\n"))
         assert probe.status("VmHWM") < 60_000
 
@@ -202,6 +202,18 @@ def test_a_journal_that_cannot_be_read_is_said_and_tried_again(tree: ProcTree, b
         assert "No such luck" in probe.problem("log-denied").detail
         program.write_text(text)
         probe.wait(has("at last\n"))
+        probe.problem("log-denied", cleared=True)
+
+
+def test_a_warning_of_journalctl_costs_no_entry_and_is_no_trouble(tree: ProcTree, book: Book) -> None:
+    book.write("one", "two")
+    with running(tree.root, toy_plan(), WARN="File /var/log/x.journal is truncated", **book.env) as probe:
+        probe.wait(has("one\ntwo\n"))
+        book.write("three")
+        probe.wait(has("one\ntwo\nthree\n"))
+        probe.problem("log-denied", cleared=True)
+        assert "truncated" in probe.problem("log-denied").detail
+        assert probe.of(e.ProblemSeen)[-1].cleared
 
 
 # -- reconnecting, and the end --------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ class Children:
         self._closed = False
         self._guard: Optional[List[str]] = None
 
-    def start(self, argv: Sequence[str]) -> Any:
-        """Start a program with its output in a pipe. Raises OSError."""
+    def start(self, argv: Sequence[str], *, apart: bool = False) -> Any:
+        """Start a program with its output in a pipe, and with its messages in the same one or apart. Raises OSError."""
         import subprocess
 
         if self._guard is None:
@@ -37,7 +37,7 @@ class Children:
                 [*self._guard, *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                stderr=subprocess.PIPE if apart else subprocess.STDOUT,
                 env=dict(os.environ, LC_ALL="C"),
             )
             self._running.add(child)

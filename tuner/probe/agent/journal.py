@@ -78,14 +78,18 @@ def _bytes_of(message: Any) -> bytes:
 class Reader:
     """Runs journalctl for one log.
 
-    `note` is told what it says that is no entry.
+    `note` is told, by the code of a problem, what it says that is no entry, and what of the log is left out; `heard` is
+    called for each entry: the log can be read, whatever was said before.
     """
 
-    def __init__(self, children: Children, path: str, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, children: Children, path: str, note: Callable[[str, str], None], heard: Callable[[], None]
+    ) -> None:
         self._children = children
         # Without --all, long messages are left out.
         self._argv = ["journalctl", "--quiet", "--no-pager", "--all", "--output=json", *matches_of(path)]
         self._note = note
+        self._heard = heard
 
     def entries(
         self, how: Sequence[str], stop: Callable[[], bool], idle: Callable[[], None] = lambda: None
@@ -94,36 +98,46 @@ class Reader:
 
         Raises OSError where it cannot be run.
         """
-        child = self._children.start([*self._argv, *how])
-        fd = child.stdout.fileno()
+        # Its messages come when they like, also within an entry that is longer than a pipe takes at once.
+        child = self._children.start([*self._argv, *how], apart=True)
+        out, err = child.stdout.fileno(), child.stderr.fileno()
+        open_ends = [out, err]
         rest = b""
         skipping = False
         try:
-            while not stop():
-                ready, _, _ = select.select([fd], [], [], 0.25)
+            while open_ends and not stop():
+                ready, _, _ = select.select(open_ends, [], [], 0.25)
                 if not ready:
                     idle()
                     continue
+                fd = err if err in ready else out
                 block = os.read(fd, 65_536)
                 if not block:
-                    return
+                    open_ends.remove(fd)
+                    continue
+                if fd == err:
+                    for text in block.decode("utf-8", "replace").splitlines():
+                        self._note("log-denied", text[:300])
+                    continue
                 *lines, rest = (rest + block).split(b"\n")
                 if skipping and lines:
                     del lines[0]
                     skipping = False
                 if len(rest) > READ_LIMIT:
                     rest, skipping = b"", True
-                    self._note("an entry of more than %d MiB is left out" % (READ_LIMIT >> 20))
+                    self._note("tail-flood", "an entry of more than %d MiB is left out" % (READ_LIMIT >> 20))
                 for line in lines:
                     try:
                         entry = parsed(line)
                     except (ValueError, TypeError):
-                        self._note(line.decode("utf-8", "replace")[:300])
+                        self._note("tail-flood", "no entry: " + line.decode("utf-8", "replace")[:300])
                         continue
+                    self._heard()
                     yield entry
         finally:
             self._children.end(child)
             child.stdout.close()
+            child.stderr.close()
 
     def before(self, end: int, cursor: str, since_s: float, stop: Callable[[], bool]) -> Iterator[Tuple[int, Entry]]:
         """Entries from the one at `cursor`, whose text ends at the offset `end`, backwards, each with its offset.

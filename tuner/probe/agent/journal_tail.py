@@ -28,7 +28,7 @@ class JournalTail(Tail):
 
     def __init__(self, server: Followed, target: LogTarget, reason: str) -> None:
         super().__init__(server, target, reason)
-        self._reader = Reader(self.probe.children, target.path or "", self._note)
+        self._reader = Reader(self.probe.children, target.path or "", self._note, self._heard)
         self._marks = Marks()
         self._tail_cursor = ""
         """The first of a long journal's last lines."""
@@ -42,8 +42,11 @@ class JournalTail(Tail):
         started_at = self.server.started_at
         return float(int(started_at - 1)) if started_at is not None else 0.0
 
-    def _note(self, text: str) -> None:
-        self.probe.problems.note("log-denied", self.server.key, "journalctl: " + text)
+    def _note(self, code: str, text: str) -> None:
+        self.probe.problems.note(code, self.server.key, "journalctl: " + text)
+
+    def _heard(self) -> None:
+        self.probe.problems.clear("log-denied", self.server.key)
 
     # -- following ----------------------------------------------------------------------------------------------
 
@@ -62,7 +65,7 @@ class JournalTail(Tail):
                     begun = True
                 self._stream(dead)
             except OSError as e:
-                self._note(str(e))
+                self._note("log-denied", str(e))
             self.caught_up.set()
             if dead or self._over:
                 return
