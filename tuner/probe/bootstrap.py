@@ -38,13 +38,21 @@ _SCRIPT = (
     "</dev/null 2>/dev/null)||o=none;fi;fi;};"
     # One pool of memory for all threads: glibc gives each its own, half empty.
     "export MALLOC_ARENA_MAX=1;"
-    "s=$1;"
+    "s=$1;u=$(id -u)||u=0;"
+    # What others may have put there must not run as us, who are often root: no program but a Python, and none that
+    # somebody else than root and us could write, or swap, as all its folders are looked at too.
+    'try_checked(){ p=$(readlink -f "$1" 2>/dev/null)||return;'
+    "case ${p##*/} in python3|python3.[0-9]|python3.[0-9][0-9]);;*)return;esac;"
+    'f=$p;while set -- $(ls -lnLd "${f:-/}" 2>/dev/null);do '
+    'case "$1,$3" in ?????w*|????????w*)return;;[-d]*,0|[-d]*,$u);;*)return;esac;'
+    '[ "$f" ]||break;f=${f%/*};done;try "$p";};'
     "for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9 python3.8 python "
-    '/usr/libexec/platform-python /opt/conda/bin/python3 "$HOME"/*conda3/bin/python3 /opt/*/bin/python3 '
-    '"$HOME"/.local/share/uv/python/*/bin/python3 "$HOME"/.pyenv/versions/*/bin/python3;do try "$p";done;'
+    '/usr/libexec/platform-python "$HOME"/*conda3/bin/python3 "$HOME"/.local/share/uv/python/*/bin/python3 '
+    '"$HOME"/.pyenv/versions/*/bin/python3;do try "$p";done;'
+    'for p in /opt/*/bin/python3;do try_checked "$p";done;'
     # Last, the interpreters of running programs: an engine's may be on no path at all.
-    'for p in $(for e in "$HOST_ROOT"/proc/[0-9]*/exe;do readlink $e;done 2>/dev/null|grep python3|sort -u);'
-    'do try "$p";done;'
+    'for p in $(for e in "$HOST_ROOT"/proc/[0-9]*/exe;do readlink "$e";done 2>/dev/null|grep /python3|sort -u);'
+    'do try_checked "$p";done;'
     f'printf {_PROBLEM} "$o";exit 3'
 )
 

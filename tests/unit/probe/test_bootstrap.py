@@ -9,7 +9,9 @@ import pwd
 import shutil
 import subprocess
 import sys
+import tempfile
 import zlib
+from collections.abc import Iterator
 from graphlib import CycleError
 from pathlib import Path
 
@@ -25,7 +27,7 @@ OLD = [str(path) for path in sorted(HOME.glob(".pyenv/versions/[23].[67].*/bin/p
 SOURCE = zlib.compress(b"print('started', flush=True)")
 STARTS = b"%d\n" % len(SOURCE) + SOURCE
 """A payload that only says that it came through."""
-TOOLS = ("sh", "grep", "sort", "readlink")
+TOOLS = ("sh", "grep", "id", "ls", "readlink", "sort")
 AUDIT = """
 import os, sys
 
@@ -47,9 +49,16 @@ def fake_python(path: Path, version: str) -> None:
 
 
 @pytest.fixture
-def bare(tmp_path: Path) -> Path:
-    """A PATH without any Python."""
-    folder = tmp_path / "bin"
+def host() -> Iterator[Path]:
+    """A folder that only we and root write, and none of those it is in: /tmp is one that everybody does."""
+    with tempfile.TemporaryDirectory(dir=HOME, prefix=".gputuner-test-") as folder:
+        yield Path(folder).resolve()
+
+
+@pytest.fixture
+def bare(host: Path) -> Path:
+    """A PATH without any Python, on a host that has none elsewhere."""
+    folder = host / "bin"
     folder.mkdir()
     for name in TOOLS:
         place = shutil.which(name)
@@ -59,9 +68,10 @@ def bare(tmp_path: Path) -> Path:
 
 
 def start(bare: Path, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    root = bare.parent / "root"
-    env = {"PATH": str(bare), "HOME": str(bare.parent), "HOST_ROOT": str(root)}
-    return subprocess.run(list(argv()), input=data, capture_output=True, env=env, timeout=20.0)
+    host = bare.parent
+    command = [text.replace(" /opt/", f" {host}/opt/").replace(" /usr/", f" {host}/usr/") for text in argv()]
+    env = {"PATH": str(bare), "HOME": str(host), "HOST_ROOT": str(host / "root")}
+    return subprocess.run(command, input=data, capture_output=True, env=env, timeout=20.0)
 
 
 def test_the_payload_holds_every_module_of_the_folder_as_it_is() -> None:
@@ -156,15 +166,21 @@ def test_a_host_without_a_usable_python_says_so(bare: Path, old: str | None) -> 
     if old:
         fake_python(bare / "python3", old)
     done = start(bare, STARTS)
-    if any(Path("/opt").glob("*/bin/python3")) or Path("/usr/libexec/platform-python").exists():
-        assert done.stdout == b"started\n", "this machine has one where no PATH leads, and it must be found"
-        return
     assert done.returncode == 3
     answer = {"t": "problem", "seq": 1, "mono": 0.0, "code": "python-old", "detail": old or "none"}
     assert json.loads(done.stdout) == answer
 
 
-@pytest.mark.parametrize("place", ["bin/python3.9", "miniconda3/bin/python3", ".local/share/uv/python/x/bin/python3"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "bin/python3.9",
+        "miniconda3/bin/python3",
+        ".local/share/uv/python/x/bin/python3",
+        "opt/conda/bin/python3",
+        "usr/libexec/platform-python",
+    ],
+)
 def test_a_newer_python_is_found_beside_an_old_one(bare: Path, place: str) -> None:
     fake_python(bare / "python3", "3.6.15")
     path = bare.parent / place
@@ -173,11 +189,75 @@ def test_a_newer_python_is_found_beside_an_old_one(bare: Path, place: str) -> No
     assert start(bare, STARTS).stdout == b"started\n"
 
 
-def test_the_interpreter_of_a_running_program_is_found(bare: Path) -> None:
+def runs(bare: Path, program: Path) -> None:
+    """Make it look as if a process ran a program."""
     process = bare.parent / "root/proc/4711"
     process.mkdir(parents=True)
-    place = bare.parent / "hidden/python3.11"
-    place.parent.mkdir()
-    place.symlink_to(sys.executable)
-    (process / "exe").symlink_to(place)
-    assert start(bare, STARTS).stdout == b"started\n"
+    (process / "exe").symlink_to(program)
+
+
+def own_python(place: Path) -> Path:
+    """An interpreter, as far as the script can tell."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    place.chmod(0o755)
+    return place
+
+
+def is_tried(bare: Path) -> bool:
+    """True when the script starts anything as an interpreter."""
+    return start(bare, STARTS).stdout == b"started\n"
+
+
+@pytest.mark.parametrize("name", ["python3", "python3.9", "python3.11"])
+def test_the_interpreter_of_a_running_program_is_found(bare: Path, name: str) -> None:
+    runs(bare, own_python(bare.parent / "srv/bin" / name))
+    assert is_tried(bare)
+
+
+@pytest.mark.parametrize(
+    "name", ["lib/python3.10/site-packages/ray/raylet", "bin/python3.11-config", "bin/xpython3", "bin/python3.x"]
+)
+def test_a_running_program_that_only_sounds_like_python_is_not_run(bare: Path, name: str) -> None:
+    runs(bare, own_python(bare.parent / "srv" / name))
+    assert not is_tried(bare)
+
+
+@pytest.mark.parametrize("gap", [" ", "\n"])
+def test_a_path_is_not_taken_apart_into_programs(bare: Path, gap: str) -> None:
+    victim = own_python(bare.parent / "python3-tools/reboot")
+    runs(bare, own_python(Path(f"{bare.parent}/x{gap}{victim}{gap}/python3")))
+    assert not is_tried(bare)
+
+
+def test_a_link_called_python_does_not_run_another_program(bare: Path) -> None:
+    own_python(bare.parent / "reboot")
+    (bare.parent / "python3").symlink_to("reboot")
+    runs(bare, bare.parent / "python3")
+    assert not is_tried(bare)
+
+
+@pytest.fixture(params=["running", "in /opt"])
+def place(request: pytest.FixtureRequest, bare: Path) -> Path:
+    """An installation whose bin/python3 is found."""
+    folder = bare.parent / "opt/a"
+    if request.param == "running":
+        folder = bare.parent / "srv/a"
+        runs(bare, folder / "bin/python3")
+    own_python(folder / "bin/python3")
+    assert is_tried(bare)
+    return folder
+
+
+@pytest.mark.parametrize("part", ["..", "", "bin", "bin/python3"])
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777])
+def test_an_interpreter_that_others_can_write_or_swap_is_not_run(bare: Path, place: Path, part: str, mode: int) -> None:
+    (place / part).chmod(mode)
+    assert not is_tried(bare)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("part", ["", "bin", "bin/python3"])
+def test_an_interpreter_of_another_user_is_not_run(bare: Path, place: Path, part: str) -> None:
+    os.chown(place / part, 65534, 65534)
+    assert not is_tried(bare)
