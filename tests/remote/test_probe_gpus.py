@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import os
+import py_compile
+import sys
 import time
 import zlib
 from collections.abc import Callable
@@ -219,6 +221,21 @@ def test_a_file_others_can_write_is_not_run(tree: ProcTree, driver: Driver, tmp_
     with running(tree.root, toy_plan(), FAKE_NVML=str(driver.path), PATH="/nonexistent") as probe:
         table = probe.first(e.GpuTable)
         assert not (table.source or "").startswith(f"pynvml {tmp_path}")
+
+
+def test_bytecode_beside_a_link_to_a_good_binding_is_not_run(tree: ProcTree, driver: Driver, tmp_path: Path) -> None:
+    """It is for whoever owns the folder to write."""
+    site = tmp_path / "venv/lib/python3.11/site-packages"
+    (tmp_path / "good").mkdir()
+    (site / "pynvml.py").rename(tmp_path / "good/pynvml.py")
+    (site / "pynvml.py").symlink_to(tmp_path / "good/pynvml.py")
+    evil = tmp_path / "evil.py"
+    evil.write_text(BINDING.replace("Fake GPU", "Evil GPU"))
+    cache = site / f"__pycache__/pynvml.{sys.implementation.cache_tag}.pyc"
+    py_compile.compile(str(evil), str(cache), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    with running(tree.root, toy_plan(), FAKE_NVML=str(driver.path), PATH="/nonexistent") as probe:
+        table = probe.first(e.GpuTable)
+        assert (table.source, table.gpus[0].name) == (f"pynvml {site}/pynvml.py", "Fake GPU")
 
 
 GOOD = "0, GPU-a, NVIDIA X, 00000000:10:00.0, 97887, $M, 45, 20, 210.50, 600.00, 51, [N/A], 1980, 2619, 0x4, 4, 16"

@@ -5,40 +5,51 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 import sys
 from typing import Any, Optional
 
-from .base import HOST_ROOT, ME, PROC, Json, slurp, stat_of
+from .base import HOST_ROOT, ME, PROC, Json
 
 
-def trusted(path: str) -> bool:
-    """True for a file that may be run as us: root's or our own, and nobody else can write it."""
-    status = stat_of(path)
-    if status is None or status.st_uid not in (0, ME):
-        return False
-    return not status.st_mode & (0o022 if ME == 0 else 0o002)
+def trusted_source(path: str) -> Optional[bytes]:
+    """Text of a module that may be run as us; None where somebody else than root and us may have written it.
+
+    What is checked is what is read: the file behind all links, by the descriptor it was opened with. Nobody else can
+    write it, nor put another one into its place, as its folders up to the root belong to root or us as well. A link
+    cannot make a module of any other text of root's.
+    """
+    real = folder = os.path.realpath(path)
+    if os.path.basename(real) != os.path.basename(path):
+        return None
+    try:
+        while folder != "/":
+            folder = os.path.dirname(folder)
+            if not _ours(os.lstat(folder)):
+                return None
+        # A pipe of that name must not hold us up.
+        with open(os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            status = os.fstat(file.fileno())
+            return file.read() if stat.S_ISREG(status.st_mode) and _ours(status) else None
+    except OSError:
+        return None
 
 
-def load_module(path: Optional[str], source: Optional[bytes]) -> Any:
-    """The pynvml module from a file or from its source, without leaving a trace on disk."""
+def _ours(status: os.stat_result) -> bool:
+    """True where only root and we write: to a file, or to a folder if only what is somebody's own (as in /tmp)."""
+    sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+    return status.st_uid in (0, ME) and (bool(sticky) or not status.st_mode & 0o022)
+
+
+def load_module(source: bytes, path: Optional[str] = None) -> Any:
+    """The pynvml module from its source. Never from bytecode beside it: that may be anybody's."""
     import types
-    from importlib.util import cache_from_source, module_from_spec, spec_from_file_location
 
-    sys.modules.pop("pynvml", None)
-    if path is not None and os.path.exists(cache_from_source(path)):
-        spec = spec_from_file_location("pynvml", path)
-        if spec is None or spec.loader is None:
-            raise ImportError(path)
-        module = module_from_spec(spec)
-        sys.modules["pynvml"] = module  # the binding looks itself up while it is loaded
-        spec.loader.exec_module(module)
-        return module
     module = types.ModuleType("pynvml")
-    sys.modules["pynvml"] = module
     if path is not None:
         module.__file__ = path
-        source = slurp(path, 1 << 24)
-    run_in_parts((source or b"").decode("utf-8", "replace"), path or "pynvml", module.__dict__)
+    sys.modules["pynvml"] = module  # the binding looks itself up while it is loaded
+    run_in_parts(source.decode("utf-8", "replace"), path or "pynvml", module.__dict__)
     return module
 
 

@@ -6,11 +6,11 @@ import contextlib
 import re
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Set
+from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Set, Tuple
 
 from .base import PROC, Json, boot_time, until_beat, which
 from .gpu_base import SAMPLE_FIELDS, NoGpus
-from .gpu_binding import binding_in, driver_hints, give_memory_back, load_module, trusted
+from .gpu_binding import binding_in, driver_hints, give_memory_back, load_module, trusted_source
 from .gpu_nvml import NVLINK_TURNS, NvmlGpus
 from .gpu_smi import SmiGpus
 from .installation import own_package_folders
@@ -45,19 +45,14 @@ class GpuReader:
 
     # -- finding a way --------------------------------------------------------------------------------------------
 
-    def _candidates(self) -> Iterator[str]:
-        seen: Set[str] = set()
-        for server in self.probe.live_servers():
-            if same_mounts(server.leader.pid):
-                for folder in server.site_folders:
-                    path = binding_in(folder)
-                    if path and path not in seen and trusted(path):
-                        seen.add(path)
-                        yield path
-        for folder in own_package_folders():
-            path = binding_in(folder)
-            if path and path not in seen:
-                yield path
+    def _candidates(self) -> Iterator[Tuple[str, bytes]]:
+        """Bindings beside engines and beside our own interpreter: path and source of those that may be run."""
+        servers = [server for server in self.probe.live_servers() if same_mounts(server.leader.pid)]
+        folders = [folder for server in servers for folder in server.site_folders] + own_package_folders()
+        for path in filter(None, map(binding_in, dict.fromkeys(folders))):
+            source = trusted_source(path)
+            if source is not None:
+                yield path, source
 
     def _nvml(self, module: Any, source: str) -> NvmlGpus:
         with self._driver_asked():
@@ -66,9 +61,9 @@ class GpuReader:
     def _way(self) -> Any:
         """The best way to read GPUs. Raises NoGpus."""
         trouble: Optional[NoGpus] = None
-        for path in self._candidates():
+        for path, text in self._candidates():
             try:
-                return self._nvml(load_module(path, None), "pynvml " + re.sub(r"^%s/\d+/root" % PROC, "", path))
+                return self._nvml(load_module(text, path), "pynvml " + re.sub(r"^%s/\d+/root" % PROC, "", path))
             except NoGpus as e:
                 trouble = e
                 break  # the binding works and the driver does not: another binding would say the same
@@ -82,7 +77,7 @@ class GpuReader:
                 source = self.source_given
             if source is not None:
                 try:
-                    return self._nvml(load_module(None, source), "sent")
+                    return self._nvml(load_module(source), "sent")
                 except NoGpus as e:
                     trouble = e
                 except Exception as e:
