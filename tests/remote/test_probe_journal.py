@@ -37,6 +37,10 @@ class Book:
         self.env = {"PATH": f"{tools}:{os.environ['PATH']}", "BOOK": str(self.path)}
         self.write()
 
+    def asked(self) -> list[str]:
+        """Arguments of every journalctl so far."""
+        return self.path.with_name("asked").read_text().splitlines()
+
     def add(self, *messages: object, **fields: object) -> Book:
         """More entries; nothing is to be seen of them before `write`."""
         for message in messages:
@@ -216,6 +220,39 @@ def test_a_warning_of_journalctl_costs_no_entry_and_is_no_trouble(tree: ProcTree
         assert probe.of(e.ProblemSeen)[-1].cleared
 
 
+def test_of_a_long_backlog_no_more_is_kept_than_is_sent(tree: ProcTree, book: Book) -> None:
+    """3 MiB in entries of which each has a cursor and a time of its own: many times the text."""
+    used = {}
+    for count in (10, 60_000):
+        book.write(*(f"{i:06d} " + "x" * 40 for i in range(len(book.entries), count)))
+        with running(tree.root, toy_plan(tail_bytes=100_000), **book.env) as probe:
+            probe.first(e.LogBytes, lambda x, last=f"{count - 1:06d}": last in x.data)  # type: ignore[misc]
+            used[count] = probe.status("VmHWM")
+    assert used[60_000] - used[10] < 8_000
+
+
+def test_start_up_lines_of_a_long_backlog_are_found_wherever_they_are(tree: ProcTree, book: Book) -> None:
+    lines = [START, *noise(20_000), "loading 1", "loading 2", *noise(20_000), END, "loading no more", *noise(20_000)]
+    book.write(*lines)
+    with running(tree.root, toy_plan(tail_bytes=10_000), **book.env) as probe:
+        probe.first(e.LogBytes, lambda x: not x.head)
+        text = ("\n".join(lines) + "\n").encode()
+        heads = [x for x in probe.of(e.LogBytes) if x.head]
+        assert [x.data for x in heads] == [f"{START}\n", "loading 1\nloading 2\n", f"{END}\n"]
+        assert all(text[x.offset : x.end].decode() == x.data for x in heads)
+        assert probe.first(e.LogOpened).size == len(text)
+
+
+def test_only_what_is_read_of_an_entry_is_asked_for(tree: ProcTree, book: Book) -> None:
+    book.write("one", "two")
+    with running(tree.root, toy_plan(), **book.env) as probe:
+        probe.wait(has("one\ntwo\n"))
+        assert search(probe, "one") == [(0, "one")]
+        followed, searched = (next(x for x in book.asked() if how in x) for how in ("--follow", "--reverse"))
+        assert "--output-fields=MESSAGE," in followed
+        assert "--output-fields=MESSAGE," in searched
+
+
 # -- reconnecting, and the end --------------------------------------------------------------------------------------
 
 
@@ -297,6 +334,20 @@ def test_the_next_start_of_a_unit_is_not_taken_for_the_last(tree: ProcTree, book
         assert probe.log() == b"one\nlast words\n"
 
 
+def test_what_the_next_start_left_in_the_backlog_is_not_taken_for_the_last(tree: ProcTree, book: Book) -> None:
+    """The server died while its journal was read: which start was its own, its own lines tell."""
+    book.add("one")
+    book.write("Started llm.service", **book.manager("", "two"))
+    with running(tree.root, toy_plan(), **book.env) as probe:
+        probe.wait(has("one\nStarted llm.service\n"))
+        book.write("the next start", _PID="200", _SYSTEMD_INVOCATION_ID="two")
+        tree.remove(100, 101, 102)
+        probe.first(e.ServerGone)
+        gone = probe.events[-1].mono
+        probe.first(e.HostSample, lambda x: x.mono > gone + 2.5)
+        assert probe.log() == b"one\nStarted llm.service\n"
+
+
 # -- searching and reading back -------------------------------------------------------------------------------------
 
 
@@ -359,6 +410,9 @@ def test_the_end_of_a_long_journal_and_what_lies_before(tree: ProcTree, book: Bo
             assert text[part.offset + true : part.end + true].decode() == part.data
         older = read(probe, 20, tail.offset - 50_000, 50_000)
         assert older.end == tail.offset
+        read(probe, 21, tail.offset - 400_000, 1000)
+        begun = int(book.asked()[-1].split("i=")[1].split(";")[0], 16)
+        assert begun < 20_000, "not counted back from the end again"
         assert text[older.offset + true : older.end + true].decode() == older.data
         # Onwards from the beginning, until it meets what is held.
         at = 0

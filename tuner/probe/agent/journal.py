@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import bisect
+import collections
 import json
 import os
 import select
 import threading
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from .base import READ_LIMIT
 from .children import Children
+
+FIELDS = (
+    *("MESSAGE", "_LINE_BREAK", "CONTAINER_PARTIAL_MESSAGE"),
+    *("_PID", "INVOCATION_ID", "_SYSTEMD_INVOCATION_ID"),
+)
+"""Of an entry's dozens, those that are read; its cursor and time come with them."""
 
 
 class Entry(NamedTuple):
@@ -87,7 +94,8 @@ class Reader:
     ) -> None:
         self._children = children
         # Without --all, long messages are left out.
-        self._argv = ["journalctl", "--quiet", "--no-pager", "--all", "--output=json", *matches_of(path)]
+        how = ["--quiet", "--no-pager", "--all", "--output=json", "--output-fields=" + ",".join(FIELDS)]
+        self._argv = ["journalctl", *how, *matches_of(path)]
         self._note = note
         self._heard = heard
 
@@ -144,9 +152,8 @@ class Reader:
 
         Raises OSError where the journal holds that one no more.
         """
-        fields = "--output-fields=MESSAGE,_LINE_BREAK,CONTAINER_PARTIAL_MESSAGE"
         first = True
-        for entry in self.entries([fields, "--reverse", "--cursor=" + cursor], stop):
+        for entry in self.entries(["--reverse", "--cursor=" + cursor], stop):
             if first and entry.cursor != cursor:
                 raise OSError("the journal no longer holds this part of the log")
             first = False
@@ -154,6 +161,23 @@ class Reader:
             if end < 0 or entry.at_s < since_s:
                 return
             yield end, entry
+
+
+class Last:
+    """The last entries of many, of so many bytes; one that is longer is kept all the same."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.entries: Deque[Entry] = collections.deque()
+        self.size = 0
+        """Bytes of their texts."""
+
+    def add(self, entry: Entry) -> None:
+        """One more; the first are forgotten for it."""
+        self.entries.append(entry)
+        self.size += len(entry.data)
+        while self.size > self._limit and len(self.entries) > 1:
+            self.size -= len(self.entries.popleft().data)
 
 
 class Marks:

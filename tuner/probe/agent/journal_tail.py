@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
-import collections
 import time
-from typing import Callable, Deque, Iterator, List, Optional, Tuple
+from typing import Callable, Iterator, List, Optional, Tuple
 
 from .base import BLOCK
-from .journal import Entry, Marks, Reader, is_unit_of_system
+from .journal import Entry, Last, Marks, Reader, is_unit_of_system
 from .log_scan import Blocks, startup_runs
 from .log_target import LogTarget
 from .output import bulk
+from .recognition import Engine
 from .tail import Followed, Tail
 
 TAIL_AT = 1 << 40
 """Offset of the last lines of a long journal: how much lies before them is unknown, and this is more."""
 ANSWER_S = 10.0
 """For reading a part."""
+
+
+class _StartUp:
+    """The start-up lines of a log that comes line by line. What was searched for them is kept no longer."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._found: List[Tuple[int, bytes]] = []
+        self._piece: List[bytes] = []
+        self._begin = self._end = 0
+        self._over = False
+
+    def add(self, data: bytes) -> None:
+        """A line, or part of one."""
+        if self._over:
+            return
+        self._piece.append(data)
+        self._end += len(data)
+        if self._end - self._begin > BLOCK and data.endswith(b"\n"):
+            self._search()
+
+    def runs(self) -> List[Tuple[int, bytes]]:
+        """All of them so far; see `startup_runs`."""
+        self._search()
+        return self._found
+
+    def _search(self) -> None:
+        engine = self._engine
+        found, over = startup_runs(b"".join(self._piece), self._begin, engine.markers, engine.end_marker)
+        self._found += found
+        self._over = self._over or over
+        self._piece, self._begin = [], self._end
 
 
 class JournalTail(Tail):
@@ -85,41 +117,37 @@ class JournalTail(Tail):
         def stop() -> bool:
             return self._stopped
 
-        kept: Deque[Entry] = collections.deque()
+        kept = Last(self.probe.tail_bytes)
+        start = _StartUp(self.server.engine)
         end = 0
         whole = True
         first = ["--since=@%d" % self._since_s] if self._since_s else ["--lines=2000"]
         for entry in self._reader.entries(first, stop):
             if entry.pid == str(self.server.leader.pid):
                 self._invocation = self._start_of(entry)
-            kept.append(entry)
+            kept.add(entry)
+            start.add(entry.data)
             end += len(entry.data)
             self._marks.add(end, entry.cursor)
             if end >= self.probe.head_bytes:
                 whole = False
                 break
-        runs: List[Tuple[int, bytes]] = []
-        if end > self.probe.tail_bytes:
-            engine = self.server.engine
-            runs, _ = startup_runs(b"".join(e.data for e in kept), 0, engine.markers, engine.end_marker)
         if not whole:
-            kept = collections.deque(self._reader.entries(["--lines=2000"], stop))
-        size = sum(len(entry.data) for entry in kept)
-        while size > self.probe.tail_bytes and len(kept) > 1:
-            size -= len(kept.popleft().data)
-        self.offset = end - size if whole else TAIL_AT
-        if not whole and kept:
-            self._tail_cursor = kept[0].cursor
-        self._opened(self.reason, self.offset + size)
+            kept = Last(self.probe.tail_bytes)
+            for entry in self._reader.entries(["--lines=2000"], stop):
+                kept.add(entry)
+            self._tail_cursor = kept.entries[0].cursor if kept.entries else ""
+        self.offset = end - kept.size if whole else TAIL_AT
+        self._opened(self.reason, self.offset + kept.size)
         last = 0
-        for at, data in runs:
+        for at, data in start.runs():
             if at + len(data) <= self.offset and self._room():
                 last = at + len(data)
                 self._emit({"t": "log", "offset": at, "end": last, "head": True, **bulk(data)})
         if last < self.offset:
             until = self.offset if whole else last
             self._emit({"t": "log_gap", "offset": last, "end": until, "reason": "opened near its end"})
-        self._send(list(kept))
+        self._send(list(kept.entries))
 
     def _stream(self, dead: bool) -> None:
         """Send what comes; of a server that ended before, what there is."""
