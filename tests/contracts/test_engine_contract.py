@@ -13,9 +13,10 @@ import pytest
 from tuner.core import facts as f
 from tuner.core.engine import Engine
 from tuner.core.metrics import NAMES
+from tuner.core.series import HOLD_S
 from tuner.domain.events import HttpAnswer
 from tuner.domain.logs import Level
-from tuner.domain.plan import EnginePlan, ProbePlan
+from tuner.domain.plan import NUMBERS_EVERY_S, NUMBERS_IDLE_S, EnginePlan, ProbePlan
 from tuner.domain.readings import Reading
 from tuner.domain.server import Member, ServerIdentity
 from tuner.engines import load_engines
@@ -78,6 +79,11 @@ class TestPlan:
             assert endpoint.every_s >= 1.0
             assert 0 < endpoint.timeout_s <= endpoint.every_s
             assert endpoint.every_s <= endpoint.idle_s
+
+    def test_numbers_are_asked_for_as_often_as_the_core_waits_for_them(self, engine: Engine) -> None:
+        numbers = [endpoint for endpoint in engine.plan().endpoints if endpoint.id in ("metrics", "loads")]
+        assert {(endpoint.every_s, endpoint.idle_s) for endpoint in numbers} == {(NUMBERS_EVERY_S, NUMBERS_IDLE_S)}
+        assert HOLD_S > NUMBERS_IDLE_S
 
     def test_a_log_ends_its_start_with_a_marked_line(self, engine: Engine) -> None:
         plan: EnginePlan = engine.plan()
@@ -146,9 +152,8 @@ class TestAnswers:
         reading = engine.read(HttpAnswer(key="10:1", endpoint="metrics", status=200, series=series))
         assert reading.metrics is not None
         assert set(reading.metrics) <= NAMES
-        assert {"running", "queued", "token_usage", "generation_tokens_total", "ttft_sum", "itl_count"} <= set(
-            reading.metrics
-        )
+        assert {"running", "queued", "token_usage", "ttft_sum", "itl_count"} <= set(reading.metrics)
+        assert {"realtime_decode_tokens_total", "generation_tokens_total"} & set(reading.metrics)
 
     def test_real_metrics_are_read(self, engine: Engine) -> None:
         paths = sorted((GOLDEN / "http" / engine.name).glob("*/metrics*.txt"))

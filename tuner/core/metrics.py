@@ -1,8 +1,9 @@
 """Live numbers of a server, folded from metrics, load endpoints or batch lines into one shape.
 
-Sources in order of trust: a counter that grows while requests run, a gauge of the engine's last interval, a log
-line. Counters that grow only when a request ends (SGLang's `generation_tokens_total`, 0.4.6 to 0.5.23) are right
-over minutes and useless over seconds, so their rate is used only where nothing else exists.
+Sources in order of trust: a counter that grows while requests run (`realtime_decode_tokens_total`), a gauge of the
+engine's last interval, a log line. Counters that grow only when a request ends (`generation_tokens_total`) are right
+over minutes and useless over seconds, so their rate is used only where nothing else exists. Engines know which of
+theirs is which.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import msgspec
 from tuner.core import facts as f
 from tuner.core import series as s
 from tuner.domain.logs import LogFact
+from tuner.domain.plan import NUMBERS_EVERY_S
 from tuner.domain.state import Series, ServerMetrics, ServerState
 
 NAMES = frozenset(
@@ -64,8 +66,7 @@ def from_reading(
     if tok_s is None:
         tok_s = values.get("tok_s")
     if tok_s is None:
-        window = RATE_WINDOW_S if "tok_s" not in values and server.identity.engine == "vllm" else FINISHED_WINDOW_S
-        tok_s = s.rate(counters.get("generation_tokens_total", ()), window)
+        tok_s = s.rate(counters.get("generation_tokens_total", ()), FINISHED_WINDOW_S)
     if tok_s is None and values.get("running"):
         tok_s = _sum([batch.fields for batch in server.batches.values()], "tok_s")
     prompt = s.rate(counters.get("realtime_prefill_tokens_total", ()), RATE_WINDOW_S)
@@ -75,7 +76,7 @@ def from_reading(
     metrics = ServerMetrics(
         source=source,
         at=mono,
-        next_s=next_s or ServerMetrics().next_s,
+        next_s=next_s or NUMBERS_EVERY_S,
         tok_s=tok_s,
         prompt_tok_s=prompt,
         running=_int(values.get("running")),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from tuner.domain.plan import NUMBERS_IDLE_S
 from tuner.domain.server import SeriesPoint
 from tuner.domain.state import Series
 
 KEEP_S = 600.0
 """Ten minutes: what the charts show."""
 
-HOLD_S = 15.0
+HOLD_S = NUMBERS_IDLE_S + 5.0
 """A value stands for so long when no other comes; longer than an idle server is not asked."""
 
 

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+NUMBERS_EVERY_S = 2.0
+"""A server that works is asked for its numbers so often."""
+NUMBERS_IDLE_S = 10.0
+"""One where nothing happens, so seldom."""
+
 
 class EndpointPlan(Struct, frozen=True, kw_only=True):
     """One HTTP endpoint of an engine and how gently to ask it."""

@@ -21,6 +21,7 @@ from tuner.domain.gpu import GpuProcess, GpuSample, ProcessInfo
 from tuner.domain.history import UsualTimes
 from tuner.domain.link import LinkPhase
 from tuner.domain.logs import LogBlock, LogFact
+from tuner.domain.plan import NUMBERS_EVERY_S
 from tuner.domain.readings import MemoryTerms
 from tuner.domain.server import LogSource, Phase, SeriesPoint, ServerIdentity
 
@@ -97,7 +98,7 @@ class ServerMetrics(Struct, frozen=True, kw_only=True):
     """metrics, loads or log."""
     at: float | None = None
     """Host monotonic time of the reading."""
-    next_s: float = 2.0
+    next_s: float = NUMBERS_EVERY_S
     """Seconds from then until the next one at the latest; an idle server is asked more seldom."""
     tok_s: float | None = None
     """Output tokens per second."""

@@ -35,10 +35,11 @@ def test_the_gauge_is_used_where_the_counter_grows_only_at_the_end_of_requests()
     assert state.metrics.tok_s == 88.5
 
 
-def test_vllm_has_only_the_counter_and_it_is_live() -> None:
-    name = "generation_tokens_total"
-    state = feed(server("vllm"), (0, {name: 0}), (1, {name: 100}), (2, {name: 200}))
-    assert state.metrics.tok_s == 100
+@pytest.mark.parametrize(("name", "tok_s"), [("realtime_decode_tokens_total", 200), ("generation_tokens_total", 40)])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_how_far_back_a_counter_is_looked_at_depends_on_what_it_counts(name: str, tok_s: float, engine: str) -> None:
+    state = feed(server(engine), (0, {name: 0}), (17, {name: 200}), (20, {name: 800}))
+    assert state.metrics.tok_s == tok_s
 
 
 def test_missing_is_missing_not_zero() -> None:

@@ -230,7 +230,7 @@ class TestHttp:
     def test_metrics_of_0_32_under_load(self) -> None:
         reading = _ask("metrics", series=_series("0.32.0/metrics.txt"))
         assert reading.metrics == {
-            "running": 4.0, "queued": 0.0, "generation_tokens_total": 2918.0, "prompt_tokens_total": 16.0,
+            "running": 4.0, "queued": 0.0, "realtime_decode_tokens_total": 2918.0, "prompt_tokens_total": 16.0,
             "retracted_total": 0.0, "requests_total": 4.0, "ttft_sum": 0.19704699516296387, "ttft_count": 8.0,
             "itl_sum": 7.806668932998946, "itl_count": 2910.0, "token_usage": 0.0007324665812122877,
             "cache_hit": 0.0, "max_total_tokens": 2097152.0, "used_tokens": 1536,

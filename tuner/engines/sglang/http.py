@@ -11,7 +11,7 @@ from typing import Any
 
 from tuner.core.redact import mask_json
 from tuner.domain.events import HttpAnswer
-from tuner.domain.plan import EndpointPlan
+from tuner.domain.plan import NUMBERS_EVERY_S, NUMBERS_IDLE_S, EndpointPlan
 from tuner.domain.readings import MemoryTerms, Reading
 from tuner.engines import series as s
 from tuner.engines.argv import as_int
@@ -66,8 +66,8 @@ ENDPOINTS = (
     EndpointPlan(
         id="metrics",
         paths=("/metrics",),
-        every_s=2.0,
-        idle_s=10.0,
+        every_s=NUMBERS_EVERY_S,
+        idle_s=NUMBERS_IDLE_S,
         parse="prometheus",
         series=(*_SUMS, *_MEANS, *_MEMORY, _REALTIME),
         quiet=True,
@@ -75,8 +75,8 @@ ENDPOINTS = (
     EndpointPlan(
         id="loads",
         paths=("/v1/loads", "/get_load"),
-        every_s=2.0,
-        idle_s=10.0,
+        every_s=NUMBERS_EVERY_S,
+        idle_s=NUMBERS_IDLE_S,
         unless="metrics",
         auth=True,
         quiet=True,

@@ -10,14 +10,14 @@ import math
 from typing import Any
 
 from tuner.domain.events import HttpAnswer
-from tuner.domain.plan import EndpointPlan
+from tuner.domain.plan import NUMBERS_EVERY_S, NUMBERS_IDLE_S, EndpointPlan
 from tuner.domain.readings import Reading
 from tuner.engines import series as s
 
 _SUMS = {
     "vllm:num_requests_running": "running",
     "vllm:num_requests_waiting": "queued",
-    "vllm:generation_tokens_total": "generation_tokens_total",
+    "vllm:generation_tokens_total": "realtime_decode_tokens_total",
     "vllm:prompt_tokens_total": "prompt_tokens_total",
     "vllm:num_preemptions_total": "retracted_total",
     "vllm:request_success_total": "requests_total",
@@ -46,8 +46,8 @@ ENDPOINTS = (
     EndpointPlan(
         id="metrics",
         paths=("/metrics",),
-        every_s=2.0,
-        idle_s=10.0,
+        every_s=NUMBERS_EVERY_S,
+        idle_s=NUMBERS_IDLE_S,
         parse="prometheus",
         series=(*_SUMS, *_OLDER, *_USAGE, *(name for pair in _HITS for name in pair), _CONFIG),
     ),
