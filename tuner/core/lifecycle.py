@@ -235,7 +235,8 @@ def _progress(server: ServerState, fact: LogFact) -> ServerState:
     phase = Phase(named) if named else _FACT_PHASE.get(fact.kind, Phase.UNKNOWN)
     if phase is Phase.UNKNOWN or not (server.phase.starting or server.phase is Phase.UNKNOWN):
         return server
-    if not _speaks_for_server(server, fact.rank):
+    # A progress bar has no prefix, so it seems to be of the rank whose line came before; only one rank draws it.
+    if fact.kind != f.PROGRESS and not _speaks_for_server(server, fact.rank):
         return server
     if phase is Phase.WEIGHT_LOAD and fact.kind == f.PHASE_BEGIN and _has_weights(server, fact.rank):
         phase = Phase.DRAFT_INIT

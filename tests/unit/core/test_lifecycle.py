@@ -66,6 +66,12 @@ def test_progress_is_shown_within_its_phase() -> None:
     assert (server.phase, server.phases[-1].done, server.phases[-1].total) == (Phase.WEIGHT_LOAD, 3, 64)
 
 
+def test_a_bar_that_stands_behind_another_ranks_line_is_progress_all_the_same() -> None:
+    """It has no prefix; the line before it was of TP1."""
+    server = play(*START[:5], fact(f.PROGRESS, 50, "TP1", phase="weight-load", done=9, total=64))
+    assert (server.phase, server.phases[-1].done, server.phases[-1].total) == (Phase.WEIGHT_LOAD, 9, 64)
+
+
 def test_a_lagging_rank_does_not_pull_the_server_back() -> None:
     server = play(*START[:9], fact(f.PROGRESS, 98, "TP1", phase="weight-load", done=60, total=64))
     assert server.phase is Phase.GRAPH_CAPTURE
