@@ -16,6 +16,15 @@ from tuner.units import format_duration, format_gib
 
 MISSING = "-"
 COMMAND_WIDTH = 60
+_PARTS = {
+    "gpus": "the GPUs",
+    "samples": "the readings of the GPUs",
+    "servers": "the servers",
+    "log": "the log",
+    "phase": "the phase",
+    "speed": "the speed",
+}
+"""What can be missing, in words."""
 
 
 def lines(reading: dict[str, Any]) -> Iterator[str]:
@@ -47,7 +56,8 @@ def lines(reading: dict[str, Any]) -> Iterator[str]:
             yield "  " + "  ".join(plain(part) for part in (problem["code"], subject, problem["detail"]) if part)
     if reading["missing"]:
         yield ""
-        yield "not told in time: " + ", ".join(plain(words) for words in reading["missing"])
+        engines = {server["pid"]: plain(server["engine"]) for server in reading["servers"]}
+        yield "not told in time: " + ", ".join(_missing(part, engines) for part in reading["missing"])
 
 
 def table(
@@ -84,6 +94,11 @@ def plain(value: Any, width: int = 0) -> str:
         return MISSING
     text = clean(str(value)).replace("\t", " ").replace("\n", " ")
     return text if not width or len(text) <= width else text[: width - 3] + "..."
+
+
+def _missing(part: dict[str, Any], engines: dict[int, str]) -> str:
+    what = _PARTS.get(part["what"], plain(part["what"]))
+    return what if part["pid"] is None else f"{what} of {engines[part['pid']]} (pid {part['pid']})"
 
 
 def _headline(reading: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from tuner.core.throttle import limits
 from tuner.domain.gpu import GpuInfo, GpuSample
@@ -17,6 +18,15 @@ from tuner.domain.state import HostState, RankMemory, ServerState
 
 SCHEMA = 1
 """Grows when a key is renamed, removed or changes its meaning; new keys do not count."""
+
+
+class Missing(Struct, frozen=True, kw_only=True):
+    """A part of a first reading that has not come yet."""
+
+    what: str
+    """Of the host `gpus`, `samples` (the readings of the GPUs) and `servers`; of a server `log`, `phase` and `speed`."""
+    pid: int | None = None
+    """Of the server that it is about; None: of the host."""
 
 
 def snapshot(state: HostState) -> dict[str, Any]:
@@ -34,7 +44,7 @@ def snapshot(state: HostState) -> dict[str, Any]:
         "problems": [
             {"code": p.code, "subject": p.subject, "detail": p.detail} for p in state.problems if not p.cleared
         ],
-        "missing": list(missing(state)),
+        "missing": [msgspec.structs.asdict(part) for part in missing(state)],
     }
 
 
@@ -138,33 +148,33 @@ def memory_bytes(memory: RankMemory) -> dict[str, int | None]:
     }
 
 
-def missing(state: HostState) -> tuple[str, ...]:
-    """What a first reading still waits for, in words; empty when it has all that is to come.
+def missing(state: HostState) -> tuple[Missing, ...]:
+    """What a first reading still waits for; empty when it has all that is to come.
 
     That is GPUs and who holds their memory, the process table, and each server's log, read to its end, and answers.
     A speed that is told as a counter needs two readings, so a serving engine without one is waited for.
     """
-    words: list[str] = []
+    found: list[Missing] = []
     if state.hello is None or state.gpu_table is None:
-        words.append("the GPUs")
+        found.append(Missing(what="gpus"))
     elif state.gpu_table.gpus and None in (state.samples_at, state.processes_at):
-        words.append("the readings of the GPUs")
+        found.append(Missing(what="samples"))
     if not state.scanned:
-        words.append("the servers")
-    words.extend(
-        f"{what} of {server.engine_title or server.identity.engine} (pid {server.identity.pid})"
+        found.append(Missing(what="servers"))
+    found.extend(
+        Missing(what=what, pid=server.identity.pid)
         for server in state.servers
         if not server.gone and (what := _untold(server))
     )
-    return tuple(words)
+    return tuple(found)
 
 
 def _untold(server: ServerState) -> str | None:
     if server.log.source is None or server.log.end < server.log.backlog_end:
         # Of a long log its start-up section comes first: what it says may be long over.
-        return "the log"
+        return "log"
     if server.phase is Phase.UNKNOWN:
-        return "the phase"
+        return "phase"
     if server.phase is not Phase.READY or server.http_problem is not None:
         return None
-    return None if server.metrics.source is not None and server.metrics.tok_s is not None else "the speed"
+    return None if server.metrics.source is not None and server.metrics.tok_s is not None else "speed"

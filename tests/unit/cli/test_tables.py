@@ -45,6 +45,11 @@ def test_what_was_not_told_is_named_and_is_not_called_absent() -> None:
     assert "no server" not in shown
 
 
+def test_what_was_not_told_of_a_server_names_its_engine_and_pid() -> None:
+    reading = snapshot(busy()) | {"missing": [{"what": "samples", "pid": None}, {"what": "speed", "pid": 7}]}
+    assert list(lines(reading))[-1] == "not told in time: the readings of the GPUs, the speed of sglang (pid 7)"
+
+
 def test_text_of_the_host_cannot_move_the_cursor() -> None:
     assert plain("a\x1b[2Jb\rc\nd\x07") == "ab·c d·"
     assert "\x1b" not in plain("\x9b31m\x1b]0;title\x07x")

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from tuner.core.snapshot import memory_bytes, missing, snapshot
+from tuner.core.snapshot import Missing, memory_bytes, missing, snapshot
 from tuner.domain.events import GpuTable, ProbeHello, ProblemSeen
 from tuner.domain.gpu import GpuInfo, GpuSample
 from tuner.domain.server import LogSource, Phase, ServerIdentity
@@ -147,13 +147,17 @@ def whole() -> HostState:
 
 def test_a_reading_is_whole_when_all_was_told() -> None:
     assert missing(whole()) == ()
-    for part, words in (
-        ({"hello": None}, "the GPUs"),
-        ({"scanned": False}, "the servers"),
-        ({"samples_at": None}, "the readings of the GPUs"),
-        ({"processes_at": None}, "the readings of the GPUs"),
+    for part, what in (
+        ({"hello": None}, "gpus"),
+        ({"scanned": False}, "servers"),
+        ({"samples_at": None}, "samples"),
+        ({"processes_at": None}, "samples"),
     ):
-        assert missing(msgspec.structs.replace(whole(), **part)) == (words,)
+        assert missing(msgspec.structs.replace(whole(), **part)) == (Missing(what=what),)
+    (server,) = whole().servers
+    for change, what in (({"phase": Phase.UNKNOWN}, "phase"), ({"metrics": ServerMetrics()}, "speed")):
+        state = msgspec.structs.replace(whole(), servers=(msgspec.structs.replace(server, **change),))
+        assert missing(state) == (Missing(what=what, pid=7),)
 
 
 @pytest.mark.parametrize("log", [LogState(), LogState(source=LogSource(kind="file"), end=50, backlog_end=900)])
@@ -162,6 +166,5 @@ def test_a_reading_is_not_whole_before_the_logs_end(log: LogState, phase: Phase)
     """Of a long log the start-up section comes first, and the server has long been ready."""
     (server,) = whole().servers
     state = msgspec.structs.replace(whole(), servers=(msgspec.structs.replace(server, log=log, phase=phase),))
-    (words,) = missing(state)
-    assert words.startswith("the log of ")
-    assert snapshot(state)["missing"] == [words]
+    assert missing(state) == (Missing(what="log", pid=7),)
+    assert snapshot(state)["missing"] == [{"what": "log", "pid": 7}]
