@@ -24,7 +24,7 @@ class Missing(Struct, frozen=True, kw_only=True):
     """A part of a first reading that has not come yet."""
 
     what: str
-    """Of the host `gpus`, `samples` (the readings of the GPUs) and `servers`; of a server `log`, `phase` and `speed`."""
+    """Of the host `gpus`, `samples` (readings of the GPUs) and `servers`; of a server `log`, `phase` and `speed`."""
     pid: int | None = None
     """Of the server that it is about; None: of the host."""
 
