@@ -123,7 +123,7 @@ def test_pings_are_answered_and_keep_it_alive(tree: ProcTree) -> None:
 
 def test_broken_orders_are_told_and_survived(tree: ProcTree) -> None:
     probe = RunningProbe(sys.executable, {"HOST_ROOT": str(tree.root)})
-    probe.send_raw(b"not json\n[]\n{}\n\xff\xfe\n" + b'{"op":"interval","s":"x"}\n{"op":"nonsense"}\n')
+    probe.send_raw(b"not json\n[]\n{}\n\xff\xfe\n" + b'{"op":"cancel","id":"x"}\n')
     broken = toy_plan()
     broken["engines"][0]["leaders"] = ["("]
     probe.send(**broken)
@@ -132,6 +132,8 @@ def test_broken_orders_are_told_and_survived(tree: ProcTree) -> None:
     probe.first(e.ScanEnded)
     probe.settle()
     assert probe.problem("probe-error").subject == "order"
+    probe.send(op="nonsense")
+    probe.first(e.ProblemSeen, lambda problem: "nonsense" in problem.detail)
     probe.end()
 
 
@@ -148,17 +150,6 @@ def test_nothing_is_written_and_no_child_is_left(tree: ProcTree, tmp_path: Path)
         probe.first(e.GpuSamples)
         assert probe.children() == []
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_the_interval_can_be_changed(tree: ProcTree, tmp_path: Path) -> None:
-    binding = (Path(__file__).parents[1] / "fixtures/proc/fake_pynvml.py").read_text()
-    control = tmp_path / "nvml.json"
-    control.write_text("{}")
-    toy_server(tree, python=make_venv(tmp_path / "venv", binding=binding))
-    with running(tree.root, toy_plan(interval_s=60.0), FAKE_NVML=str(control)) as probe:
-        probe.first(e.GpuSamples)
-        probe.send(op="interval", s=0.1)
-        probe.wait(lambda all_: sum(isinstance(x, e.GpuSamples) for x in all_) > 5 or None, 5.0)
 
 
 def test_checks_for_the_doctor(tree: ProcTree) -> None:

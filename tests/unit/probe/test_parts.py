@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from tuner.probe.agent import checks as checks_module
 from tuner.probe.agent import gpu_reader, host, sockets
 from tuner.probe.agent.checks import checks
+from tuner.probe.agent.output import Outbox, Problems
 from tuner.probe.agent.probe import Probe
 
 
@@ -56,15 +58,83 @@ def test_the_driver_is_watched_while_it_is_asked() -> None:
 def test_a_changed_power_limit_is_told() -> None:
     gpu = reader()
     limits: list[float | None] = [600.0, None]
-    gpu.gpus = SimpleNamespace(power_limits=lambda: limits)
+    gpus: Any = SimpleNamespace(power_limits=lambda: limits)
     gpu.table = {"t": "gpu_info", "gpus": [{"index": 0, "power_limit_w": 600.0}, {"index": 1}]}
-    gpu._look_at_limits()
+    gpu._look_at_limits(gpus)
     assert gpu.probe.out.lines == []  # type: ignore[attr-defined]
     limits[0] = 450.0
-    gpu._look_at_limits()
-    gpu._look_at_limits()
+    gpu._look_at_limits(gpus)
+    gpu._look_at_limits(gpus)
     (line,) = gpu.probe.out.lines  # type: ignore[attr-defined]
     assert line == {"t": "gpu_info", "gpus": [{"index": 0, "power_limit_w": 450.0}, {"index": 1}]}
+
+
+def told(gpu: gpu_reader.GpuReader) -> dict[str, str]:
+    """Problems that are told and not over."""
+    problems: dict[str, str] = {}
+    for line in gpu.probe.out.lines:  # type: ignore[attr-defined]
+        if line["t"] == "problem" and line.get("cleared"):
+            del problems[line["code"]]
+        elif line["t"] == "problem":
+            problems[line["code"]] = line["detail"]
+    return problems
+
+
+def test_nvidia_smi_that_does_not_answer_is_told_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = reader()
+    gpu.probe.problems = Problems(gpu.probe.out)
+
+    def output(argv: list[str], timeout_s: float) -> None:
+        gpu._busy_since -= timeout_s
+        gpu.watch()
+        assert "nvml-hang" in told(gpu)
+        raise TimeoutError("no answer")
+
+    gpu.probe.children = SimpleNamespace(output=output)  # type: ignore[assignment]
+    monkeypatch.setattr(gpu_reader, "own_package_folders", list)
+    monkeypatch.setattr(gpu_reader, "driver_hints", lambda: False)
+    monkeypatch.setattr(gpu_reader, "which", lambda name: name)
+    gpu.run()
+    gpu.watch()
+    assert told(gpu) == {"nvml-error": "no answer"}
+
+
+def test_a_fault_of_ours_while_gpus_are_read_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults: list[tuple[str, BaseException]] = []
+    gpu = reader(fault=lambda where, error: faults.append((where, error)))
+    gpu.probe.problems = Problems(gpu.probe.out)
+    monkeypatch.setattr(gpu, "_way", lambda: SimpleNamespace(table=lambda: 1 // 0, close=lambda: None))
+    gpu.run()
+    ((where, error),) = faults
+    assert (where, type(error)) == ("gpu", ZeroDivisionError)
+    assert "division" not in told(gpu)["nvml-error"]
+
+
+def test_that_there_is_no_gpu_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = reader()
+    out = gpu.probe.out = Outbox(-1)
+    monkeypatch.setattr(gpu_reader, "own_package_folders", list)
+    monkeypatch.setattr(gpu_reader, "driver_hints", lambda: False)
+    monkeypatch.setattr(gpu_reader, "which", lambda name: None)
+    gpu.run()
+    gpu.run()
+    assert len(out._lines) == 1
+
+
+def test_a_line_leaves_the_table_it_was_made_of_as_it_is() -> None:
+    event = {"t": "gpu_info"}
+    out = Outbox(-1)
+    out.put(event)
+    out.put_sample(event)
+    assert event == {"t": "gpu_info"}
+
+
+def test_nothing_is_hidden_from_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks_module, "text_of", lambda path: "proc /proc proc rw,hidepid=invisible 0 0\n")
+    monkeypatch.setattr(checks_module, "ME", 1000)
+    assert "hidepid" in (checks_module.hidepid() or "")
+    monkeypatch.setattr(checks_module, "ME", 0)
+    assert checks_module.hidepid() is None
 
 
 def test_of_old_kernel_errors_only_the_last_ones_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

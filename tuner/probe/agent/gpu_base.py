@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Optional
+from typing import Any, Dict, List, Optional, Protocol, Tuple
 
-from .base import SYS, text_of
+from .base import SYS, Json, text_of
 
 SAMPLE_FIELDS = (
     "index",
@@ -44,6 +44,33 @@ class NoGpus(Exception):
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
         self.code = code
+
+
+class Gpus(Protocol):
+    """A way to read GPUs. What nothing can be read with raises NoGpus."""
+
+    source: str
+    """What `gpu_info` names."""
+    EVERY_S: float
+    """Least seconds between two readings."""
+
+    def table(self) -> Json:
+        """What does not change: the `gpu_info` line."""
+
+    def samples(self) -> Tuple[List[List[Any]], Dict[int, GpuError]]:
+        """One reading of every GPU, and those that could not be read."""
+
+    def processes(self, graphics: bool) -> List[List[Any]]:
+        """Memory by GPU and process: [gpu, pid, bytes or None]; `graphics` looks for those that draw, too."""
+
+    def power_limits(self) -> List[Optional[float]]:
+        """Power limits in watts, by GPU."""
+
+    def persistence(self) -> Optional[bool]:
+        """Whether the driver stays loaded without a client, on every GPU."""
+
+    def close(self) -> None:
+        """Let go of what is held."""
 
 
 def numa_node_of(bus_id: str) -> Optional[int]:

@@ -35,6 +35,8 @@ def words(value: Any) -> str:
 class NvmlGpus:
     """GPUs through a pynvml module, whichever version it is."""
 
+    EVERY_S = 0.1
+
     def __init__(self, module: Any, source: str) -> None:
         self.source = source
         self._n = module

@@ -6,10 +6,11 @@ import contextlib
 import re
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Set, Tuple
 
 from .base import PROC, Json, boot_time, until_beat, which
-from .gpu_base import SAMPLE_FIELDS, NoGpus
+from .gpu_base import SAMPLE_FIELDS, Gpus, NoGpus
 from .gpu_binding import binding_in, driver_hints, give_memory_back, load_module, trusted_source
 from .gpu_nvml import NVLINK_TURNS, NvmlGpus
 from .gpu_smi import SmiGpus
@@ -29,7 +30,7 @@ class GpuReader:
 
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
-        self.gpus: Any = None
+        self.gpus: Optional[Gpus] = None
         self.table: Json = {}
         self.source_given: Optional[bytes] = None
         self.given = threading.Event()
@@ -58,7 +59,7 @@ class GpuReader:
         with self._driver_asked():
             return NvmlGpus(module, source)
 
-    def _way(self) -> Any:
+    def _way(self) -> Gpus:
         """The best way to read GPUs. Raises NoGpus."""
         trouble: Optional[NoGpus] = None
         for path, text in self._candidates():
@@ -98,20 +99,21 @@ class GpuReader:
         """Read until the probe ends."""
         while True:
             try:
-                self.gpus = self._way()
+                gpus = self.gpus = self._way()
                 with self._driver_asked():
-                    self.table = self.gpus.table()
+                    self.table = gpus.table()
                 self.probe.out.put(self.table)
                 give_memory_back()
                 for code in ("no-gpu", "nvml-error", "nvml-missing"):
                     self.probe.problems.clear(code)
-                if isinstance(self.gpus, NvmlGpus):
-                    self.probe.thread(self._traffic, "traffic")
-                self._loop()
+                if isinstance(gpus, NvmlGpus):
+                    self.probe.thread(partial(self._traffic, gpus), "traffic")
+                self._loop(gpus)
             except NoGpus as e:
                 self._nothing(e)
             except Exception as e:
-                self._nothing(NoGpus("nvml-error", "%s: %s" % (type(e).__name__, e)))
+                self.probe.fault("gpu", e)
+                self._nothing(NoGpus("nvml-error", "the GPUs are not read, after a fault of the probe"))
             if self.gpus is not None:
                 self.gpus.close()
                 self.gpus = None
@@ -121,9 +123,9 @@ class GpuReader:
     def _nothing(self, trouble: NoGpus) -> None:
         self.probe.problems.note(trouble.code, "", str(trouble))
         table: Json = {"t": "gpu_info", "source": None, "gpus": [], "reason": str(trouble)}
-        if table != {name: value for name, value in self.table.items() if name != "mono"}:
+        if table != self.table:
             self.table = table
-            self.probe.out.put(dict(table))
+            self.probe.out.put(table)
 
     @contextlib.contextmanager
     def _driver_asked(self) -> Iterator[None]:
@@ -144,8 +146,7 @@ class GpuReader:
             self.probe.problems.clear("nvml-hang")
         self._hung = hung
 
-    def _loop(self) -> None:
-        gpus = self.gpus
+    def _loop(self, gpus: Gpus) -> None:
         known_bad: Set[int] = set()
         while True:
             with self._driver_asked():
@@ -165,19 +166,17 @@ class GpuReader:
                 raise NoGpus("nvml-error", str(next(iter(errors.values()))))  # the driver went away: start anew
             sampled = time.monotonic()
             if sampled - self._procs_at >= 4.5:
-                self._processes(sampled)
+                self._processes(gpus, sampled)
             if sampled - self._limits_at >= self.LIMITS_EVERY_S:
                 self._limits_at = sampled
-                self._look_at_limits()
-            slowest = SmiGpus.EVERY_S if isinstance(gpus, SmiGpus) else 0.1
-            due = time.monotonic() + until_beat(max(self.probe.interval_s, slowest))
+                self._look_at_limits(gpus)
+            due = time.monotonic() + until_beat(max(self.probe.interval_s, gpus.EVERY_S))
             while not self.probe.ending:
                 now = time.monotonic()
                 left = due - now
                 if self.processes_due.is_set() and now - self._procs_at >= 0.5:
                     self.processes_due.clear()
-                    self._processes(now)
-                    due = min(due, now + until_beat(max(self.probe.interval_s, slowest)))  # it may have changed
+                    self._processes(gpus, now)
                 elif left <= 0.001:
                     break
                 elif self.processes_due.is_set():
@@ -187,25 +186,25 @@ class GpuReader:
             if self.probe.ending:
                 return
 
-    def _look_at_limits(self) -> None:
+    def _look_at_limits(self, gpus: Gpus) -> None:
         """Operators set power limits while servers run: tell the table anew when one changed."""
         with self._driver_asked():
-            limits = self.gpus.power_limits()
-        gpus = [
+            limits = gpus.power_limits()
+        infos = [
             {**gpu, "power_limit_w": limit} if limit is not None else gpu
             for gpu, limit in zip(self.table["gpus"], limits)  # noqa: B905 - Python 3.8 has no strict
         ]
-        if gpus != self.table["gpus"]:
-            self.table = {**self.table, "gpus": gpus}
-            self.probe.out.put(dict(self.table))
+        if infos != self.table["gpus"]:
+            self.table = {**self.table, "gpus": infos}
+            self.probe.out.put(self.table)
 
-    def _processes(self, now: float) -> None:
+    def _processes(self, gpus: Gpus, now: float) -> None:
         self._procs_at = now
         graphics = now - self._graphics_at > 60.0
         if graphics:
             self._graphics_at = now
         with self._driver_asked():
-            processes = self.gpus.processes(graphics)
+            processes = gpus.processes(graphics)
         users: Dict[int, Set[int]] = {}
         for gpu, pid, _ in processes:
             users.setdefault(pid, set()).add(gpu)
@@ -219,8 +218,7 @@ class GpuReader:
         self._described |= pids
         self.probe.out.put({"t": "gpu_procs", "processes": processes, "infos": infos})
 
-    def _traffic(self) -> None:
-        gpus = self.gpus
+    def _traffic(self, gpus: NvmlGpus) -> None:
         # Counters tell a rate when they were read twice: all GPUs soon, then one a second.
         hurry = 2 * NVLINK_TURNS * len(self.table["gpus"])
         while gpus is self.gpus and not self.probe.pause(0.1 if hurry > 0 else until_beat(1.0)):

@@ -56,7 +56,7 @@ class SmiGpus:
         try:
             status, text = self._children.output([self._program, query, "--format=csv,noheader,nounits"], 10.0)
         except TimeoutError as e:
-            raise NoGpus("nvml-hang", str(e)) from None
+            raise NoGpus("nvml-error", str(e)) from None  # `watch` of the reader tells of hangs
         except OSError as e:
             raise NoGpus("nvml-error", "nvidia-smi: %s" % e) from None
         if status != 0:
@@ -160,9 +160,6 @@ class SmiGpus:
             )
             out.append([sample[name] for name in SAMPLE_FIELDS])
         return out, errors
-
-    def traffic(self) -> None:
-        """nvidia-smi tells none in its tables."""
 
     def processes(self, graphics: bool) -> List[List[Any]]:
         """Memory by GPU and process: [gpu, pid, bytes or None]."""

@@ -65,7 +65,7 @@ class HttpClient:
                     sock = self._sock = self._connect(timeout_s)
                 sock.settimeout(max(0.01, end - time.monotonic()))
                 sock.sendall(request)
-                return self._answer(sock, end, kept)
+                return self._answer(sock, end)
             except (EOFError, ConnectionResetError, BrokenPipeError):
                 self.close()
                 if kept:
@@ -86,7 +86,7 @@ class HttpClient:
                 self.close()
                 raise
 
-    def _answer(self, sock: socket.socket, end: float, kept: bool) -> Tuple[int, bytes]:
+    def _answer(self, sock: socket.socket, end: float) -> Tuple[int, bytes]:
         data = bytearray()
 
         def more() -> bool:

@@ -58,8 +58,9 @@ class Outbox:
 
     @staticmethod
     def _encoded(event: Json) -> bytes:
-        event["mono"] = round(time.monotonic(), 4)
-        text = json.dumps(event, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+        text = json.dumps(
+            {**event, "mono": round(time.monotonic(), 4)}, separators=(",", ":"), allow_nan=False, ensure_ascii=False
+        )
         return text.encode("utf-8", "replace")  # half a surrogate pair is no UTF-8
 
     def put(self, event: Json, urgent: bool = False) -> None:

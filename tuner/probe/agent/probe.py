@@ -166,14 +166,13 @@ class Probe:
             self.thread(
                 lambda: self.out.put({"t": "checks", "id": order.get("id", 0), "checks": checks(self)}), "checks"
             )
-        elif op == "interval":
-            self.interval_s = min(60.0, max(0.1, float(order["s"])))
-            self.gpu.processes_due.set()  # wakes it from the old interval
         elif op == "nvml":
             self.gpu.source_given = zlib.decompress(base64.b64decode(order["z"]))
             self.gpu.given.set()
         elif op == "bye":
             self.exit(1.0)
+        else:
+            raise ValueError("no such order: %r" % op)
 
     def _take(self, plan: Json) -> None:
         if self._planned.is_set():
@@ -221,12 +220,12 @@ class Probe:
             self.check_link()
         self.table = ProcTable(self.engines)
         try:
-            self._scan(first=True)
+            self._scan()
         except OSError as e:
             self.problems.note("proc-denied", "/proc", "/proc cannot be read: %s" % e)
         except Exception as e:
             self.fault("scan", e)
-        hidden = hidepid() if ME else None
+        hidden = hidepid()
         if hidden:
             self.problems.note("proc-denied", "/proc", hidden)
         self._lost = [Lost(self, key) for key in self.resume if key not in self.servers]
@@ -253,7 +252,7 @@ class Probe:
                 self._ended(server)
         now = time.monotonic()
         if now >= self._scan_due:
-            self._scan(first=False)
+            self._scan()
             # A process table of thousands takes its time: look less often rather than cost more.
             self._scan_due = now + (0.9 if time.monotonic() - now < 0.005 else 1.9)
 
@@ -275,7 +274,7 @@ class Probe:
             self._clock_ok_at = 0.0
             self.problems.clear("clock-skew")
 
-    def _scan(self, first: bool) -> None:
+    def _scan(self) -> None:
         table = self.table
         table.scan()
         leaders, orphans = table.heads()
