@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from textual.message import Message
 from textual.message_pump import MessagePump
 
+from tuner.core.doctor import Check
 from tuner.domain.link import Question
 from tuner.domain.logs import LogHit, LogLine
 from tuner.domain.state import HostState
@@ -138,9 +138,9 @@ class ChecksRequested(Message):
 
 
 class ChecksArrived(Message):
-    """What the host answered."""
+    """What works on the host, and what does not."""
 
-    def __init__(self, checks: dict[str, Any], error: str | None = None) -> None:
+    def __init__(self, checks: tuple[Check, ...], error: str | None = None) -> None:
         super().__init__()
         self.checks = checks
         self.error = error

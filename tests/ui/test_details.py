@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -89,19 +90,25 @@ async def test_the_port_of_the_server_stands_before_those_of_its_ranks(app_on: A
         assert any(line.split()[-3:] == ["and", "25", "more"] for line in lines)
 
 
-async def test_asks_the_host_for_its_checks(app_on: AppOn) -> None:
-    app, _ = app_on(
-        FakeSession(
-            states.serving(),
-            checks={"shm": {"ok": False, "value": "64 MiB", "detail": "503 GiB wanted"}, "python": "3.10.12"},
-        )
-    )
+async def test_asks_the_host_for_its_checks_and_shows_what_they_mean(app_on: AppOn) -> None:
+    facts = {
+        "shm": {"ok": False, "value": [64 << 20, 64 << 20]},
+        "python": {"ok": True, "value": "3.10.12", "detail": "/usr/bin/python3"},
+        "time": {"value": time.time() + 3600},
+    }
+    app, _ = app_on(FakeSession(states.serving(), checks=facts))
     async with app.run_test(size=(160, 48)) as pilot:
         await pilot.press("i", "c")
         await pilot.pause()
-        await pilot.press("slash", *"503 GiB", "enter")
         await pilot.pause()
-        assert "✖ 64 MiB  503 GiB wanted" in app.screen.query_one("#details", Rows).text
+        box, rows = app.screen.query_one("#details-box"), app.screen.query_one("#details", Rows)
+        lines = rows.text.splitlines()
+        assert " checks" in lines[round(box.scroll_y) : round(box.scroll_y) + box.size.height], "scrolled into view"
+        (shm,) = [line for line in lines if line.split()[:1] == ["shm"]]
+        assert shm.split()[1] == "▲"
+        assert "ranks exchange data there" in shm
+        assert any(line.split()[:3] == ["python", "✔", "3.10.12"] for line in lines)
+        assert any(line.split()[:2] == ["clock", "▲"] for line in lines)
 
 
 async def test_a_server_that_died_stays_described(app_on: AppOn) -> None:

@@ -56,9 +56,7 @@ def doctor(target: Target, *, as_json: bool) -> int:
             await settled(session, ask)
             asked = time.time()
             facts = (await session.checks()).checks
-            answered = time.time()
-            told = facts.get("time", {}).get("value")
-            skew = judge.Skew.measured(asked, told, answered) if isinstance(told, int | float) else None
+            skew = judge.Skew.told(facts, asked, time.time())
             return session.state, judge.examine(facts, session.state, skew)
 
     state, checks = run(examined())

@@ -51,6 +51,12 @@ class Skew(Struct, frozen=True, kw_only=True):
         """From our clock before and after, and the host's somewhere between."""
         return cls(ahead_s=host_at - (asked_at + answered_at) / 2, within_s=(answered_at - asked_at) / 2)
 
+    @classmethod
+    def told(cls, facts: Mapping[str, Any], asked_at: float, answered_at: float) -> Skew | None:
+        """By the time among the facts, which were asked for and came at these times of our clock."""
+        told = facts.get("time", {}).get("value")
+        return cls.measured(asked_at, told, answered_at) if isinstance(told, int | float) else None
+
     @property
     def certain_s(self) -> float:
         """The least difference there can be."""

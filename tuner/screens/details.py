@@ -12,6 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Input
 
+from tuner.core.doctor import Check, Verdict
 from tuner.domain.state import HostState, ServerState
 from tuner.messages import ChecksArrived, ChecksRequested
 from tuner.screens.base import TunerScreen
@@ -42,6 +43,17 @@ class Section:
         """A named value; None is shown as missing."""
         text = "n/a" if value is None else clean(value if isinstance(value, str) else json.dumps(value, default=str))
         self.lines.append(((f"   {clean(key):<{_KEY_WIDTH}} ", "dim"), (text, "dim" if value is None else "text")))
+
+    def verdict(self, check: Check, glyphs: Glyphs) -> None:
+        """A check: whether it is well, what was found, and what it costs."""
+        sign, style = {
+            Verdict.OK: (glyphs.ok, "ok"),
+            Verdict.WARN: (glyphs.warn, "warn"),
+            Verdict.MISSING: (glyphs.bad, "bad"),
+        }[check.verdict]
+        words = f"{check.value}: {check.cost}" if check.cost else check.value
+        name = f"   {clean(check.what):<{_KEY_WIDTH - 2}} "
+        self.lines.append(((name, "dim"), (f"{sign} ", style), (clean(words), "text")))
 
     def line(self, text: str, style: str = "text") -> None:
         """A free line."""
@@ -90,7 +102,7 @@ def argv_lines(argv: Sequence[str]) -> list[str]:
 def sections(
     state: HostState,
     server: ServerState | None,
-    checks: dict[str, Any] | None,
+    checks: Sequence[Check] | None,
     glyphs: Glyphs,
     width: int,
     *,
@@ -108,18 +120,9 @@ def sections(
     section = Section("checks")
     if checks is None:
         section.line("c asks the host what works there", "dim")
-    for key, value in (checks or {}).items():
-        section.pair(key, check_text(value, glyphs))
+    for check in checks or ():
+        section.verdict(check, glyphs)
     yield section
-
-
-def check_text(value: Any, glyphs: Glyphs) -> Any:
-    """A check's answer in words: a sign, what was found, and why or what it costs."""
-    if not isinstance(value, dict) or "ok" not in value:
-        return value
-    sign = glyphs.ok if value["ok"] else glyphs.bad
-    words = [str(value[name]) for name in ("value", "detail") if value.get(name) not in (None, "")]
-    return f"{sign} {'  '.join(words)}".rstrip()
 
 
 def _server(state: HostState, server: ServerState) -> Iterator[Section]:
@@ -272,8 +275,8 @@ class DetailsScreen(TunerScreen):
         """Nothing filtered, nothing asked."""
         super().on_mount()
         self._text = ""
-        self._headings: list[int] = []
-        self._checks: dict[str, dict[str, Any]] = {}
+        self._headings: dict[str, int] = {}
+        self._checks: dict[str, tuple[Check, ...]] = {}
         self.query_one("#find").display = False
         self.set_focus(self.query_one("#details-box"))
 
@@ -305,13 +308,13 @@ class DetailsScreen(TunerScreen):
         if not self.changed("details", *about, *host, str(rough_host), checks, self._text, width, stale):
             return
         lines: list[Line] = []
-        self._headings = []
+        self._headings = {}
         for section in sections(state, server, checks, glyphs, width - 2, ended=self.shell.ended()):
             wanted = self._text.lower()
             whole = wanted in section.title.lower()
             found = [line for line in section.lines if whole or wanted in text_of(line).lower()]
             if found or whole:
-                self._headings.append(len(lines))
+                self._headings[section.title] = len(lines)
                 lines += [
                     ((f" {section.title}", "strong"),),
                     *(part for line in found for part in broken(line, width)),
@@ -325,7 +328,7 @@ class DetailsScreen(TunerScreen):
         """Scroll to the next heading, or to the one before."""
         box = self.query_one("#details-box")
         there = round(box.scroll_y)
-        ahead = [line for line in self._headings if (line > there if step > 0 else line < there)]
+        ahead = [line for line in self._headings.values() if (line > there if step > 0 else line < there)]
         if ahead:
             box.scroll_to(y=ahead[0 if step > 0 else -1], animate=False)
 
@@ -370,6 +373,11 @@ class DetailsScreen(TunerScreen):
         elif self.shell.snapshot is not None:
             self._checks[self.shell.snapshot.name] = message.checks
             self.catch_up()
+            self.call_after_refresh(self._show_section, "checks")
+
+    def _show_section(self, title: str) -> None:
+        if title in self._headings:
+            self.query_one("#details-box").scroll_to(y=self._headings[title], animate=False)
 
     def copy_text(self) -> str:
         """All that is shown."""

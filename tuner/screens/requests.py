@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from tuner.core import doctor
 from tuner.core.engine import Engine
 from tuner.domain.events import CheckResult, ReadResult, SearchResult
 from tuner.domain.state import HostState
@@ -95,9 +97,11 @@ async def log_part(session: SessionLike, ask: LogPartRequested) -> None:
 
 async def checks(session: SessionLike, ask: ChecksRequested) -> None:
     """Ask the host what works there."""
+    asked = time.time()
     try:
-        result = await session.checks()
+        facts = (await session.checks()).checks
     except TunerError as problem:
-        ask.reply_to.post_message(ChecksArrived({}, str(problem)))
+        ask.reply_to.post_message(ChecksArrived((), str(problem)))
     else:
-        ask.reply_to.post_message(ChecksArrived(result.checks))
+        skew = doctor.Skew.told(facts, asked, time.time())
+        ask.reply_to.post_message(ChecksArrived(doctor.examine(facts, session.state, skew)))
