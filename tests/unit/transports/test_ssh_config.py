@@ -4,8 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from tuner.core.doctor import examine
+from tuner.domain.link import Target
+from tuner.domain.state import HostState, LinkState
 from tuner.transports.ssh import config
 from tuner.transports.ssh.config import options, without_effect
+from tuner.transports.ssh.route import route
 
 
 def found(tmp_path: Path, text: str, host: str = "gpu-1") -> dict[str, str]:
@@ -55,6 +59,29 @@ def test_earlier_files_win(tmp_path: Path) -> None:
     (tmp_path / "system").write_text("Tunnel no\nCheckHostIP yes\n")
     seen = options([tmp_path / "user", tmp_path / "system", tmp_path / "none"], "h")
     assert {name: value for name, (_, value) in seen.items()} == {"tunnel": "yes", "checkhostip": "yes"}
+
+
+async def test_a_system_file_that_cannot_be_read_is_a_note_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = tmp_path / "ssh_config"
+    system.write_text('Match exec: "a: b\n')
+    monkeypatch.setattr(config, "SYSTEM_FILE", system)
+    monkeypatch.setattr(config, "USER_FILE", tmp_path / "none")
+    with config.copied() as files:
+        (hop,) = await route(Target(name="h", host="h"), files)
+    check = next(c for c in examine({}, HostState(name="h", link=LinkState(notes=hop.notes)), None))
+    assert check.value.startswith(f"{system} (")
+    assert "line 1" in check.value
+    assert check.cost == "not honoured, the SSH library cannot read it"
+
+
+def test_what_happens_instead_has_no_colon_of_its_own() -> None:
+    values = {key: (key, "a: b") for key in config._WITHOUT_EFFECT}
+    for note in without_effect(values):
+        what, _, instead = note.rpartition(": ")
+        assert what.endswith(" a: b")
+        assert instead.startswith("not honoured, ")
 
 
 def test_notes_say_what_happens_instead(tmp_path: Path) -> None:

@@ -123,13 +123,18 @@ def options(files: Sequence[Path], host: str) -> dict[str, tuple[str, str]]:
     return found
 
 
+def not_honoured(what: str, instead: str) -> str:
+    """A note. Behind its last colon and space stands what happens instead, so that the two can be told apart."""
+    return f"{what}: not honoured, {instead}"
+
+
 def without_effect(found: dict[str, tuple[str, str]]) -> tuple[str, ...]:
     """One line for each option that is not honoured, and what happens instead."""
     notes = {}
     for key, (option, value) in found.items():
         reason = _WITHOUT_EFFECT.get(key)
         if reason and value.lower() not in _ANYWAY.get(key, _NOT_WANTED):
-            notes[key] = f"{option} {value}: not honoured, {reason}"
+            notes[key] = not_honoured(f"{option} {value}", reason)
     if "controlmaster" in notes:
         notes.pop("controlpath", None)
     return tuple(notes.values())

@@ -136,7 +136,8 @@ async def _resolve(copy: config.Copy, host: str, user: str | None, port: int | N
             options = await _read(files, host, user, port)
         except (ValueError, asyncssh.Error) as own:
             raise _unreadable(copy, own) from own
-        notes.append(f"{config.SYSTEM_FILE} is not honoured: {copy.original(str(error))}")
+        what = f"{config.SYSTEM_FILE} ({copy.original(str(error))})"
+        notes.append(config.not_honoured(what, "the SSH library cannot read it"))
     get = options.config.get
     found = config.options(copy.originals(files), host)
     notes += config.without_effect(found)
