@@ -169,11 +169,11 @@ async def test_the_next_attempt_counts_down(app_on: AppOn, clock: Any) -> None:
         await pilot.pause()
         session.push(states.stale())
         await pilot.pause()
-        assert "reconnecting 3 in 4 s" in app.screen.query_one("#status", Rows).text
+        assert "reconnecting, attempt 3 in 4 s" in app.screen.query_one("#status", Rows).text
         clock.now += 3
         app._second()
         await pilot.pause()
-        assert "reconnecting 3 in 1 s" in app.screen.query_one("#status", Rows).text
+        assert "reconnecting, attempt 3 in 1 s" in app.screen.query_one("#status", Rows).text
 
 
 async def test_one_host_needs_no_tab(app_on: AppOn) -> None:

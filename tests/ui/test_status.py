@@ -86,7 +86,7 @@ def test_a_narrow_status_line_drops_the_cards_before_the_model() -> None:
     state = states.stale()
     text = text_of(status.status_line(state, state.servers[0], 80, UNICODE, age_s=12.0))
     assert "kimi-k2.5-int4" in text
-    assert "reconnecting 3" in text
+    assert "reconnecting, attempt 3" in text
     assert "RTX" not in text
 
 

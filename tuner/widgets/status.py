@@ -120,9 +120,8 @@ def link_spans(
     word = str(phase)
     if phase is LinkPhase.STALE and age_s is not None:
         word = f"stale {age_s:.0f} s"
-    elif phase is LinkPhase.RECONNECTING:
-        attempt = f" {link.attempt}" if link.attempt else ""
-        word = f"reconnecting{attempt}" + (f" in {retry_in_s:.0f} s" if retry_in_s is not None and wide else "")
+    elif phase in (LinkPhase.CONNECTING, LinkPhase.RECONNECTING) and link.attempt > 1:
+        word += f", attempt {link.attempt}" + (f" in {retry_in_s:.0f} s" if retry_in_s is not None and wide else "")
     spans: list[Span] = []
     if phase is LinkPhase.UP:
         if link.rtt_s is not None:
