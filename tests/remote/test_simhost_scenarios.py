@@ -86,6 +86,15 @@ async def test_healthy(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+async def test_start(version: str) -> None:
+    async with simhost.start("start", version, speed=10) as host:
+        assert "fired up" not in log_of(host, "base-88")
+        await until(lambda: "The server is fired up and ready to roll!" in log_of(host, "base-88"))
+        await until(lambda: re.search(r"gen throughput \(token/s\): [1-9]", log_of(host, "base-88")))
+        check_shapes(host, version)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 async def test_low_fraction(version: str) -> None:
     async with simhost.start("low-fraction", version, speed=50) as host:
         await until(lambda: "Received sigquit" in log_of(host, "frac-055"))

@@ -10,6 +10,7 @@ GIB = 1 << 30
 
 SCENARIOS = {
     "healthy": "a server that has been up for two hours, with users",
+    "start": "a start that becomes ready, and serves",
     "low-fraction": "a start with --mem-fraction-static 0.55 that fails when the KV pool is sized",
     "oom-capture": "a start with 0.97 that runs out of memory while CUDA graphs are captured",
     "oom-prefill": "a server at 0.94 that dies in a long prompt",
@@ -96,6 +97,7 @@ def plan(name: str) -> Plan:
     solo = replace(_BASE, traffic="solo")
     plans = {
         "healthy": Plan((Step(replace(_BASE, up_s=8_040.0)),), older=_OLDER, fast=False),
+        "start": Plan((Step(_BASE),), older=_OLDER),
         "low-fraction": Plan((Step(Launch("frac-055", 0.55)),), older=_OLDER),
         "oom-capture": Plan((Step(Launch("frac-097", 0.97)),), older=_OLDER),
         "oom-prefill": Plan(
