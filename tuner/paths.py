@@ -20,7 +20,7 @@ def data_dir() -> Path:
 
 
 def state_dir() -> Path:
-    """What a session leaves behind: journals, our own log."""
+    """What runs: where the demo is."""
     return _below_home("state") or platformdirs.user_state_path(_APP)
 
 
@@ -37,11 +37,6 @@ def history_file() -> Path:
 def settings_file() -> Path:
     """The user's settings."""
     return config_dir() / "settings.toml"
-
-
-def journal_dir() -> Path:
-    """Journals that were not given a name."""
-    return state_dir() / "journals"
 
 
 def presets_dir() -> Path:

@@ -43,7 +43,7 @@ def test_a_folder_in_its_place_is_told(tmp_path: Path) -> None:
 
 def test_all_files_can_be_put_below_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUTUNER_HOME", str(tmp_path))
-    for path in (paths.history_file(), paths.settings_file(), paths.journal_dir()):
+    for path in (paths.history_file(), paths.settings_file(), paths.state_dir()):
         assert path.is_relative_to(tmp_path)
 
 
