@@ -44,7 +44,7 @@ CASES = (
 )
 OPENS = (
     # what, keys before it, its key, what it writes
-    ("Logs", "o", "l", "level all"),
+    ("Logs", "o", "l", "level info+"),
     ("Details", "o", "i", "interpreter"),
     ("Overview", "l", "o", "info and above"),
     ("help", "o", "?", "finds every command by name"),
@@ -210,7 +210,7 @@ class Terminal:
         self.process.send("o")
         # Longer than the probe, the session and the screen take for the last lines.
         time.sleep(3.0)
-        self.press("l", "level all")
+        self.press("l", "level info+")
         self.process.send("q")
         self._thread.join(20)
         self.process.close()
@@ -249,7 +249,7 @@ def measure(screen: str, rate: int, seconds: float) -> dict[str, Any]:
     """One case."""
     with running(rate) as (terminal, growth):
         if screen == "l":
-            terminal.press("l", "level all")
+            terminal.press("l", "level info+")
         time.sleep(3)
         before, began, bytes_before = cpu_s(terminal.process.pid), time.perf_counter(), terminal.bytes
         time.sleep(seconds)
@@ -261,7 +261,7 @@ def measure(screen: str, rate: int, seconds: float) -> dict[str, Any]:
                 keys += [terminal.press("v", f"level {level}") for level in ("info+", "warning+", "error", "all")]
         else:
             for _ in range(10):
-                keys += [terminal.press("l", "level all"), terminal.press("o", "info and above")]
+                keys += [terminal.press("l", "level info+"), terminal.press("o", "info and above")]
         rss = terminal.rss()
         return {
             "cpu": 100 * cpu / took,
@@ -319,7 +319,7 @@ def opens(rate: int, runs: int) -> None:
 def memory(lines: int, rate: int) -> bool:
     """Memory while many lines go by. Returns whether a bar is missed."""
     with running(rate, lines) as (terminal, growth):
-        terminal.press("l", "level all")
+        terminal.press("l", "level info+")
         print(f"{'lines':>12}{'RSS MB':>8}{'CPU s':>8}", flush=True)
         shown = 0
         while growth.running:

@@ -436,7 +436,7 @@ async def test_a_key_that_is_pressed_while_screens_are_built_is_not_lost(app_on:
         await pilot.press("l", "v")
         await built(pilot)
         assert app.current_mode == "logs"
-        assert "level info+" in app.screen.query_one("#filters", Rows).text
+        assert "level warning+" in app.screen.query_one("#filters", Rows).text
 
 
 async def test_nothing_is_built_under_a_question(app_on: AppOn) -> None:

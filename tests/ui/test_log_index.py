@@ -115,8 +115,13 @@ def test_fetched_lines_stand_in_front_until_a_hole_would_open() -> None:
     index = LogIndex()
     index.update(log_with(*blocks[:3]))
     first = index.first
-    assert index.prepend([LogLine(offset=1, text="old")]) == 1
+    index.prepend([LogLine(offset=1, text="old")])
     assert index.first == first - 1
+    assert texts(index) == ["old", "held 0", "held 1", "held 2"]
+    index.refilter(LogFilter(text="1"), folding=True)
+    assert texts(index) == ["held 1"]
+    assert index.start == 1, "lines that are not shown are held all the same"
+    index.refilter(LogFilter(), folding=True)
     assert texts(index) == ["old", "held 0", "held 1", "held 2"]
     assert index.would_drop(log_with(*blocks[1:4])) == 2
     index.update(log_with(*blocks[1:4]))

@@ -133,9 +133,103 @@ async def test_filter_by_rank_and_level(app_on: AppOn) -> None:
         await pilot.pause()
         assert {line_of(row).rank for row in view.index.rows} == {None}
         assert "rank main" in app.screen.query_one("#filters", Rows).text
-        await pilot.press("escape", "v", "v")
+        await pilot.press("escape", "v")
         await pilot.pause()
         assert [line_of(row).level for row in view.index.rows] == [Level.WARNING]
+
+
+def numbered(count: int, **more: Any) -> tuple[LogLine, ...]:
+    return tuple(LogLine(offset=10 * at, text=f"line {at}", rank=f"TP{at % 2}", **more) for at in range(count))
+
+
+def here(app: Any) -> str:
+    current = view_of(app).current_row()
+    return current[0].text if current else ""
+
+
+async def built(app: Any, pilot: Any) -> None:
+    await pilot.pause()
+    while view_of(app).building:
+        await pilot.pause(0.01)
+
+
+@pytest.mark.parametrize("up", [2, 3000])
+async def test_a_filter_keeps_the_reader_near_their_line_and_gives_it_back(app_on: AppOn, up: int) -> None:
+    blocks = tuple(LogBlock(1000 * at, 1000 * at + 1000, numbered(5000)[100 * at : 100 * at + 100]) for at in range(50))
+    app, _ = app_on(with_log(LogState(blocks=blocks, end=50_000, lines_total=5000)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l")
+        await built(app, pilot)
+        view = view_of(app)
+        view.go_to(view.index.last - 1 - up)
+        at = 4999 - up
+        row = view.cursor - view._visible()[0][0]
+        assert here(app) == f"line {at}"
+        await pilot.press("f", "7")
+        await built(app, pilot)
+        assert here(app) == f"line {min((n for n in range(5000) if '7' in str(n)), key=lambda n: abs(n - at))}"
+        await pilot.press("x")
+        await built(app, pilot)
+        assert not view.index.rows
+        await pilot.press("escape", "escape")
+        await built(app, pilot)
+        assert here(app) == f"line {at}"
+        assert view.cursor - view._visible()[0][0] == row
+        await pilot.press("p")
+        await built(app, pilot)
+        assert here(app) == f"line {at - at % 2}"
+        assert not view.following
+        await pilot.press("p")
+        await built(app, pilot)
+        assert abs(int(here(app).removeprefix("line ")) - at) <= 1
+        await pilot.press("escape")
+        await built(app, pilot)
+        assert here(app) == f"line {at}"
+        await pilot.press("escape")
+        assert view.following
+
+
+async def test_a_filter_stays_in_the_older_part_that_is_read(app_on: AppOn) -> None:
+    held = LogState(blocks=(block_at(5_000_000, 200),), start=5_000_000, end=5_002_000, lines_total=200)
+    text = "torn\n" + "".join(f"[2026-11-29 11:00:00] old line {at}\n" for at in range(3000))
+    part = ReadResult(id=1, offset=1_000_000, end=1_000_000 + len(text), size=5_002_000, data=text)
+    app, _ = app_on(FakeSession(with_log(held), part=part))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l")
+        await pilot.pause()
+        app.screen.go_to_offset(1_000_000 + text.index("[2026-11-29 11:00:00] old line 150\n"))
+        await built(app, pilot)
+        assert here(app) == "[2026-11-29 11:00:00] old line 150"
+        await pilot.press("f", *"line", "space", *"149", "enter")
+        await built(app, pilot)
+        assert here(app) == "[2026-11-29 11:00:00] old line 149"
+        assert "older part" in app.screen.query_one("#filters", Rows).text
+        await pilot.press("escape")
+        await built(app, pilot)
+        assert here(app) == "[2026-11-29 11:00:00] old line 150"
+
+
+async def test_requests_for_numbers_are_shown_when_asked_for(app_on: AppOn) -> None:
+    poll = LogLine(offset=400, text="GET /metrics 200", level=Level.DEBUG)
+    lines = [*numbered(20, level=Level.INFO), poll, LogLine(offset=500, text="last", level=Level.INFO)]
+    found = SearchResult(id=1, hits=(LogHit(400, poll.text),), scanned_bytes=510, done=True)
+    app, _ = app_on(FakeSession(with_log(states.log_of(lines)), found=(found,)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l")
+        await pilot.pause()
+        head, view = app.screen.query_one("#filters", Rows), view_of(app)
+        shown = []
+        for _ in range(5):
+            shown.append((head.text.split("level ")[1].split()[0], any("GET" in line for line in drawn(view))))
+            await pilot.press("v")
+            await pilot.pause()
+        assert shown == [("info+", False), ("warning+", False), ("error", False), ("all", True), ("info+", False)]
+        await pilot.press("escape", "slash", *"metrics", "enter")
+        await pilot.pause()
+        await pilot.press("enter")
+        await pilot.pause()
+        assert here(app) == poll.text, "one goes to a hit although it was filtered out"
+        assert "level all" in head.text
 
 
 async def test_folding_shows_count_and_the_odd_one_out(app_on: AppOn) -> None:
@@ -291,7 +385,7 @@ async def test_the_oldest_line_is_waited_for_in_slices(app_on: AppOn) -> None:
         view = view_of(app)
         while view.live.building:
             await pilot.pause(0.01)
-        app.screen.action_level()
+        app.screen.action_fold()
         assert view.live.building
         view.action_oldest()
         assert view.live.building, "the key itself must not index all of it"

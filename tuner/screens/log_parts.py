@@ -6,13 +6,12 @@ from msgspec import Struct
 
 from tuner.domain.state import LogState, ServerState
 from tuner.messages import LogPartArrived
-from tuner.widgets.log_index import line_of
 from tuner.widgets.log_view import LogView
 
 PART_BYTES = 262_144
 """How much is fetched at once."""
-OLDER_ROWS_MAX = 20_000
-"""How many fetched rows are held in front of the live part; farther back one goes by search."""
+OLDER_LINES_MAX = 20_000
+"""How many fetched lines are held in front of the live part; farther back one goes by search."""
 
 
 class Wanted(Struct, frozen=True):
@@ -36,11 +35,12 @@ class LogParts:
         self._asked: set[str] = set()
         self._part: tuple[int, int] | None = None
         """The bytes of the part shown apart."""
-        self._about = 0
+        self.about = 0
+        """The byte one goes to."""
 
     def around(self, offset: int) -> Wanted | None:
         """The part in which a hit lies."""
-        self._about = offset
+        self.about = offset
         return self._want("hit", max(0, offset - PART_BYTES // 2), PART_BYTES)
 
     def older(self, server: ServerState) -> Wanted | None:
@@ -48,16 +48,15 @@ class LogParts:
         view = self._view
         if view.index.building:
             return None
-        start = self._part[0] if self._part and view.index is not view.live else server.log.start
-        if view.index is view.live and view.live.older_rows:
-            start = line_of(view.live.rows[0]).offset
+        start = view.index.start if view.index is not view.live or view.live.fetched else server.log.start
         offset = max(0, start - PART_BYTES)
         return self._want("older", offset, start - offset)
 
     @property
     def full(self) -> bool:
         """No more is held in front of the live part."""
-        return self._view.index is self._view.live and self._view.live.older_rows >= OLDER_ROWS_MAX
+        view = self._view
+        return view.index is view.live and sum(len(each.lines) for each in view.live.fetched) >= OLDER_LINES_MAX
 
     def reached_live(self, server: ServerState) -> int | None:
         """The offset at which the part shown apart meets what is held; None while it does not."""
@@ -82,7 +81,7 @@ class LogParts:
         apart = view.index is not view.live
         if answer.purpose == "hit":
             self._part = (lines[0].offset, answer.end)
-            view.show_part(lines, self._about)
+            view.show_part(lines, self.about)
         elif answer.purpose == "older":
             view.index.prepend(lines)
             if apart and self._part is not None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from tuner.domain.logs import Level
+from tuner.domain.logs import Level, LogLine
 from tuner.domain.state import HostState, ServerState
 from tuner.messages import (
     LineOpened,
@@ -26,10 +27,13 @@ from tuner.screens.dialogs import LineDialog
 from tuner.screens.log_parts import LogParts, Wanted, held
 from tuner.widgets.entry import Entry
 from tuner.widgets.log_head import LEVELS, head_line, name_at
-from tuner.widgets.log_index import LogFilter, LogIndex
+from tuner.widgets.log_index import LogFilter, LogIndex, hides
 from tuner.widgets.log_view import LogView
 from tuner.widgets.rows import Rows
 from tuner.widgets.search_panel import SearchPanel, regex_problem
+
+SHOWN = LogFilter(level=Level.INFO)
+"""What is shown as long as nothing was chosen: servers log our own requests for numbers, and those are no news."""
 
 
 class LogsScreen(TunerScreen):
@@ -52,7 +56,7 @@ class LogsScreen(TunerScreen):
         Binding("f", "filter", "Text", id="logs.text", tooltip="Show only lines with this text, as you type"),
         Binding("p", "rank(1)", "Rank", id="logs.rank", tooltip="Show only the next rank; after the last one: all"),
         Binding("P", "rank(-1)", "Rank before", show=False, id="logs.previous-rank", tooltip="Show the rank before"),
-        Binding("v", "level", "Level", id="logs.level", tooltip="Raise the least severity; after errors: all"),
+        Binding("v", "level", "Level", id="logs.level", tooltip="Only warnings on; then errors, all lines, info on"),
         Binding("z", "fold", "Fold", id="logs.fold", tooltip="Fold equal lines of several ranks, or show each"),
         Binding("w", "wrap", "Wrap", id="logs.wrap", tooltip="Break long lines, or cut them at the edge"),
         Binding("Y", "copy_visible", "Copy screen", show=False, id="logs.copy-visible", tooltip="Copy all lines shown"),
@@ -68,10 +72,10 @@ class LogsScreen(TunerScreen):
         yield Entry(id="entry")
 
     def on_mount(self) -> None:
-        """Start with everything shown, folded, following."""
+        """Start with what a server tells of itself, folded, following."""
         super().on_mount()
         self._of: tuple[str, str] | None = None
-        self._filter = LogFilter()
+        self._filter = SHOWN
         self._folding = True
         self._building = False
         self._parts = LogParts(self.view)
@@ -114,7 +118,7 @@ class LogsScreen(TunerScreen):
 
     def _build(self) -> None:
         """Index older lines in slices, so that keys are answered in between."""
-        if self.view.live.building and not self._building:
+        if self.view.building and not self._building:
             self._building = True
             # By timer, not by message: a pump with messages waiting does not let the loop read keys or paint.
             self.set_timer(0.005, self._work)
@@ -124,10 +128,9 @@ class LogsScreen(TunerScreen):
         if not self.is_current:
             return
         view = self.view
-        if view.live.work():
+        if view.work():
             self._build()
             return
-        view.built()
         if not view.following:
             view.repaint()
         self._draw_filters()
@@ -149,11 +152,7 @@ class LogsScreen(TunerScreen):
     # Filters -------------------------------------------------------------------------------------------------
 
     def _apply(self) -> None:
-        view = self.view
-        view.live.refilter(self._filter, folding=self._folding)
-        if view.index is not view.live:
-            view.action_follow()
-        view.refilter()
+        self.view.refilter(self._filter, folding=self._folding)
         self._build()
         self._draw_filters()
 
@@ -161,7 +160,7 @@ class LogsScreen(TunerScreen):
         """Escape is shown where it would do something."""
         if action == "back" and self.is_mounted:
             opened = self.entry.display or self.query_one(SearchPanel).open
-            return opened or self._filter.active or not self.view.following
+            return opened or self._filter != SHOWN or not self.view.following
         return super().check_action(action, parameters)
 
     def action_rank(self, step: int) -> None:
@@ -177,7 +176,7 @@ class LogsScreen(TunerScreen):
         self._apply()
 
     def action_level(self) -> None:
-        """Raise the least severity shown."""
+        """Show from another severity on."""
         level = LEVELS[(LEVELS.index(self._filter.level) + 1) % len(LEVELS)]
         self._filter = LogFilter(rank=self._filter.rank, level=level, text=self._filter.text)
         self._apply()
@@ -203,8 +202,8 @@ class LogsScreen(TunerScreen):
             self._end_search()
             self.set_focus(self.view)
             self._draw_filters()
-        elif self._filter.active:
-            self._filter = LogFilter()
+        elif self._filter != SHOWN:
+            self._filter = SHOWN
             self._apply()
         else:
             self.view.action_follow()
@@ -304,11 +303,26 @@ class LogsScreen(TunerScreen):
             self._fetch(self._parts.around(offset))
 
     def _go_to_held(self, offset: int) -> None:
+        server = self.shell.server()
+        blocks = server.log.blocks if server is not None else ()
+        lines = next((block.lines for block in reversed(blocks) if block.start <= offset < block.end), ())
+        if self._show_also(lines, offset):
+            self.view.when_built(lambda: self._go_to_held(offset))
+            return
         found = self.view.live.at_offset(offset)
         if found is not None:
             self.view.go_to(found)
         else:
             self._fetch(self._parts.around(offset))
+
+    def _show_also(self, lines: Sequence[LogLine], offset: int) -> bool:
+        """Take filters away that would hide the line one goes to. Returns whether there were any."""
+        hidden = bool(lines) and self._filter.active and hides(self._filter, lines, offset)
+        if hidden:
+            self._filter = LogFilter()
+            self._apply()
+            self.notify("All lines are shown: this one was filtered out", timeout=4)
+        return hidden
 
     def action_hit(self, step: int) -> None:
         """The next line that matches, older or newer."""
@@ -370,6 +384,8 @@ class LogsScreen(TunerScreen):
     def on_log_part_arrived(self, message: LogPartArrived) -> None:
         """Older or later lines came from the host."""
         message.stop()
+        if message.purpose == "hit":
+            self._show_also(message.lines, self._parts.about)
         self._parts.arrived(message)
         if message.error:
             self.notify(message.error, severity="warning", title="Older lines")

@@ -12,7 +12,8 @@ from tuner.widgets.log_index import LogFilter
 from tuner.widgets.log_view import LogView
 from tuner.widgets.spans import Line, Span, clean, clip, spread, width_of
 
-LEVELS = (Level.DEBUG, Level.INFO, Level.WARNING, Level.ERROR)
+LEVELS = (Level.INFO, Level.WARNING, Level.ERROR, Level.DEBUG)
+"""In the order in which a key goes through them."""
 _LEVEL_NAMES = {Level.DEBUG: "all", Level.INFO: "info+", Level.WARNING: "warning+", Level.ERROR: "error"}
 
 
@@ -50,7 +51,7 @@ def head_line(server: ServerState, view: LogView, log_filter: LogFilter, width: 
 
     rank = "all" if log_filter.rank is None else log_filter.rank or "main"
     right = part("rank", clean(rank), special=log_filter.rank is not None)
-    right += part("level", _LEVEL_NAMES[log_filter.level], special=log_filter.level > Level.DEBUG)
+    right += part("level", _LEVEL_NAMES[log_filter.level], special=log_filter.level != LEVELS[0])
     if log_filter.text:
         right += part("text", f'"{clip(log_filter.text, 16, glyphs.ellipsis)}"', special=True)
     folding = view.live.folding

@@ -37,6 +37,18 @@ class LogFilter(Struct, frozen=True, kw_only=True):
         return self.rank is not None or self.level > Level.DEBUG or bool(self.text)
 
 
+def hides(log_filter: LogFilter, lines: Sequence[LogLine], offset: int) -> bool:
+    """Whether a filter leaves out that one of some lines that is at a byte offset."""
+    found: list[int | None] = []
+    for each in (LogFilter(), log_filter):
+        index = LogIndex()
+        index.refilter(each, folding=False)
+        index.extend(lines)
+        row = index.at_offset(offset)
+        found.append(None if row is None else line_of(index[row]).offset)
+    return found[0] != found[1]
+
+
 class Fold(Struct, gc=False):
     """One row for equal lines of several ranks; the first is shown for all.
 
@@ -133,8 +145,8 @@ class LogIndex:
         self.folding = True
         self.ranks: dict[str, None] = {}
         """Rank tags seen so far, in order of appearance."""
-        self.older_rows = 0
-        """Rows in front that were fetched from the host and are no part of the held blocks."""
+        self.fetched: tuple[LogBlock, ...] = ()
+        """What was fetched from the host and stands before the log's own blocks."""
         self._keep_rows = keep_rows
         self._blocks: tuple[LogBlock, ...] = ()
         self._generation = 0
@@ -152,6 +164,11 @@ class LogIndex:
         """True while older blocks wait to be indexed."""
         return self._todo > 0
 
+    @property
+    def start(self) -> int:
+        """Byte offset from which on lines are held, shown or not."""
+        return next((block.start for block in (*self.fetched, *self._blocks)), 0)
+
     def __getitem__(self, row_id: int) -> Row:
         return self.rows[row_id - self.first]
 
@@ -168,6 +185,7 @@ class LogIndex:
         self._blocks = blocks
         at = _position(blocks, old[-1]) if old else None
         if at is None or self._outruns(blocks[at + 1 :]):
+            self.fetched = ()
             self._reset()
             return True
         if self._keep_rows is None:
@@ -193,9 +211,10 @@ class LogIndex:
         """
         done = 0
         parts: list[list[Row]] = []
+        blocks = (*self.fetched, *self._blocks)
         while self._todo and done < lines:
             self._todo -= 1
-            block = self._blocks[self._todo]
+            block = blocks[self._todo]
             done += len(block.lines)
             rows: list[Row] = []
             self._filter(block.lines, rows, _Folder())
@@ -209,30 +228,19 @@ class LogIndex:
             self.version += 1
         return self._todo > 0
 
-    def prepend(self, lines: Sequence[LogLine]) -> int:
-        """Put older lines, fetched from the host, in front.
+    def prepend(self, lines: Sequence[LogLine]) -> None:
+        """Put older lines, fetched from the host, in front."""
+        self.fetched = (LogBlock(lines[0].offset, lines[-1].offset + 1, tuple(lines)), *self.fetched)
+        self._todo += 1
+        if self._todo == 1:
+            self.work()
 
-        Returns:
-            The number of rows they made.
-        """
-        rows: list[Row] = []
-        self._filter(lines, rows, _Folder())
-        self.rows[0:0] = rows
-        self.first -= len(rows)
-        self.older_rows += len(rows)
+    def extend(self, lines: Sequence[LogLine]) -> None:
+        """Put later lines behind (a part of a log that is shown apart from its live end)."""
+        block = LogBlock(lines[0].offset, lines[-1].offset + 1, tuple(lines))
+        self.fetched += (block,)
+        self._append((block,))
         self.version += 1
-        return len(rows)
-
-    def extend(self, lines: Sequence[LogLine]) -> int:
-        """Put later lines behind (a part of a log that is shown apart from its live end).
-
-        Returns:
-            The number of rows they made.
-        """
-        before = len(self.rows)
-        self._filter(lines, self.rows, self._folder)
-        self.version += 1
-        return len(self.rows) - before
 
     def find(self, text: str, start: int, step: int) -> int | None:
         """Id of the next row that contains a text in any case of letters, from `start` on in steps of 1 or -1."""
@@ -265,14 +273,28 @@ class LogIndex:
                 break
         return found
 
+    def nearest(self, offset: int) -> int | None:
+        """Id of the row that begins nearest to a byte offset; None where nothing is shown."""
+        before = self.at_offset(offset)
+        if before is None:
+            return self.first if self.rows else None
+        after = before + 1
+        if after < self.last and line_of(self[after]).offset - offset < offset - line_of(self[before]).offset:
+            return after
+        return before
+
+    def count(self, text: str) -> int:
+        """How many rows contain a text in any case of letters."""
+        needle = text.lower()
+        return sum(needle in line_of(row).text.lower() for row in self.rows)
+
     def _reset(self) -> None:
         # Ids go on behind the old ones: a position remembered from before can never mean another row.
         self.first = self.last
         self.rows = []
-        self.older_rows = 0
         self._counts.clear()
         self._folder = _Folder()
-        blocks = self._blocks
+        blocks = (*self.fetched, *self._blocks)
         start, lines = len(blocks), 0
         while start and lines < SLICE and (self._keep_rows is None or lines < 2 * self._keep_rows):
             start -= 1
@@ -328,16 +350,16 @@ class LogIndex:
         gone = (_position(old, new[0]) if new else None) if old else 0
         if gone is None:
             return len(self.rows)
-        held = max(0, gone - self._todo)
-        return self.older_rows * (gone > 0) + sum(count for count, _ in zip(self._counts, range(held), strict=False))
+        indexed = max(0, gone + len(self.fetched) - self._todo) if gone else 0
+        return sum(count for count, _ in zip(self._counts, range(indexed), strict=False))
 
     def _drop(self, old: tuple[LogBlock, ...], new: tuple[LogBlock, ...]) -> None:
         gone = _position(old, new[0]) or 0
         if not gone:
             return
-        # What was fetched would now stand before a hole.
-        self._cut(self.older_rows)
-        self.older_rows = 0
+        # What was fetched goes too: it would now stand before a hole.
+        gone += len(self.fetched)
+        self.fetched = ()
         skipped = min(gone, self._todo)
         self._todo -= skipped
         self._cut(sum(self._counts.popleft() for _ in range(gone - skipped)))

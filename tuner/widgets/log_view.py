@@ -48,6 +48,8 @@ class LogView(LogCanvas, can_focus=True):
         """Lines that arrived since the reader stopped following and that are not taken in yet."""
         self._log: LogState | None = None
         self._then: Callable[[], None] | None = None
+        self._kept: tuple[int, int] | None = None
+        """Byte offset of the line the reader chose, and where on screen it was: filters may hide it for a while."""
 
     # What is shown -------------------------------------------------------------------------------------------
 
@@ -89,29 +91,56 @@ class LogView(LogCanvas, can_focus=True):
         self.index = self.live = index
         self.following = True
         self._log = None
-        self._then = None
+        self._then = self._kept = None
         self._x = 0
         self.repaint()
 
     def when_built(self, action: Callable[[], None]) -> None:
         """Do what needs all rows: at once, or when older ones are indexed, unless the reader moves before."""
-        if self.index is self.live and self.live.building:
+        if self.index.building:
             self._then = action
         else:
             action()
 
-    def built(self) -> None:
-        """All rows are indexed now."""
+    @property
+    def building(self) -> bool:
+        """Whether older lines wait to be indexed."""
+        return any(each.building for each in self._indexes)
+
+    @property
+    def _indexes(self) -> tuple[LogIndex, ...]:
+        return tuple(dict.fromkeys((self.index, self.live)))
+
+    def work(self) -> bool:
+        """Index a slice of older lines. Returns whether there is more to do."""
+        for each in self._indexes:
+            if each.work():
+                return True
+        self._return()
         action, self._then = self._then, None
         if action is not None:
             action()
+        return False
 
-    def refilter(self) -> None:
-        """The index was given another filter: stay near the line the reader is at."""
-        if not self.following and self.index.rows:
-            self.cursor = min(max(self.cursor, self.index.first), self.index.last - 1)
-            self._top = (max(self.index.first, self.cursor - self.size.height // 2), 0)
+    def refilter(self, log_filter: LogFilter, *, folding: bool) -> None:
+        """Show other lines: those around the one the reader chose, and that one again when it is shown again."""
+        current = self.current_row()
+        if self._kept is None and current is not None and not self.following:
+            rows = [row_id for row_id, _ in self._visible()]
+            self._kept = (current[0].offset, rows.index(self.current) if self.current in rows else 0)
+        for each in self._indexes:
+            each.refilter(log_filter, folding=folding)
+        self._return()
         self.repaint()
+
+    def _return(self) -> None:
+        """To what is shown nearest to the line the reader chose."""
+        if self._kept is None or self.following:
+            return
+        row_id = self.index.nearest(self._kept[0])
+        if row_id is not None:
+            self.cursor = row_id
+            self._top = self._clamped(row_id - (min(self._kept[1], 3) if self.wrap else self._kept[1]))
 
     # Where we are --------------------------------------------------------------------------------------------
 
@@ -131,7 +160,7 @@ class LogView(LogCanvas, can_focus=True):
     def go_to(self, row_id: int) -> None:
         """Make a row current and bring it into view."""
         places = self._visible()
-        self._then = None
+        self._then = self._kept = None
         self.following = False
         self.cursor = min(max(row_id, self.index.first), max(self.index.first, self.index.last - 1))
         shown = {place[0] for place in places[:-1]} if places else set()
@@ -156,7 +185,7 @@ class LogView(LogCanvas, can_focus=True):
         """Go to the newest line and stay there."""
         self.index = self.live
         self.following = True
-        self._then = None
+        self._then = self._kept = None
         self._x = 0
         if self._log is not None:
             self.live.update(self._log)
@@ -210,6 +239,7 @@ class LogView(LogCanvas, can_focus=True):
             return
         following, top = self.following, places[0][0] + rows
         self.following = False
+        self._kept = None
         self._top = self._clamped(top)
         self.cursor = min(max(self.current if not following else places[-1][0], self._top[0]), self.index.last - 1)
         if rows > 0 and self.index is self.live and self._visible_from(self._top)[-1][0] >= self.index.last - 1:
