@@ -47,7 +47,7 @@ def test_there_are_golden_logs_of_it(engine: Engine) -> None:
 
 class TestPlan:
     def test_it_travels_as_json_and_comes_back_equal(self, engine: Engine) -> None:
-        plan = ProbePlan(protocol=1, engines=(engine.plan(),))
+        plan = ProbePlan(engines=(engine.plan(),))
         assert msgspec.json.decode(msgspec.json.encode(plan), type=ProbePlan) == plan
 
     def test_patterns_compile_and_recognise_no_shell(self, engine: Engine) -> None:

@@ -59,7 +59,7 @@ events = st.one_of(
     st.builds(e.GpuProcesses, processes=st.lists(
         st.builds(GpuProcess, st.integers(0, 3), st.integers(9, 14), st.none() | st.integers(0, 10**12))).map(tuple),
         infos=st.lists(st.builds(ProcessInfo, pid=st.integers(9, 14))).map(tuple)),
-    st.builds(e.OldLog, key=keys, path=st.just("/o"), modified_at=monos, size=st.just(1), data=texts),
+    st.builds(e.OldLog, key=keys, path=st.just("/o"), size=st.just(1), data=texts),
     st.builds(e.LinkChanged, phase=st.sampled_from(list(LinkPhase))),
     st.builds(e.ScanEnded),
     st.builds(e.ProbeHello, protocol=st.just(1), python=st.just("3"), pid=st.just(1), uid=st.just(0),

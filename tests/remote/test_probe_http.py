@@ -110,8 +110,6 @@ def test_metrics_are_reduced_to_what_changed(tree: ProcTree, web: Web, python: s
         assert (first.key, first.endpoint, first.status) == (KEY, "metrics", 200)
         assert first.series
         assert {name.split("{")[0] for name in first.series} == {"sglang:num_running_reqs", "sglang:token_usage"}
-        assert first.latency_s is not None
-        assert first.latency_s > 0
         assert probe.first(e.HttpAnswer, after=probe.count()).series == {}
         line = next(x for x in text.split(b"\n") if x.startswith(b"sglang:num_running_reqs{"))
         web.answers["/metrics"] = (200, text.replace(line, line.rpartition(b" ")[0] + b" 17.0"))
@@ -280,7 +278,6 @@ def test_a_slow_endpoint_delays_no_other(tree: ProcTree, web: Web) -> None:
         fast = [x for x in probe.of(e.HttpAnswer) if x.endpoint == "fast"]
         assert all(x.error and x.status is None for x in slow)
         assert len(fast) > 2 * len(slow)
-        assert all(x.latency_s and x.latency_s < 0.3 for x in fast)
         web.answers["/slow"] = (200, b"{}")
         probe.problem("http-timeout", cleared=True)
         release.set()

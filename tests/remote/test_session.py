@@ -131,7 +131,6 @@ async def test_the_plan_is_what_the_engines_want(tmp_path: Path) -> None:
         await watched.up()
     plan = puppet.left("plan")
     assert plan["op"] == "plan"
-    assert plan["protocol"] == e.PROTOCOL
     assert [engine["name"] for engine in plan["engines"]] == ["plain"]
     assert plan["resume"] == {}
 
@@ -733,7 +732,7 @@ async def test_no_secret_gets_past_the_session(tmp_path: Path) -> None:
                 send("log", key="k", offset=offset, end=offset + len(part), data=part)
             offset += size
         send("http", key="k", endpoint="info", status=200, body={{"weights": 1, "api_key": canary, "x": token}})
-        send("old_log", key="k", path="/old", modified_at=1.0, size=1, data=text)
+        send("old_log", key="k", path="/old", size=1, data=text)
         send("gpu_procs", processes=[], infos=[{{"pid": 5, "command": " ".join(argv)}}])
         send("problem", code="http-auth", detail="key " + token + " api_key=" + canary)
         raw(("garbage " + token + " --api-key " + canary + "\\n").encode())

@@ -38,6 +38,25 @@ async def test_shows_what_is_known_and_finds_in_it(app_on: AppOn) -> None:
         assert "PIX" in app.screen.query_one("#details", Rows).text
 
 
+async def test_what_the_host_does_and_what_its_gpus_are(app_on: AppOn) -> None:
+    base = states.serving()
+    table = base.gpu_table
+    assert table is not None
+    split = states.REPLACE(table.gpus[0], compute_capability="9.0", mig=True)
+    gpus = (split, states.REPLACE(table.gpus[1], compute_capability=None), *table.gpus[2:])
+    app, _ = app_on(states.REPLACE(base, gpu_table=states.REPLACE(table, gpus=gpus)))
+    async with app.run_test(size=(160, 48)) as pilot:
+        await pilot.press("i")
+        await pilot.pause()
+        text = app.screen.query_one("#details", Rows).text
+        lines = [line.split() for line in text.splitlines()]
+        assert ["CPU", "use", "11%"] in lines
+        assert ["load,", "1", "min", "9.2"] in lines
+        assert "  CC 9.0  MIG  PCIe" in text
+        assert "  CC n/a  PCIe" in text
+        assert text.count("  CC 12.0  PCIe") == 6
+
+
 async def test_headings_are_jumped_to_and_found(app_on: AppOn) -> None:
     app, _ = app_on(states.serving())
     async with app.run_test(size=(80, 24)) as pilot:

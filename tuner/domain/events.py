@@ -183,7 +183,6 @@ class HttpAnswer(Event, frozen=True, kw_only=True, tag="http"):
     status: int | None = None
     """None: no HTTP answer at all; see `error`."""
     error: str | None = None
-    latency_s: float | None = None
     series: dict[str, float | None] | None = None
     """Prometheus series that changed, `name{labels}` as printed; None: it is gone, or is no number any more."""
     body: Any = None
@@ -197,7 +196,6 @@ class OldLog(Event, frozen=True, kw_only=True, tag="old_log"):
 
     key: str
     path: str
-    modified_at: float
     size: int
     data: str
 

@@ -47,7 +47,6 @@ class EnginePlan(Struct, frozen=True, kw_only=True):
     package: str
     """Distribution whose metadata beside the interpreter tells the version."""
     port_flags: tuple[str, ...] = ("--port",)
-    host_flags: tuple[str, ...] = ("--host",)
     default_port: int = 8000
     tls_flags: tuple[str, ...] = ()
     """With one of them the server speaks TLS on its port, and nothing else."""
@@ -78,7 +77,6 @@ class TailFrom(Struct, frozen=True, kw_only=True):
 class ProbePlan(Struct, frozen=True, kw_only=True):
     """The first line sent to the probe."""
 
-    protocol: int
     engines: tuple[EnginePlan, ...]
     interval_s: float = 1.0
     resume: dict[str, TailFrom] = {}

@@ -161,7 +161,6 @@ class Decoder:
             endpoint=event.endpoint,
             status=event.status,
             error=_text(event.error),
-            latency_s=event.latency_s,
             series=series,
             body=mask_json(event.body),
             next_s=event.next_s,
@@ -227,7 +226,6 @@ def _old_log(event: _OldLog) -> e.OldLog:
         seq=event.seq,
         key=event.key,
         path=event.path,
-        modified_at=event.modified_at,
         size=event.size,
         data=mask(event.data if event.z is None else _inflate(event.z)),
     )

@@ -200,6 +200,8 @@ def _host(state: HostState) -> Iterator[Section]:
         section.pair("probe", f"Python {hello.python}, pid {hello.pid} as {hello.user or hello.uid}")
         section.pair("CPUs", hello.cpu_count)
     if host is not None:
+        section.pair("CPU use", None if host.cpu_ratio is None else f"{host.cpu_ratio:.0%}")
+        section.pair("load, 1 min", None if host.load_1m is None else f"{host.load_1m:.1f}")
         if host.memory_total_bytes is not None and host.memory_available_bytes is not None:
             used = host.memory_total_bytes - host.memory_available_bytes
             section.pair("memory, GiB", f"{format_gib(used)} of {format_gib(host.memory_total_bytes)} used")
@@ -229,8 +231,9 @@ def _host(state: HostState) -> Iterator[Section]:
             size = f"{format_gib(info.memory_total_bytes)} GiB"
             pcie = f"PCIe {info.pcie_gen_max}x{info.pcie_width_max}" if info.pcie_gen_max else "PCIe n/a"
             numa = "n/a" if info.numa_node is None else info.numa_node
+            kind = f"CC {clean(info.compute_capability or 'n/a')}" + ("  MIG" if info.mig else "")
             where = f"{clean(info.bus_id or '')}  {clean(info.uuid)}"
-            section.line(f"{info.index:>3}  {clean(info.name)}  {size}  {pcie}  NUMA {numa}  {where}")
+            section.line(f"{info.index:>3}  {clean(info.name)}  {size}  {kind}  {pcie}  NUMA {numa}  {where}")
         yield section
     if table is not None and table.topology:
         section = Section("topology")

@@ -402,4 +402,4 @@ def plan_for(engines: Mapping[str, Engine] | None = None) -> ProbePlan:
         from tuner.engines import load_engines
 
         engines = load_engines()
-    return ProbePlan(protocol=e.PROTOCOL, engines=tuple(engine.plan() for engine in engines.values()))
+    return ProbePlan(engines=tuple(engine.plan() for engine in engines.values()))

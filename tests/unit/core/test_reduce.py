@@ -258,7 +258,7 @@ def test_problems_are_told_once_and_cleared() -> None:
 def test_an_old_log_becomes_history_without_touching_the_server() -> None:
     before, _ = run(HELLO, SEEN)
     old = LOG.replace(f"{BORN + 31:.0f}", f"{BORN + 41:.0f}")
-    state, commands = run(e.OldLog(key=KEY, path="/old.log", modified_at=BORN, size=len(old), data=old), state=before)
+    state, commands = run(e.OldLog(key=KEY, path="/old.log", size=len(old), data=old), state=before)
     assert state.servers is before.servers
     (kept,) = commands
     assert isinstance(kept, KeepStart)

@@ -59,7 +59,7 @@ def test_the_laptops_own_events_do_not_come_from_a_host() -> None:
 def test_compressed_text_is_inflated() -> None:
     (event,) = decoded(line(t="log", key="k", offset=0, end=5, z=packed("größe")))
     assert event == e.LogBytes(key="k", offset=0, end=5, data="größe")
-    (event,) = decoded(line(t="old_log", key="k", path="/x", modified_at=1.0, size=9, z=packed("old")))
+    (event,) = decoded(line(t="old_log", key="k", path="/x", size=9, z=packed("old")))
     assert event.data == "old"
     (event,) = decoded(line(t="read", id=1, offset=0, end=3, size=9, z=packed("abc")))
     assert event.data == "abc"
@@ -200,7 +200,7 @@ def planted() -> list[dict[str, Any]]:
             "body": {"api_key": CANARY, "a": [{"hf_token": CANARY}, text]},
         },
         {"t": "http", "key": "k", "endpoint": "m", "error": text, "series": {f'a{{model_name="{TOKEN}"}}': 1.0}},
-        {"t": "old_log", "key": "k", "path": "/x", "modified_at": 1.0, "size": 1, "z": packed(text)},
+        {"t": "old_log", "key": "k", "path": "/x", "size": 1, "z": packed(text)},
         {"t": "gpu_procs", "processes": [[0, 5, 1]], "infos": [{"pid": 5, "command": " ".join(argv)}]},
         {"t": "gpu_info", "reason": text},
         {"t": "xid", "bus_id": "0", "xid": 1, "text": text},

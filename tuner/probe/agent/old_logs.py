@@ -42,7 +42,7 @@ def send_old_logs(server: Followed, tail: FileTail) -> None:
         except OSError:
             continue
         break
-    for modified, size, old in sorted(found, reverse=True)[: probe.old_logs]:
+    for _, size, old in sorted(found, reverse=True)[: probe.old_logs]:
         if server.ended.wait(0.05):
             return
         try:
@@ -64,4 +64,4 @@ def send_old_logs(server: Followed, tail: FileTail) -> None:
                 "key": server.key,
                 "path": os.path.join(os.path.dirname(path or ""), os.path.basename(old)),
             }
-            probe.out.put({**event, "modified_at": modified, "size": size, **bulk(lines[: whole_utf8(lines)])})
+            probe.out.put({**event, "size": size, **bulk(lines[: whole_utf8(lines)])})
