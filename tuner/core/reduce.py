@@ -102,7 +102,10 @@ def _hello(state: HostState, event: e.ProbeHello, engines: Engines) -> Result:
         gone = (x if x.gone else lifecycle.apply_gone(x, (), state.now) for x in servers)
         servers = tuple(msgspec.structs.replace(x, series={}, counters={}) for x in gone)
     # A new probe sends every series once; one that went meanwhile must not live on.
-    servers = tuple(msgspec.structs.replace(x, http={}) if x.http else x for x in servers)
+    servers = tuple(
+        msgspec.structs.replace(x, http_series={}, http_numbers={}) if x.http_series or x.http_numbers else x
+        for x in servers
+    )
     state = msgspec.structs.replace(
         state,
         hello=event,
@@ -248,9 +251,9 @@ def _http(state: HostState, event: e.HttpAnswer, engines: Engines) -> Result:
         return state, ()
     new = server
     if event.series is not None:
-        known = {**server.http.get(event.endpoint, {}), **event.series}
+        known = {**server.http_series.get(event.endpoint, {}), **event.series}
         merged = {name: value for name, value in known.items() if value is not None}
-        new = msgspec.structs.replace(new, http={**server.http, event.endpoint: merged})
+        new = msgspec.structs.replace(new, http_series={**server.http_series, event.endpoint: merged})
         event = msgspec.structs.replace(event, series={**merged})
     reading = engine.read(event)
     new = _apply_reading(new, reading, event)
@@ -276,9 +279,10 @@ def _apply_reading(server: ServerState, reading: Reading, event: e.HttpAnswer) -
     values = reading.metrics
     if event.series is None and event.status == 200:
         if event.body is None:
-            values = server.http.get(event.endpoint)  # the same as last time
+            values = server.http_numbers.get(event.endpoint)  # the same as last time
         else:
-            server = msgspec.structs.replace(server, http={**server.http, event.endpoint: values or {}})
+            numbers = {**server.http_numbers, event.endpoint: values or {}}
+            server = msgspec.structs.replace(server, http_numbers=numbers)
     if values:
         source = "metrics" if event.series is not None else "loads"
         server = metrics.from_reading(server, source, values, event.mono, event.next_s)

@@ -187,8 +187,10 @@ class ServerState(Struct, frozen=True, kw_only=True):
     gone: bool = False
     left_pids: tuple[int, ...] = ()
     """Processes of it that outlived the leader."""
-    http: dict[str, dict[str, float]] = {}
-    """By endpoint: all series known so far, or what the last JSON told as `Reading.metrics`; only changes are sent."""
+    http_series: dict[str, dict[str, float]] = {}
+    """By endpoint: all series known so far; only changes are sent."""
+    http_numbers: dict[str, dict[str, float]] = {}
+    """By endpoint: the `Reading.metrics` of its last JSON; one that is the same is not sent again."""
     counters: dict[str, Series] = {}
     """The last few readings of counters whose rate is shown."""
     batches: dict[str, LogFact] = {}

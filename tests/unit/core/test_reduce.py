@@ -174,6 +174,15 @@ def test_an_answer_that_is_the_same_as_the_last_one_is_a_reading_too() -> None:
     assert state.servers[0].metrics.at == 3
 
 
+def test_series_are_not_taken_for_the_numbers_of_an_answer_without_a_body() -> None:
+    first = e.HttpAnswer(key=KEY, mono=1, endpoint="metrics", status=200, series={"tok_s": 50.0})
+    state, _ = run(HELLO, SEEN, first, e.HttpAnswer(key=KEY, mono=3, endpoint="metrics", status=200))
+    assert (state.servers[0].metrics.source, state.servers[0].metrics.at) == ("metrics", 1)
+    loads = e.HttpAnswer(key=KEY, mono=4, endpoint="loads", status=200, body={"tok_s": 0.0})
+    again, _ = run(loads, HELLO, state=state)
+    assert (again.servers[0].http_series, again.servers[0].http_numbers) == ({}, {})
+
+
 def test_a_refused_answer_is_one_line_and_goes_away() -> None:
     refused = e.HttpAnswer(key=KEY, endpoint="metrics", status=401, error="Unauthorized")
     state, _ = run(HELLO, SEEN, refused)
@@ -285,7 +294,7 @@ def test_a_series_that_went_does_not_live_on() -> None:
     state, _ = run(HELLO, SEEN, first, gone)
     assert (state.servers[0].metrics.tok_s, state.servers[0].metrics.running) == (50.0, None)
     again, _ = run(HELLO, state=state)
-    assert again.servers[0].http == {}
+    assert again.servers[0].http_series == {}
 
 
 def test_the_same_xid_read_again_is_one() -> None:
