@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.command import CommandPalette, Provider
+from textual.command import CommandPalette, Provider, SearchIcon
+from textual.containers import VerticalScroll
 from textual.widgets import OptionList, Static
 
 from tests.support import states
@@ -28,6 +29,7 @@ from tuner.screens.help import HelpScreen, all_keys, markdown
 from tuner.widgets.keybar import KeyBar
 from tuner.widgets.rows import Rows
 from tuner.widgets.tabs import HostTabs
+from tuner.widgets.themes import THEMES
 
 AppOn = Callable[..., tuple[Any, list[FakeSession]]]
 KEYS = Path(__file__).parents[2] / "docs" / "keys.md"
@@ -351,10 +353,18 @@ async def test_a_replay_can_be_paused_and_sped_up(app_on: AppOn) -> None:
         await pilot.pause()
         line = app.screen.query_one("#replay", Rows)
         assert "playing  1:15 of 10:00  at 1x" in line.text
+        assert line.text.endswith("space pause  < > 10 s  - + speed")
         await pilot.press("space", "plus", "plus")
         await pilot.pause()
         assert "paused" in line.text
         assert "at 4x" in line.text
+        assert "space goes on" in line.text
+        session.player.speed, session.player.position, session.player.duration = 0.0, 6000.0, 6001.0
+        app._second()
+        await pilot.pause()
+        assert len(line.text) <= 80
+        assert line.text.endswith("- + speed")
+        session.player.speed, session.player.position, session.player.duration = 4.0, 75.0, 600.0
         await pilot.press("minus", "space")
         await pilot.pause()
         assert "playing  1:15 of 10:00  at 2x" in line.text
@@ -519,6 +529,8 @@ async def test_copying_goes_through_the_terminal(app_on: AppOn) -> None:
         await pilot.pause()
         await pilot.press("y")
         await pilot.pause()
+        count = len(app.clipboard.splitlines())
+        assert [note.message for note in app._notifications] == [f"Copied ranks and problems, {count} lines"]
         assert "FAILED while allocating KV" in app.clipboard
         assert "TP7" in app.clipboard
 
@@ -579,6 +591,50 @@ async def test_the_palette_finds_screens_hosts_servers_themes_keys_and_text(app_
         await pilot.press("ctrl+p")
         await pilot.pause()
         assert isinstance(app.screen, CommandPalette)
+
+
+async def test_the_palette_names_keys_once_and_lists_our_themes(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving(), keymap={"logs.wrap": "u"})
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l")
+        await pilot.pause()
+        shown = [str(hit.prompt) async for hit in KeyCommands(app.screen).discover()]
+        assert "Wrap  u" in shown
+        assert [name for name in shown if name.startswith(("Up", "Down"))] == ["Up  up k", "Down  down j"]
+        assert shown.index("Search  /") < shown.index("Up  up k")
+        assert "Go to Details  i" in [str(hit.prompt) async for hit in ScreenCommands(app.screen).discover()]
+        assert {name async for name, _ in listed(ThemeCommands, app)} == {f"Theme {theme.name}" for theme in THEMES}
+        assert "Theme nord" in [str(hit.prompt) async for hit in ThemeCommands(app.screen).search("nord")]
+        await pilot.press("ctrl+p")
+        await pilot.pause()
+        assert app.screen.query_one(SearchIcon).icon.isascii()
+
+
+async def test_a_key_that_does_nothing_here_says_why(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        for key, why in (("full_stop", "No other server here"), ("left_square_bracket", "Only one host"),
+                         ("right_square_bracket", "Only one host"), ("R", "The link is up")):  # fmt: skip
+            app.clear_notifications()
+            await pilot.press(key)
+            await pilot.pause()
+            assert [note.message for note in app._notifications] == [why]
+
+
+@pytest.mark.parametrize(
+    ("size", "scrolls", "most"), [((80, 24), True, 17), ((160, 24), True, 30), ((160, 48), False, 35)]
+)
+async def test_the_help_uses_the_room_there_is(app_on: AppOn, size: tuple[int, int], scrolls: bool, most: int) -> None:
+    app, _ = app_on(states.serving())
+    async with app.run_test(size=size) as pilot:
+        await pilot.press("question_mark")
+        await pilot.pause()
+        box, rows = app.screen.query_one(VerticalScroll), app.screen.query_one("#help-rows", Rows)
+        assert (box.max_scroll_y > 0) is scrolls
+        seen = "\n".join(rows.text.splitlines()[: box.size.height])
+        assert sum(key.tooltip in seen for _, keys in all_keys(app.BINDINGS, {}) for key in keys) >= most
+        assert app.screen.query_one(".dialog-foot").region.bottom < size[1]
 
 
 async def test_ctrl_c_names_the_key_that_quits_once(app_on: AppOn) -> None:

@@ -284,12 +284,29 @@ async def test_search_finds_what_is_held_then_asks_the_host(app_on: AppOn) -> No
         assert hits.option_count == 2
         assert str(hits.get_option_at_index(1).prompt) == "[red]first[/red] line"
         assert "2 hits" in app.screen.query_one("#hits-head", Rows).text
-        assert "2.0 MB searched on the host" in app.screen.query_one("#hits-head", Rows).text
+        head = app.screen.query_one("#hits-head", Rows).text
+        assert "2.0 MB searched" in head
+        assert "enter go there  n N next  esc close" in head
         await pilot.press("down", "enter")
         await pilot.pause()
         assert line_of(view.index[view.current]).offset == 0
         await pilot.press("escape")
         assert view.pattern is None
+
+
+async def test_a_search_without_its_host_counts_what_is_held(app_on: AppOn) -> None:
+    failed = SearchResult(id=1, done=True, error="the link was lost")
+    app, _ = app_on(FakeSession(with_log(states.log_of(numbered(30))), found=(failed,)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("l", "slash", *"LINE 2", "enter")
+        await pilot.pause()
+        head = app.screen.query_one("#hits-head", Rows).text
+        assert '"LINE 2"  11 here, 0 on the host' in head
+        assert "the link was lost" in head
+        assert head.rstrip().endswith("esc close")
+        app.screen.search("nowhere")
+        await pilot.pause()
+        assert "0 hits on the host" in app.screen.query_one("#hits-head", Rows).text
 
 
 async def test_the_current_line_stays_in_sight_when_hits_take_room(app_on: AppOn) -> None:

@@ -38,6 +38,9 @@ class TunerScreen(Screen[None]):
     HELP_TITLE = "Every screen"
     """Heading of this screen's keys in the help."""
 
+    COPIES = ""
+    """What is copied when nothing is selected, in words."""
+
     def __init__(self) -> None:
         super().__init__()
         self._seen: dict[str, tuple[Any, ...]] = {}
@@ -112,16 +115,18 @@ class TunerScreen(Screen[None]):
 
     def action_copy(self) -> None:
         """Copy the selection, or what this screen is about."""
-        self.put_on_clipboard(self.get_selected_text() or self.copy_text())
+        selected = self.get_selected_text()
+        self.put_on_clipboard(selected or self.copy_text(), "" if selected else self.COPIES)
 
-    def put_on_clipboard(self, text: str) -> None:
-        """Copy through the terminal (OSC 52), and say how much."""
+    def put_on_clipboard(self, text: str, what: str = "") -> None:
+        """Copy through the terminal (OSC 52), and say what and how much."""
         if not text:
             self.notify("Nothing to copy here", severity="warning", timeout=3)
             return
         self.app.copy_to_clipboard(text)
         count = text.count("\n") + 1
-        self.notify(f"Copied {count} line{'s' if count > 1 else ''}", timeout=2)
+        lines = f"{count} line{'s' if count > 1 else ''}"
+        self.notify(f"Copied {what}, {lines}" if what else f"Copied {lines}", timeout=2)
 
     def copy_text(self) -> str:
         """What is copied when nothing is selected."""

@@ -6,17 +6,21 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import ClassVar
 
+from textual.binding import ActiveBinding, Binding
 from textual.command import Hit, Hits, Provider
 from textual.content import Content
+from textual.dom import DOMNode
 
 from tuner.messages import HostRequested, ScreenRequested, ServerRequested
 from tuner.screens.base import TunerScreen
+from tuner.screens.help import shown_keys
 from tuner.screens.logs import LogsScreen
 from tuner.widgets.spans import clean
 from tuner.widgets.status import model_name
+from tuner.widgets.themes import THEMES
 
-Command = tuple[str, str, Callable[[], object]]
-"""Name, help, what it does."""
+Command = tuple[str, str, str, Callable[[], object]]
+"""Name, key or nothing, help, what it does."""
 
 
 class ListProvider(Provider):
@@ -29,18 +33,35 @@ class ListProvider(Provider):
         """All commands, in display order."""
         yield from ()
 
+    def first(self) -> Iterator[Command]:
+        """Those that an empty palette lists."""
+        return self.commands()
+
+    def key_of(self, binding_id: str) -> str:
+        """The key of a binding that works now; empty if there is none."""
+        active = (each.binding for each in self.screen.active_bindings.values())
+        return next((_shown(each) for each in active if each.id == binding_id), "")
+
     async def discover(self) -> Hits:
         """What an empty palette shows."""
-        for name, help_text, run in self.commands():
-            yield Hit(self.RANK, Content(name), run, text=name, help=help_text)
+        for name, key, help_text, run in self.first():
+            yield Hit(self.RANK, _with_key(Content(name), key), run, text=name, help=help_text)
 
     async def search(self, query: str) -> Hits:
         """What matches the typed text."""
         matcher = self.matcher(query)
-        for name, help_text, run in self.commands():
+        for name, key, help_text, run in self.commands():
             score = matcher.match(name)
             if score > 0:
-                yield Hit(score, matcher.highlight(name), run, text=name, help=help_text)
+                yield Hit(score, _with_key(matcher.highlight(name), key), run, text=name, help=help_text)
+
+
+def _shown(binding: Binding) -> str:
+    return binding.key_display or shown_keys(binding.key)
+
+
+def _with_key(name: Content, key: str) -> Content:
+    return Content.assemble(name, ("  ", ""), (key, "not bold $text-accent")) if key else name
 
 
 class ScreenCommands(ListProvider):
@@ -53,7 +74,8 @@ class ScreenCommands(ListProvider):
         from tuner.screens import SCREENS  # the registry imports the screens, which offer these commands
 
         for entry in SCREENS:
-            yield f"Go to {entry.title}", entry.help, partial(self.app.post_message, ScreenRequested(entry.name))
+            run = partial(self.app.post_message, ScreenRequested(entry.name))
+            yield f"Go to {entry.title}", self.key_of(f"screen.{entry.name}"), entry.help, run
 
 
 class HostCommands(ListProvider):
@@ -68,11 +90,11 @@ class HostCommands(ListProvider):
             return
         for tab in screen.shell.tabs():
             about = "a recording that has ended" if tab.ended else f"link {tab.word}"
-            yield f"Host {clean(tab.name)}", about, partial(self.app.post_message, HostRequested(tab.name))
+            yield f"Host {clean(tab.name)}", "", about, partial(self.app.post_message, HostRequested(tab.name))
         for server in screen.shell.snapshot.servers if screen.shell.snapshot else ():
             title = f"{server.engine_title or server.identity.engine} {model_name(server.model)}".strip()
             run = partial(self.app.post_message, ServerRequested(server.identity.key))
-            yield f"Server {clean(title)} pid {server.identity.pid}", str(server.phase), run
+            yield f"Server {clean(title)} pid {server.identity.pid}", "", str(server.phase), run
 
 
 class ThemeCommands(ListProvider):
@@ -81,10 +103,14 @@ class ThemeCommands(ListProvider):
     RANK = 1.0
 
     def commands(self) -> Iterator[Command]:
-        """Ours first."""
-        names = sorted(self.app.available_themes, key=lambda name: (not name.startswith("gputuner"), name))
-        for name in names:
-            yield f"Theme {name}", "Change the colours", partial(setattr, self.app, "theme", name)
+        """All."""
+        for name in sorted(self.app.available_themes):
+            yield f"Theme {name}", "", "Change the colours", partial(setattr, self.app, "theme", name)
+
+    def first(self) -> Iterator[Command]:
+        """Ours; those of the library are found by typing."""
+        names = [theme.name for theme in THEMES]
+        return (command for command in self.commands() if command[0].removeprefix("Theme ") in names)
 
 
 class KeyCommands(ListProvider):
@@ -94,7 +120,11 @@ class KeyCommands(ListProvider):
 
     def commands(self) -> Iterator[Command]:
         """The active bindings that are enabled, but those of the screens, which have commands of their own."""
+        listed: dict[tuple[str, DOMNode], list[ActiveBinding]] = {}
         for active in self.screen.active_bindings.values():
+            listed.setdefault((active.binding.action, active.node), []).append(active)
+        # What a screen is for comes before how one moves in it.
+        for active, *more in sorted(listed.values(), key=lambda each: not isinstance(each[0].node, TunerScreen)):
             binding = active.binding
             if (
                 active.enabled
@@ -104,7 +134,8 @@ class KeyCommands(ListProvider):
                 and not binding.id.startswith("screen.")
             ):
                 run = partial(self.app.run_action, binding.action, active.node)
-                yield binding.description, binding.tooltip, run
+                keys = " ".join(_shown(each.binding) for each in (active, *more))
+                yield binding.description, keys, binding.tooltip, run
 
 
 class SearchCommands(Provider):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from msgspec import Struct
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
@@ -16,7 +18,7 @@ from tuner.screens import SCREENS
 from tuner.screens.base import TunerScreen
 from tuner.widgets.log_view import LogView
 from tuner.widgets.rows import Rows
-from tuner.widgets.spans import Line
+from tuner.widgets.spans import Line, width_of
 
 _SHOWN = {
     "slash": "/", "question_mark": "?", "left_square_bracket": "[", "right_square_bracket": "]", "full_stop": ".",
@@ -24,7 +26,9 @@ _SHOWN = {
     "less_than_sign": "<", "greater_than_sign": ">",
 }  # fmt: skip
 
-
+_COLUMN = 72
+"""Cells of a column of keys."""
+_FRAME = 6
 IN_A_LOG = "In a log"
 """Heading of the keys of a log's view."""
 
@@ -105,7 +109,10 @@ class HelpScreen(ModalScreen[None]):
         Binding("escape,question_mark,q", "close", "Close", id="help.close", tooltip="Close the help"),
     ]
     DEFAULT_CSS = """
-    HelpScreen { align: center middle; }
+    HelpScreen {
+        align: center middle;
+        .help-text { height: auto; }
+    }
     """
 
     def __init__(self, listed: Sequence[tuple[str, Sequence[Key]]]) -> None:
@@ -114,23 +121,44 @@ class HelpScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         """A scrolling list."""
-        with Vertical(classes="dialog"):
-            yield Static("Keys", classes="dialog-title")
+        with Vertical(classes="dialog keys"):
             with VerticalScroll(classes="help-text"):
                 yield Rows(id="help-rows")
-            yield Static("\nup and down scroll, esc closes, ctrl+p finds every command by name", classes="dialog-foot")
+            yield Static("up and down scroll, esc closes, ctrl+p finds every command by name", classes="dialog-foot")
 
     def on_mount(self) -> None:
-        """Show them."""
-        lines: list[Line] = []
-        for title, keys in self._listed:
-            lines.append(((title, "strong"),))
-            width = 14
-            lines += [((f"  {key.keys:<{width}} ", "busy"), (key.tooltip or key.name, "text")) for key in keys]
-            lines.append(())
-        self.query_one(Rows).show(lines[:-1])
+        """Arrow keys scroll."""
         self.query_one(VerticalScroll).focus()
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Show them in one column, or in two."""
+        blocks = [self._block(title, keys) for title, keys in self._listed]
+        wide = event.size.width >= 2 * _COLUMN + _FRAME
+        self.query_one(".dialog").set_class(wide, "two")
+        at = min(range(len(blocks) + 1), key=lambda at: _higher(blocks[:at], blocks[at:])) if wide else len(blocks)
+        left, right = _stacked(blocks[:at]), _stacked(blocks[at:])
+        lines = [
+            (*one, (" " * (_COLUMN - width_of(one)), "text"), *two) if two else one
+            for one, two in itertools.zip_longest(left, right, fillvalue=())
+        ]
+        self.query_one(Rows).show(lines)
+        # All but the border and the foot; at full height the list scrolls.
+        self.query_one(VerticalScroll).styles.max_height = max(1, event.size.height - (4 if wide else 3))
+
+    def _block(self, title: str, keys: Sequence[Key]) -> list[Line]:
+        rows: list[Line] = [((f"  {key.keys:<14} ", "busy"), (key.tooltip or key.name, "text")) for key in keys]
+        return [((title, "strong"),), *rows]
 
     def action_close(self) -> None:
         """Back."""
         self.dismiss()
+
+
+def _stacked(blocks: Sequence[Sequence[Line]]) -> list[Line]:
+    """Blocks below each other, an empty line between them."""
+    lines = [line for block in blocks for line in (*block, ())]
+    return lines[:-1]
+
+
+def _higher(left: Sequence[Sequence[Line]], right: Sequence[Sequence[Line]]) -> int:
+    return max(len(_stacked(left)), len(_stacked(right)))

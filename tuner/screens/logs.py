@@ -271,8 +271,10 @@ class LogsScreen(TunerScreen):
         panel = self.query_one(SearchPanel)
         if message.asked is not panel.asked:
             return
-        first = panel.progress(message.hits, message.scanned_bytes, done=message.done, error=message.error)
-        if first and message.asked.regex:
+        asked, index = message.asked, self.view.index
+        held = index.count(asked.pattern) if message.error and not asked.regex else 0
+        first = panel.progress(message.hits, message.scanned_bytes, done=message.done, error=message.error, held=held)
+        if first and asked.regex:
             self._go_to_hit(0)
         if first and self.focused is self.view:
             panel.focus_hits()

@@ -49,6 +49,7 @@ class OverviewScreen(TunerScreen):
     }
     """
     ENTRY = "overview"
+    COPIES = "ranks and problems"
     HELP_TITLE = "Overview"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(

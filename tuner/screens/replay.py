@@ -48,9 +48,10 @@ def replay_lines(player: Player | None, *, ended: bool) -> Sequence[Line]:
         text = f"end of the recording, {_clock(player.duration)}   "
         return [((" replay ", "head"), (text, "warn"), ("R play again   < back 10 s", "dim"))]
     word: Span = ("paused", "warn") if player.paused else ("playing", "ok")
-    speed = f"at {player.speed:g}x" if player.speed else "as fast as possible"
-    text = f"  {_clock(player.position)} of {_clock(player.duration)}  {speed}   "
-    return [((" replay ", "head"), word, (text, "text"), ("space pause   < > 10 s   - slower   + faster", "dim"))]
+    speed = f"at {player.speed:g}x" if player.speed else "full speed"
+    text = f"  {_clock(player.position)} of {_clock(player.duration)}  {speed}  "
+    keys = f"space {'goes on' if player.paused else 'pause'}  < > 10 s  - + speed"
+    return [((" replay ", "head"), word, (text, "text"), (keys, "dim"))]
 
 
 def _clock(seconds: float) -> str:

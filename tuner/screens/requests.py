@@ -78,7 +78,7 @@ async def search(session: SessionLike, ask: SearchRequested) -> None:
     except TunerError as problem:
         error = str(problem)
     if not done:
-        words = error or "the link was lost during the search"
+        words = error or "the link was lost"
         post(SearchProgressed(ask, (), scanned, done=True, error=words))
 
 

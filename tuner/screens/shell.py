@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from textual import events
+from textual.actions import ActionParseResult, parse
 from textual.app import App, SystemCommand
+from textual.command import SearchIcon
+from textual.dom import DOMNode
 from textual.filter import LineFilter
 from textual.reactive import var
 from textual.screen import Screen
@@ -116,6 +119,30 @@ class Shell(App[None]):
 
     def _has_ended(self, host: str, state: HostState) -> bool:
         return state.link.phase is LinkPhase.DOWN and self.player(host) is not None
+
+    async def run_action(
+        self,
+        action: str | ActionParseResult,
+        default_namespace: DOMNode | None = None,
+        namespaces: Mapping[str, DOMNode] | None = None,
+    ) -> bool:
+        """Do what a key means, or say why it does nothing."""
+        done = await super().run_action(action, default_namespace, namespaces)
+        name = parse(action)[1] if isinstance(action, str) else action[1]
+        if not done and (why := self.idle_reason(name)):
+            self.notify(why, timeout=2)
+        return done
+
+    def idle_reason(self, action: str) -> str:
+        """Why an action would do nothing now; empty where that needs no word."""
+        link = self.snapshot.link.phase if self.snapshot is not None else None
+        if action == "reconnect" and self.player() is None and link in (LinkPhase.UP, LinkPhase.CONNECTING):
+            return "The link is up" if link is LinkPhase.UP else "The link is being made"
+        return {"next_server": "No other server here", "host": "Only one host"}.get(action, "")
+
+    def on_command_palette_opened(self) -> None:
+        """Many fonts have no sign of a magnifying glass."""
+        self.screen.query_one(SearchIcon).icon = ">"
 
     def on_key(self, event: events.Key) -> None:
         """A letter belongs to the field that has the focus, also one that was typed just before it got it."""

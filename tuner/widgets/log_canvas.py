@@ -68,7 +68,9 @@ class LogCanvas(Styled):
         self._places_key = ()
         places = self._visible()
         if not self.following and places and self.cursor > places[-1][0]:
-            self._top = (max(self.index.first, self.cursor - max(1, self.size.height // 2)), 0)
+            self._top = self._clamped(self.cursor - (1 if self.wrap else self.size.height // 2))
+            # It may have been drawn in its new size already.
+            self.repaint()
 
     def _clamped(self, row_id: int) -> tuple[int, int]:
         lowest, highest = self.index.first, max(self.index.first, self.index.last - self.size.height)

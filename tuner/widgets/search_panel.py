@@ -17,9 +17,12 @@ from tuner.messages import SearchRequested
 from tuner.units import format_bytes
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.rows import Rows
-from tuner.widgets.spans import Line, Span, clean, clip, spread
+from tuner.widgets.spans import Line, Span, clean, clip, spread, width_of
 
 HITS_MAX = 500
+_WIDE = 110
+_BESIDES = 64
+"""Cells of the head for all but the pattern."""
 
 
 def regex_problem(pattern: str) -> str:
@@ -59,6 +62,7 @@ class SearchPanel(Vertical):
         self.asked: SearchRequested | None = None
         """The search whose hits these are; None while there is none."""
         self._hits: list[LogHit] = []
+        self._held = 0
 
     def compose(self) -> ComposeResult:
         """Head and list."""
@@ -82,8 +86,17 @@ class SearchPanel(Vertical):
         self.asked = None
         self.remove_class("-open")
 
-    def progress(self, hits: Sequence[LogHit], scanned_bytes: int, *, done: bool, error: str | None) -> bool:
+    def progress(
+        self, hits: Sequence[LogHit], scanned_bytes: int, *, done: bool, error: str | None, held: int = 0
+    ) -> bool:
         """Add hits.
+
+        Args:
+            hits: New ones.
+            scanned_bytes: How much of the log was looked at.
+            done: No more will come.
+            error: Why not, when the host could not look at all of it.
+            held: Lines here that match; told beside the hits when the host could not look.
 
         Returns:
             Whether these are the first.
@@ -91,6 +104,7 @@ class SearchPanel(Vertical):
         first = not self._hits
         new = hits[: max(0, HITS_MAX - len(self._hits))]
         self._hits.extend(new)
+        self._held = held
         options = self.query_one(OptionList)
         # The panel has no size yet when the first hits come.
         width = max(20, self.app.size.width - 4)
@@ -133,14 +147,22 @@ class SearchPanel(Vertical):
         glyphs, found, width = self._glyphs, len(self._hits), self.app.size.width
         pattern = self.asked.pattern if self.asked is not None else ""
         count = f"{found}{'+' if found >= HITS_MAX else ''} hit{'' if found == 1 else 's'}"
-        left: list[Span] = [(f' "{clip(clean(pattern), 30, glyphs.ellipsis)}"  ', "strong"), (count, "text")]
+        if error:
+            count = f"{self._held} here, {found} on the host" if self._held else f"{count} on the host"
+        words = clip(clean(pattern), max(10, width - _BESIDES), glyphs.ellipsis)
+        left: list[Span] = [(f' "{words}"  ', "strong"), (count, "text")]
         if error:
             left.append((f"  {glyphs.warn} {clean(error)}", "warn"))
         elif done:
-            left.append((f"  {glyphs.ok} {format_bytes(scanned_bytes)} searched on the host", "ok"))
+            where = " on the host" if width >= _WIDE else ""
+            left.append((f"  {glyphs.ok} {format_bytes(scanned_bytes)} searched{where}", "ok"))
         else:
             left.append((f"  {glyphs.busy} searching {glyphs.ellipsis} {format_bytes(scanned_bytes)}", "busy"))
-        keys: Line = ()
-        if width >= 110:
-            keys = (("newest first  enter: go there  n N: next  esc: close ", "dim"),)
-        self.query_one(Rows).show([spread(left, keys, width, glyphs.ellipsis)])
+        keys = "enter go there  n N next  esc close " if found else "n N next  esc close "
+        if width >= _WIDE:
+            keys = f"newest first  {keys}"
+        right: Line = ((keys, "dim"),)
+        if error and width_of(left) + width_of(right) + 2 > width:
+            # Why the host could not look is more than one line takes: the keys give way, but for the way out.
+            right = (("esc close ", "dim"),)
+        self.query_one(Rows).show([spread(left, right, width, glyphs.ellipsis)])
