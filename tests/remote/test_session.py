@@ -25,6 +25,7 @@ from tests.support.puppet import Puppet
 from tuner.core.redact import MASK
 from tuner.core.reduce import initial, reduce
 from tuner.domain import events as e
+from tuner.domain.history import StartRecord
 from tuner.domain.link import LinkPhase, Target
 from tuner.domain.state import HostState
 from tuner.errors import CatalogError, ConnectionFailed, TunerError
@@ -521,12 +522,15 @@ idle()
 
 async def test_starts_are_kept_and_shown_beside_the_next(tmp_path: Path) -> None:
     history = History(tmp_path / "history")
+    earlier = StartRecord(
+        host="box", engine="plain", model="llama", started_at=1e9, source="/old.log", outcome="ready", total_s=44.0
+    )
+    history.keep(earlier)
     async with at_work(session(Puppet(STARTING, tmp_path), history=history)) as watched:
         await watched.until(lambda state: state.servers and state.servers[0].started_in_s)
-        await watched.until(lambda state: state.servers[0].usual.starts == 1)
-    kept = history.usual("box", "plain", "llama")
-    assert kept.starts == 1
-    assert kept.total_s is not None
+        state = await watched.until(lambda state: state.servers[0].usual.starts)
+        assert state.servers[0].usual.total_s == (44.0, 44.0), "not with itself"
+    assert len(history.starts("box", "plain", "llama")) == 2
 
 
 async def test_a_damaged_history_is_told(tmp_path: Path) -> None:

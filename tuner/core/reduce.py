@@ -175,7 +175,7 @@ def _server_seen(state: HostState, event: e.ServerSeen, engines: Engines) -> Res
     commands: tuple[AnyCommand, ...] = ()
     if known is None:
         server = _adopted(identity, engine)
-        commands = (LookUpStarts(key=identity.key, engine=identity.engine, model=server.model),)
+        commands = (_look_up(server),)
         servers = (server, *state.servers)
     else:
         # argv and environment are kept from the first sight, so that a server that dies can still be described.
@@ -303,7 +303,7 @@ def _old_log(state: HostState, event: e.OldLog, engines: Engines) -> Result:
     past = msgspec.structs.replace(past, log_clock=0.0)
     past = serverlog.received(past, piece, engine, live=False)
     record = _start_record(state, past, event.path, server)
-    return state, () if record is None else (KeepStart(record=record),)
+    return state, () if record is None else (KeepStart(record=record), _look_up(server))
 
 
 def _history(state: HostState, event: e.HistoryFound, engines: Engines) -> Result:
@@ -324,10 +324,7 @@ def _finish(state: HostState, old: ServerState, new: ServerState, engines: Engin
     if ended_start and new.log.source is not None:
         record = _start_record(state, new, new.log.source.path or "", new)
         if record is not None:
-            commands = (
-                KeepStart(record=record),
-                LookUpStarts(key=new.identity.key, engine=new.identity.engine, model=new.model),
-            )
+            commands = (KeepStart(record=record), _look_up(new))
     servers = tuple(new if x is old else x for x in state.servers)
     if old.gone is not new.gone or old.phase.ended is not new.phase.ended:
         servers = _ordered(servers)
@@ -335,6 +332,11 @@ def _finish(state: HostState, old: ServerState, new: ServerState, engines: Engin
     if new.ranks is not old.ranks or new.settings is not old.settings:
         state = ranks.placed(state, engines)
     return state, commands
+
+
+def _look_up(server: ServerState) -> LookUpStarts:
+    identity = server.identity
+    return LookUpStarts(key=identity.key, engine=identity.engine, model=server.model, began_at=identity.started_at)
 
 
 def _start_record(state: HostState, server: ServerState, path: str, known: ServerState) -> StartRecord | None:

@@ -93,6 +93,7 @@ def received(server: ServerState, event: LogBytes, engine: Engine | None, *, liv
         partial_start=start,
         joined=joined,
         end=event.end,
+        grown_at=event.mono,
         start=log.start if log.blocks else event.offset,
         size=None if kind == "journal" else max(log.size or 0, event.end),
         lines_total=log.lines_total + len(lines),

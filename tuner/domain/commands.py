@@ -23,6 +23,8 @@ class LookUpStarts(Command, frozen=True, kw_only=True):
     key: str
     engine: str
     model: str | None
+    began_at: float | None = None
+    """Host wall clock at which the server's own process began: that start is none of the others."""
 
 
 AnyCommand = KeepStart | LookUpStarts

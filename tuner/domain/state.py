@@ -136,6 +136,8 @@ class LogState(Struct, frozen=True, kw_only=True):
     partial_start: int = 0
     joined: str = ""
     """The first records of a line that its log driver cut into several."""
+    grown_at: float | None = None
+    """Host monotonic time at which the newest bytes came."""
     backlog_end: int = 0
     """Size of the log when it was opened: what is below describes the past."""
     facts_end: int = 0

@@ -336,7 +336,8 @@ class Session:
             case c.KeepStart(record=record):
                 await asyncio.to_thread(history.keep, record)
             case c.LookUpStarts():
-                usual = await asyncio.to_thread(history.usual, self.state.name, command.engine, command.model)
+                alike = (self.state.name, command.engine, command.model, command.began_at)
+                usual = await asyncio.to_thread(history.usual, *alike)
                 self._happened(e.HistoryFound(key=command.key, usual=usual))
         if history.problem:
             self._trouble("history", history.problem)

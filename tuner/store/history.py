@@ -22,6 +22,8 @@ SCHEMA = 1
 RECENT = 20
 """So many of the newest successful starts count as usual."""
 BUSY_S = 5.0
+_SAME_S = 2.0
+"""Two readings of the time at which one process began differ by less."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS starts (
@@ -67,9 +69,17 @@ class History:
         )
         self._try(lambda db: db.execute("INSERT OR REPLACE INTO starts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row))
 
-    def usual(self, host: str, engine: str, model: str | None) -> UsualTimes:
-        """What the last starts of this engine and LLM on this host took; those that failed do not count."""
-        records = [record for record in self.starts(host, engine, model) if record.outcome == "ready"][:RECENT]
+    def usual(self, host: str, engine: str, model: str | None, but: float | None = None) -> UsualTimes:
+        """What the last starts of this engine and LLM on this host took; those that failed do not count.
+
+        Args:
+            host: Its name.
+            engine: As the servers' identities name it.
+            model: The LLM.
+            but: Host wall clock at which the start began that is compared with the others, and does not count itself.
+        """
+        good = [each for each in self.starts(host, engine, model) if each.outcome == "ready"]
+        records = [each for each in good if but is None or abs(each.started_at - but) > _SAME_S][:RECENT]
         totals = [record.total_s for record in records if record.total_s is not None]
         phases: dict[Phase, list[float]] = {}
         for record in records:

@@ -81,7 +81,7 @@ def test_a_server_is_adopted_with_what_the_process_table_tells() -> None:
     (server,) = state.servers
     assert (server.engine_title, server.model, server.phase) == ("Plain", "llama", Phase.UNKNOWN)
     assert [(r.tag, r.pid, r.gpu) for r in server.ranks] == [("TP0", 11, 0), ("TP1", 12, 1)]
-    assert commands == [LookUpStarts(key=KEY, engine="plain", model="llama")]
+    assert commands == [LookUpStarts(key=KEY, engine="plain", model="llama", began_at=BORN)]
     assert state.now == pytest.approx(BORN + 60.2)
 
 
@@ -269,8 +269,9 @@ def test_an_old_log_becomes_history_without_touching_the_server() -> None:
     old = LOG.replace(f"{BORN + 31:.0f}", f"{BORN + 41:.0f}")
     state, commands = run(e.OldLog(key=KEY, path="/old.log", size=len(old), data=old), state=before)
     assert state.servers is before.servers
-    (kept,) = commands
+    kept, look_up = commands
     assert isinstance(kept, KeepStart)
+    assert isinstance(look_up, LookUpStarts), "what is usual is known only now"
     assert kept.record.source == "/old.log"
     assert kept.record.total_s == pytest.approx(40.0)
 

@@ -68,6 +68,14 @@ def test_an_llm_that_is_not_known_is_one_of_its_own(tmp_path: Path) -> None:
     assert history.usual("box", "sglang", "/models/a").starts == 0
 
 
+def test_a_start_is_not_compared_with_itself(tmp_path: Path) -> None:
+    history = History(tmp_path / "h")
+    history.keep(START)
+    assert history.usual("box", "sglang", "/models/a", START.started_at + 0.5).starts == 0
+    history.keep(replace(START, started_at=START.started_at - 3600.0, total_s=70.0))
+    assert history.usual("box", "sglang", "/models/a", START.started_at + 0.5).total_s == (70.0, 70.0)
+
+
 def test_a_start_seen_twice_counts_once(tmp_path: Path) -> None:
     history = History(tmp_path / "h")
     history.keep(START)
