@@ -42,6 +42,31 @@ def test_why_a_link_is_down_has_one_sign_at_its_end(reason: str) -> None:
     assert text_of(item[0]).endswith(f"{reason.rstrip('.?')}{end} Press R to try again")
 
 
+def test_a_start_that_says_nothing_any_more_is_told_and_which_ranks_do_nothing() -> None:
+    def shown(silent_s: float, busy: int = 8, usual: dict[Phase, tuple[float, float]] | None = None) -> str:
+        state = states.starting()
+        server = state.servers[0]
+        server = states.REPLACE(
+            server,
+            log=states.REPLACE(server.log, grown_at=state.mono - silent_s),
+            usual=states.REPLACE(server.usual, phases_s=usual or {}),
+        )
+        samples = tuple(
+            states.REPLACE(each, utilization_ratio=1.0 if each.index < busy else 0.0) for each in state.samples
+        )
+        state = msgspec.structs.replace(state, servers=(server,), samples=samples)
+        return " ".join(
+            text_of(line).strip() for item in notes.note_items(state, server, 160, UNICODE) for line in item
+        )
+
+    assert "silent" not in shown(100.0)
+    assert "silent start: no line in the log for 2:10" in shown(130.0)
+    assert "without work" not in shown(130.0) + shown(130.0, busy=0), "all do the same"
+    assert "2:10; TP6, TP7 without work while other ranks have some" in shown(130.0, busy=6)
+    phase = states.starting().servers[0].phase
+    assert "silent" not in shown(130.0, usual={phase: (500.0, 520.0)}), "it always takes so long"
+
+
 def test_an_unknown_phase_says_what_is_waited_for() -> None:
     state = states.starting()
     server = states.REPLACE(state.servers[0], phase=Phase.UNKNOWN, phases=())

@@ -185,7 +185,8 @@ class OverviewScreen(TunerScreen):
             if server
             else ()
         )
-        if self.changed("notes", *parts, *about, width, self.size.height, table):
+        silence = notes.silence(state, server)
+        if self.changed("notes", *parts, *about, silence, width, self.size.height, table):
             rows = rows_of(state, server)
             silent = rows if layout_for(rows, width, self.glyphs).note <= 1 else ()
             room = max(2, self.size.height - self._fixed - max(3, table) - _LOG_MIN)

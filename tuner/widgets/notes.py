@@ -9,11 +9,11 @@ from tuner.domain.link import LinkPhase
 from tuner.domain.server import Phase
 from tuner.domain.state import HostState, ServerState
 from tuner.errors import sentences
-from tuner.units import format_gib
+from tuner.units import format_duration, format_gib
 from tuner.widgets.glyphs import GUESTS, TERMS, Glyphs
 from tuner.widgets.rank_table import DEAD, ENDED, Row, throttled
 from tuner.widgets.spans import Line, Span, clean, clip, clip_line, fit, width_of
-from tuner.widgets.status import PHASE_DOING
+from tuner.widgets.status import PHASE_DOING, late
 from tuner.widgets.wording import problem_text
 
 _OF_GPUS = ("gpu-lost", "nvml-error")
@@ -195,6 +195,30 @@ def problem_items(state: HostState, server: ServerState | None, width: int, glyp
     return [wrapped(signs[serious], text, width, glyphs.ellipsis, most) for text, serious in texts]
 
 
+SILENT_S = 120.0
+"""Compiling kernels before a capture is silent for a minute on real hosts."""
+
+
+def silence(state: HostState, server: ServerState | None) -> str:
+    """That a start has stopped saying anything, in words; empty when it talks, or is always silent there."""
+    if server is None or not server.phase.starting or server.log.grown_at is None:
+        return ""
+    if state.link.phase is not LinkPhase.UP:
+        return ""
+    silent_s = state.mono - server.log.grown_at
+    known = bool(server.phases) and server.phases[-1].phase in server.usual.phases_s
+    if silent_s < SILENT_S or (known and not late(state, server, server.phases[-1])):
+        return ""
+    rates = {sample.index: sample.utilization_ratio for sample in state.samples}
+    shares = [(rank.tag, rates.get(rank.gpu) if rank.gpu is not None else None) for rank in server.ranks]
+    idle = [tag for tag, share in shares if share == 0.0]
+    if any(share for _, share in shares) and idle:
+        work = f"; {', '.join(idle[:4])}{' and others' if idle[4:] else ''} without work while other ranks have some"
+    else:
+        work = ""
+    return f"no line in the log for {format_duration(silent_s)}{work}"
+
+
 FINAL_LINES = 10
 """That the reason may take for which a link is given up."""
 
@@ -223,6 +247,8 @@ def note_items(
         ended: This is the end of a recording, so there is no link to speak of.
     """
     items = failure_items(server, width, glyphs, most) if server is not None else []
+    if words := silence(state, server):
+        items.append(wrapped((f"{glyphs.warn} silent start:", "warn"), words, width, glyphs.ellipsis, most))
     link = state.link
     if link.reason and link.phase is not LinkPhase.UP and not ended:
         todo = "Press R to try again" if link.final else ""

@@ -211,21 +211,28 @@ def phase_line(state: HostState, server: ServerState, width: int, glyphs: Glyphs
     return clip_line((*head, *pieces[-1]), width, glyphs.ellipsis)
 
 
+def late(state: HostState, server: ServerState, record: PhaseRecord) -> bool:
+    """Whether the running phase takes longer than it ever did, by far."""
+    usual = server.usual.phases_s.get(record.phase)
+    took_s = 0.0 if state.now is None else state.now - record.started
+    return usual is not None and took_s > max(LATE_S, LATE_TIMES * usual[1])
+
+
 def _phase(state: HostState, server: ServerState, record: PhaseRecord, glyphs: Glyphs) -> Line:
     name = PHASE_NAMES.get(record.phase, str(record.phase))
     if record.ended is None and server.phase.starting:
         usual = server.usual.phases_s.get(record.phase)
         took_s = 0.0 if state.now is None else state.now - record.started
-        late = usual is not None and took_s > max(LATE_S, LATE_TIMES * usual[1])
-        spans: list[Span] = [(f"{glyphs.warn if late else glyphs.busy} {name}", "warn" if late else "busy")]
+        overdue = late(state, server, record)
+        spans: list[Span] = [(f"{glyphs.warn if overdue else glyphs.busy} {name}", "warn" if overdue else "busy")]
         if record.done is not None and record.total:
             spans.append((f" {record.done}/{record.total}", "strong"))
         if state.now is not None:
-            spans.append((f" {format_duration(took_s)}", "warn" if late else "text"))
-        if late:
+            spans.append((f" {format_duration(took_s)}", "warn" if overdue else "text"))
+        if overdue:
             spans.append((" longer than usual", "warn"))
         if usual:
-            spans.append((f" ({'' if late else 'usually '}{_range(usual, '-')})", "dim"))
+            spans.append((f" ({'' if overdue else 'usually '}{_range(usual, '-')})", "dim"))
         return tuple(spans)
     took = format_duration(record.ended - record.started) if record.ended is not None else glyphs.dash
     # Who failed while serving did so after its start.
