@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from tuner.domain.logs import LogBlock
 from tuner.domain.state import LogState, ServerState
 from tuner.messages import LogPartArrived
 from tuner.widgets.log_view import LogView
@@ -22,9 +23,9 @@ class Wanted(Struct, frozen=True):
     length: int
 
 
-def held(log: LogState, offset: int) -> bool:
-    """Whether the byte at an offset is in memory; between the beginning and the tail of a long log there is a hole."""
-    return any(block.start <= offset < block.end for block in reversed(log.blocks))
+def held(log: LogState, offset: int) -> LogBlock | None:
+    """What holds the byte at an offset; nothing where it is not in memory: a long log has a hole before its tail."""
+    return next((block for block in reversed(log.blocks) if block.start <= offset < block.end), None)
 
 
 class LogParts:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
+from msgspec.structs import replace
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -151,7 +152,8 @@ class LogsScreen(TunerScreen):
 
     # Filters -------------------------------------------------------------------------------------------------
 
-    def _apply(self) -> None:
+    def _apply(self, log_filter: LogFilter) -> None:
+        self._filter = log_filter
         self.view.refilter(self._filter, folding=self._folding)
         self._build()
         self._draw_filters()
@@ -170,21 +172,17 @@ class LogsScreen(TunerScreen):
         tags += [tag for tag in self.view.live.ranks if tag not in tags]
         choices: list[str | None] = [None, *tags, ""]
         at = choices.index(self._filter.rank) if self._filter.rank in choices else 0
-        self._filter = LogFilter(
-            rank=choices[(at + step) % len(choices)], level=self._filter.level, text=self._filter.text
-        )
-        self._apply()
+        self._apply(replace(self._filter, rank=choices[(at + step) % len(choices)]))
 
     def action_level(self) -> None:
         """Show from another severity on."""
         level = LEVELS[(LEVELS.index(self._filter.level) + 1) % len(LEVELS)]
-        self._filter = LogFilter(rank=self._filter.rank, level=level, text=self._filter.text)
-        self._apply()
+        self._apply(replace(self._filter, level=level))
 
     def action_fold(self) -> None:
         """Fold equal lines, or not."""
         self._folding = not self._folding
-        self._apply()
+        self._apply(self._filter)
 
     def action_wrap(self) -> None:
         """Break long lines, or not."""
@@ -203,8 +201,7 @@ class LogsScreen(TunerScreen):
             self.set_focus(self.view)
             self._draw_filters()
         elif self._filter != SHOWN:
-            self._filter = SHOWN
-            self._apply()
+            self._apply(SHOWN)
         else:
             self.view.action_follow()
 
@@ -230,8 +227,7 @@ class LogsScreen(TunerScreen):
     def on_entry_filtered(self, message: Entry.Filtered) -> None:
         """Filter while typing."""
         message.stop()
-        self._filter = LogFilter(rank=self._filter.rank, level=self._filter.level, text=message.text)
-        self._apply()
+        self._apply(replace(self._filter, text=message.text))
 
     def on_entry_done(self, message: Entry.Done) -> None:
         """Done typing."""
@@ -306,9 +302,8 @@ class LogsScreen(TunerScreen):
 
     def _go_to_held(self, offset: int) -> None:
         server = self.shell.server()
-        blocks = server.log.blocks if server is not None else ()
-        lines = next((block.lines for block in reversed(blocks) if block.start <= offset < block.end), ())
-        if self._show_also(lines, offset):
+        block = held(server.log, offset) if server is not None else None
+        if block is not None and self._show_also(block.lines, offset):
             self.view.when_built(lambda: self._go_to_held(offset))
             return
         found = self.view.live.at_offset(offset)
@@ -321,8 +316,7 @@ class LogsScreen(TunerScreen):
         """Take filters away that would hide the line one goes to. Returns whether there were any."""
         hidden = bool(lines) and self._filter.active and hides(self._filter, lines, offset)
         if hidden:
-            self._filter = LogFilter()
-            self._apply()
+            self._apply(LogFilter())
             self.notify("All lines are shown: this one was filtered out", timeout=4)
         return hidden
 
