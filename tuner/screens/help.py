@@ -121,7 +121,8 @@ class HelpScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         """A scrolling list."""
-        with Vertical(classes="dialog keys"):
+        with Vertical(classes="dialog keys") as dialog:
+            dialog.border_title = "Keys"
             with VerticalScroll(classes="help-text"):
                 yield Rows(id="help-rows")
             yield Static("up and down scroll, esc closes, ctrl+p finds every command by name", classes="dialog-foot")
