@@ -21,11 +21,14 @@ from tuner.transports import Opener
 
 
 class Host(asyncssh.SSHServer):
-    """Takes the password `right`, or two answers."""
+    """Takes the password `right`, or two answers; a silent one offers to ask and has no question."""
 
-    def __init__(self, *, password: bool = False, questions: tuple[tuple[str, bool], ...] = ()) -> None:
+    def __init__(
+        self, *, password: bool = False, questions: tuple[tuple[str, bool], ...] = (), silent: bool = False
+    ) -> None:
         self._password = password
         self._questions = questions
+        self._silent = silent
 
     def begin_auth(self, username: str) -> bool:
         return True
@@ -37,10 +40,10 @@ class Host(asyncssh.SSHServer):
         return password == "right"
 
     def kbdint_auth_supported(self) -> bool:
-        return bool(self._questions)
+        return bool(self._questions) or self._silent
 
     def get_kbdint_challenge(self, username: str, lang: str, submethods: str) -> Any:
-        return "Two steps", "Have your phone ready.", "", list(self._questions)
+        return bool(self._questions) and ("Two steps", "Have your phone ready.", "", list(self._questions))
 
     def validate_kbdint_response(self, username: str, responses: list[str]) -> bool:
         return responses == ["right"] * len(self._questions)
@@ -125,6 +128,17 @@ async def test_the_servers_own_questions(tmp_path: Path) -> None:
     ]
     assert "Have your phone ready." in ask.secrets[0].prompt
     assert ask.secrets[1].prompt.endswith("Code:")
+
+
+async def test_who_was_asked_nothing_is_not_told_that_it_was_wrong(tmp_path: Path) -> None:
+    """sshd offers keyboard-interactive by default, and without PAM it has no question."""
+    ask = Operator()
+    async with host(tmp_path, questions=(), silent=True) as opener:
+        with pytest.raises(ConnectionFailed) as failed:
+            await log_in(opener, ask)
+    assert not ask.asked
+    assert "typed" not in str(failed.value)
+    assert "authorized_keys" in str(failed.value)
 
 
 async def test_a_question_says_who_asks_for_what(tmp_path: Path) -> None:

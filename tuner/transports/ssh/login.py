@@ -186,6 +186,7 @@ class Login(asyncssh.SSHClient):
         self._offers: AsyncIterator[asyncssh.SSHKeyPair] = self._pairs()
         self._agent: asyncssh.SSHAgentClient | None = None
         self._asked = {"password": 0, "keyboard-interactive": 0}
+        self._answered: set[str] = set()
         self.given_up = False
         """The operator declined to answer."""
         self.unanswered: list[str] = []
@@ -304,7 +305,9 @@ class Login(asyncssh.SSHClient):
         if self.given_up:
             return False
         if self._asked[kind] >= ATTEMPTS:
-            self.unanswered.append(f"{what} was wrong {ATTEMPTS} times")
+            # A server may offer to ask, and refuse without a question.
+            if kind in self._answered:
+                self.unanswered.append(f"{what} was wrong {ATTEMPTS} times")
             return False
         self._asked[kind] += 1
         return True
@@ -325,6 +328,8 @@ class Login(asyncssh.SSHClient):
         if answer is None and kind != "passphrase":
             self.given_up = True
             self.unanswered.append("no password was given" if kind == "password" else "no answer was given")
+        if answer is not None:
+            self._answered.add(kind)
         return answer
 
 
