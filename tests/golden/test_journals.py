@@ -161,3 +161,8 @@ def test_a_start_that_ran_out_of_memory_follows_one_that_served(four: list[tuple
     told = {error.text.partition(". Tried")[0]: error.ranks for error in failed.errors}
     assert told["CUDA out of memory"] == ("TP1", "TP2")
     assert not failed.left_pids
+    for rank in failed.ranks:
+        assert rank.memory.total_bytes is None
+        assert (rank.last_memory.weights_bytes or 0) / GIB == pytest.approx(32.14, abs=0.01), (
+            "kept for whoever asks why"
+        )

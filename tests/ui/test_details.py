@@ -109,6 +109,20 @@ async def test_the_port_of_the_server_stands_before_those_of_its_ranks(app_on: A
         assert any(line.split()[-3:] == ["and", "25", "more"] for line in lines)
 
 
+async def test_what_a_dead_rank_held_is_told(app_on: AppOn) -> None:
+    state = states.killed()
+    server = state.servers[0]
+    ranks = tuple(states.REPLACE(rank, last_memory=states.memory()) for rank in server.ranks)
+    app, _ = app_on(states.REPLACE(state, servers=(states.REPLACE(server, ranks=ranks),)))
+    async with app.run_test(size=(160, 48)) as pilot:
+        await pilot.press("i")
+        await pilot.pause()
+        lines = app.screen.query_one("#details", Rows).text.splitlines()
+        (row,) = [line for line in lines if line.split()[:1] == ["TP3"]]
+        assert "72.3" in row
+        assert row.rstrip().endswith("before it ended")
+
+
 async def test_asks_the_host_for_its_checks_and_shows_what_they_mean(app_on: AppOn) -> None:
     facts = {
         "shm": {"ok": False, "value": [64 << 20, 64 << 20]},

@@ -144,9 +144,14 @@ def apply_gone(server: ServerState, left: tuple[int, ...], at: float | None) -> 
     )
 
 
+def dead(rank: RankState) -> RankState:
+    """A process that is gone holds no memory, whatever the driver's last list said; what it held before is kept."""
+    last = rank.memory if rank.memory != RankMemory() else rank.last_memory
+    return msgspec.structs.replace(rank, alive=False, memory=RankMemory(), last_memory=last)
+
+
 def _after_death(rank: RankState, alive: bool) -> RankState:
-    """A process that is gone holds no memory, whatever the driver's last list said."""
-    return msgspec.structs.replace(rank, alive=alive, memory=rank.memory if alive else RankMemory())
+    return msgspec.structs.replace(rank, alive=True) if alive else dead(rank)
 
 
 def wall_time(server: ServerState, at: float | None) -> float | None:

@@ -8,11 +8,11 @@ import msgspec
 
 from tuner.core import placement
 from tuner.core.engine import Engine
-from tuner.core.lifecycle import rank_order
+from tuner.core.lifecycle import dead, rank_order
 from tuner.core.memory import combine
 from tuner.domain.gpu import GpuInfo
 from tuner.domain.readings import MemoryTerms
-from tuner.domain.state import HostState, RankMemory, RankState, ServerState
+from tuner.domain.state import HostState, RankState, ServerState
 
 
 def placed(state: HostState, engines: Mapping[str, Engine]) -> HostState:
@@ -52,7 +52,7 @@ def _with_ranks(server: ServerState, engine: Engine | None, gpus: tuple[GpuInfo,
     # A rank that printed or ran and has no process any more stays, as the dead rank it is, and holds nothing.
     ranks.extend(by_tag.values())
     ranks = [
-        msgspec.structs.replace(rank, memory=combine(rank, state.processes) if rank.alive else RankMemory())
+        msgspec.structs.replace(rank, memory=combine(rank, state.processes)) if rank.alive else dead(rank)
         for rank in ranks
     ]
     ordered = tuple(sorted(ranks, key=lambda r: rank_order(r.tag)))

@@ -83,6 +83,8 @@ class RankState(Struct, frozen=True, kw_only=True):
     """Of its process, as last seen: tells a dead rank's entry in the driver's list from a later process's."""
     alive: bool = True
     memory: RankMemory = RankMemory()
+    last_memory: RankMemory = RankMemory()
+    """What it held before it died."""
     phase: Phase = Phase.UNKNOWN
     last_line_at: float | None = None
     available_gib: float | None = None

@@ -174,7 +174,7 @@ def _server(state: HostState, server: ServerState) -> Iterator[Section]:
             "head",
         )
     for rank in server.ranks:
-        memory = rank.memory
+        memory = rank.memory if rank.alive else rank.last_memory
         terms = (
             memory.weights_bytes,
             memory.kv_bytes,
@@ -185,7 +185,7 @@ def _server(state: HostState, server: ServerState) -> Iterator[Section]:
         )
         cells = "".join(format_gib(value, size) for value, size in zip(terms, (9, 7, 8, 9, 7, 7), strict=True))
         gpu = "n/a" if rank.gpu is None else rank.gpu
-        source = source_words(memory.source) or "n/a"
+        source = (source_words(memory.source) or "n/a") + ("" if rank.alive else ", before it ended")
         section.line(f"{clean(rank.tag):<8}{gpu:>4}{rank.pid or 'n/a':>9}{cells}  {source}")
     yield section
 

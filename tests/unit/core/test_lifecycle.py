@@ -160,7 +160,10 @@ def test_the_dead_hold_no_memory() -> None:
     server = ServerState(identity=identity(), ranks=ranks)
     left = (Member(pid=11, ppid=10, start_ticks=1, title=""),)
     assert [r.memory.total_bytes for r in lifecycle.apply_members(server, identity(members=left)).ranks] == [80, None]
-    assert [r.memory.total_bytes for r in lifecycle.apply_gone(server, (12,), None).ranks] == [None, 80]
+    gone = lifecycle.apply_gone(server, (12,), None).ranks
+    assert [r.memory.total_bytes for r in gone] == [None, 80]
+    assert [r.last_memory.total_bytes for r in gone] == [80, None]
+    assert lifecycle.dead(gone[0]) == gone[0], "what it held is not forgotten by asking twice"
 
 
 def test_a_secondary_error_is_noted_and_decides_nothing() -> None:
