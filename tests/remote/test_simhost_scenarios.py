@@ -196,8 +196,8 @@ async def test_story() -> None:
             assert "Received sigquit" in log_of(host, name)
         assert "SGLANG_FORCE_CUSTOM_AR_PCIE=1" in log_of(host, "frac-055-custom-ar")
         assert "avail mem=21.70 GB, mem usage=72.33 GB" in log_of(host, "frac-055-custom-ar")
-        await until(lambda: "SIGTERM received" in log_of(host, "base-88"))
-        await until(lambda: len(list((host.address.dir / "data" / "logs").glob("frac-055-nccl-2ch*.log"))) == 2)
+        await until(lambda: "SIGTERM received" in log_of(host, "base-88"), 40)
+        await until(lambda: len(list((host.address.dir / "data" / "logs").glob("frac-055-nccl-2ch*.log"))) == 2, 40)
         assert len({fact["pid"] for fact in facts_of(host)}) >= 4
         check_shapes(host, "0.5.9")
 
