@@ -57,6 +57,8 @@ def _run(arguments: list[str] | None) -> int:
         # Not through click's own main, which ends the process itself and calls a closed pipe a problem.
         with cli.make_context("gputuner", sys.argv[1:] if arguments is None else list(arguments)) as context:
             code = cli.invoke(context)
+        if sys.stdout is None:  # closed by who started us: what was to be said has gone nowhere
+            return PROBLEM
         sys.stdout.flush()
     except TunerError as error:
         click.echo(f"gputuner: {error}", err=True)

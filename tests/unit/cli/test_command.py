@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,13 @@ def test_a_reader_that_went_away_is_no_error() -> None:
     with child.stderr:
         assert child.stderr.read() == ""
     assert child.wait(30) == 141
+
+
+def test_a_closed_output_is_a_problem_without_a_traceback() -> None:
+    command = shlex.join([sys.executable, "-m", "tuner", "snapshot", "local", "--json"])
+    ran = subprocess.run(["sh", "-c", f"{command} >&-"], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert ran.returncode == 1
+    assert "Traceback" not in ran.stderr
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("completion", "bash"), ("snapshot", "local"), ("doctor", "local")])
