@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 GIB = 1 << 30
 MIB = 1 << 20
 KIB = 1 << 10
+MOST = 1 << 60
+"""No count of bytes or tokens is greater."""
 
 
 def gib(value_bytes: int | float) -> float:
@@ -12,9 +16,16 @@ def gib(value_bytes: int | float) -> float:
     return value_bytes / GIB
 
 
-def from_gib(value_gib: float) -> int:
-    """GiB to bytes, rounded."""
-    return round(value_gib * GIB)
+def from_gib(value_gib: float) -> int | None:
+    """GiB to bytes, rounded; None where no machine has so many."""
+    return whole(value_gib * GIB)
+
+
+def whole(value: float | None) -> int | None:
+    """A number that a server told, rounded; None for None and for what counts nothing (infinite, beyond 2**60)."""
+    if value is None or not math.isfinite(value) or abs(value) > MOST:
+        return None
+    return round(value)
 
 
 def format_gib(value_bytes: int | None, width: int = 0) -> str:

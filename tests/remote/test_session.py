@@ -673,28 +673,47 @@ class Broken(PlainEngine):
         raise self._error
 
 
-FAULTS = [CatalogError(Path("/x/logs.toml"), 3, "format is wrong"), ZeroDivisionError("ours")]
+LOOKS = """
+hello()
+send("server", server={"key": "k", "engine": "plain", "pid": 1, "start_ticks": 1})
+send("log_open", key="k", reason="start", path="/log", device=1, inode=2, offset=0)
+send("log", key="k", offset=0, end=2, data="x\\n")
+send("log", key="k", offset=2, end=4, data="y\\n")
+send("gpu_info", gpus=[], source="after")
+idle()
+"""
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
-async def test_a_fault_of_ours_is_no_lost_link(tmp_path: Path, fault: Exception) -> None:
-    act = """
-        hello()
-        send("server", server={"key": "k", "engine": "plain", "pid": 1, "start_ticks": 1})
-        send("log_open", key="k", reason="start", path="/log", device=1, inode=2, offset=0)
-        send("log", key="k", offset=0, end=2, data="x\\n")
-        idle()
-    """
-    made = Session(
-        Target(name="box", scheme="local"), Puppet(act, tmp_path), {"plain": Broken(fault)}, ask=nobody, timing=HASTY
-    )
+def broken(tmp_path: Path, fault: Exception) -> Session:
+    engines = {"plain": Broken(fault)}
+    return Session(Target(name="box", scheme="local"), Puppet(LOOKS, tmp_path), engines, ask=nobody, timing=HASTY)
+
+
+async def test_a_data_file_that_is_wrong_ends_the_session_and_is_no_lost_link(tmp_path: Path) -> None:
+    fault = CatalogError(Path("/x/logs.toml"), 3, "format is wrong")
+    made = broken(tmp_path, fault)
     async with asyncio.timeout(20):
-        with pytest.raises(type(fault)):
+        with pytest.raises(CatalogError):
             await made.run()
         states = [state async for state in made.snapshots()]
     assert made.failure is fault
     assert states[-1].link.final
     assert str(fault) in (states[-1].link.reason or "")
+
+
+async def test_an_event_that_cannot_be_folded_is_told_once_and_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with at_work(broken(tmp_path, ZeroDivisionError("ours"))) as watched:
+        state = await watched.until(lambda state: state.gpu_table is not None)
+    assert [(p.code, p.subject) for p in state.problems] == [("probe-error", "fold")]
+    assert "ZeroDivisionError('ours')" in state.problems[0].detail
+    assert state.servers[0].log.lines_total == 0
+    assert state.link.phase is LinkPhase.UP
+    logged = [record for record in caplog.records if record.name == "tuner.session.session"]
+    assert len(logged) == 1
+    assert logged[0].exc_info is not None
+    assert watched.session.failure is None
 
 
 @pytest.mark.parametrize("command", [("snapshot", "local"), ("doctor", "local"), ("record", "local", "journal")])
@@ -767,12 +786,10 @@ async def test_no_secret_gets_past_the_session(tmp_path: Path) -> None:
 
 
 async def test_a_bug_of_ours_is_seen_and_heard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(PlainEngine):
-        def model(self, identity: Any) -> str | None:
-            raise ZeroDivisionError("a bug")
+    def transport() -> Any:
+        raise ZeroDivisionError("a bug")
 
-    act = 'hello()\nsend("server", server={"key": "k", "engine": "plain", "pid": 1, "start_ticks": 1})\nidle()'
-    made = Session(Target(name="box"), Puppet(act, tmp_path), {"plain": Broken()}, ask=nobody, timing=HASTY)
+    made = Session(Target(name="box"), transport, ENGINES, ask=nobody, timing=HASTY)
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(made.run(), 20)
     assert made.state.link.phase is LinkPhase.DOWN

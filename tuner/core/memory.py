@@ -22,15 +22,14 @@ def terms_from_fact(terms: MemoryTerms, fact: LogFact) -> MemoryTerms:
     fields = fact.fields
     if fact.kind == f.WEIGHTS and fields.get("used_gib") is not None:
         # A model of a few megabytes can show a negative difference between two readings of free memory.
-        used = max(0, from_gib(fields["used_gib"]))
-        return msgspec.structs.replace(terms, weights_bytes=(terms.weights_bytes or 0) + used)
+        return msgspec.structs.replace(terms, weights_bytes=_more(terms.weights_bytes, max(0.0, fields["used_gib"])))
     if fact.kind == f.KV_POOL and fields.get("kv_gib") is not None:
         # A hybrid model allocates several pools, a draft model its own: they add up until the next weights.
-        return msgspec.structs.replace(terms, kv_bytes=(terms.kv_bytes or 0) + from_gib(fields["kv_gib"]))
+        return msgspec.structs.replace(terms, kv_bytes=_more(terms.kv_bytes, fields["kv_gib"]))
     if fact.kind == f.GRAPHS and fields.get("used_gib") is not None:
-        return msgspec.structs.replace(terms, graphs_bytes=(terms.graphs_bytes or 0) + from_gib(fields["used_gib"]))
+        return msgspec.structs.replace(terms, graphs_bytes=_more(terms.graphs_bytes, fields["used_gib"]))
     if fact.kind == f.PHASE_END and fields.get("phase") == Phase.DIST_INIT and fields.get("used_gib"):
-        return msgspec.structs.replace(terms, context_bytes=from_gib(fields["used_gib"]))
+        return msgspec.structs.replace(terms, context_bytes=_bytes(fields["used_gib"], terms.context_bytes))
     if fact.kind == f.MEMORY:
         consumed = fields.get("consumed_gib")
         if consumed is not None and terms.weights_bytes is not None:
@@ -87,4 +86,10 @@ def _first(*values: int | None) -> int | None:
 
 
 def _bytes(value_gib: float | None, default: int | None) -> int | None:
-    return default if value_gib is None else from_gib(value_gib)
+    size = None if value_gib is None else from_gib(value_gib)
+    return default if size is None else size
+
+
+def _more(held_bytes: int | None, value_gib: float) -> int | None:
+    size = from_gib(value_gib)
+    return held_bytes if size is None else (held_bytes or 0) + size

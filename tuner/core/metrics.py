@@ -17,6 +17,7 @@ from tuner.core import series as s
 from tuner.domain.logs import LogFact
 from tuner.domain.plan import NUMBERS_EVERY_S
 from tuner.domain.state import Series, ServerMetrics, ServerState
+from tuner.units import whole
 
 NAMES = frozenset(
     {
@@ -79,13 +80,13 @@ def from_reading(
         next_s=next_s or NUMBERS_EVERY_S,
         tok_s=tok_s,
         prompt_tok_s=prompt,
-        running=_int(values.get("running")),
-        queued=_int(values.get("queued")),
+        running=whole(values.get("running")),
+        queued=whole(values.get("queued")),
         token_usage_ratio=values.get("token_usage"),
-        used_tokens=_int(values.get("used_tokens")),
+        used_tokens=whole(values.get("used_tokens")),
         accept_length=_accept_length(values, counters),
         cache_hit_ratio=values.get("cache_hit"),
-        retracted_total=_int(values.get("retracted_total")),
+        retracted_total=whole(values.get("retracted_total")),
         ttft_s=_mean(counters, "ttft") if _moved(counters, "ttft_count") else old.ttft_s,
         itl_s=_mean(counters, "itl") if _moved(counters, "itl_count") else old.itl_s,
         cuda_graph=old.cuda_graph,
@@ -123,7 +124,7 @@ def from_batch(server: ServerState, fact: LogFact, mono: float) -> ServerState:
             source="log",
             at=mono,
             prompt_tok_s=_float(fact.fields.get("prompt_tok_s")),
-            queued=_int(fact.fields.get("queued")),
+            queued=whole(fact.fields.get("queued")),
             cache_hit_ratio=_hit(fact.fields),
         )
         return msgspec.structs.replace(server, metrics=metrics)
@@ -132,10 +133,10 @@ def from_batch(server: ServerState, fact: LogFact, mono: float) -> ServerState:
         at=mono,
         tok_s=_sum(newest, "tok_s"),
         prompt_tok_s=_sum(newest, "prompt_tok_s") if fact.kind == f.STATS else server.metrics.prompt_tok_s,
-        running=_int(_sum(newest, "running")),
-        queued=_int(_sum(newest, "queued")),
+        running=whole(_sum(newest, "running")),
+        queued=whole(_sum(newest, "queued")),
         token_usage_ratio=_max(newest, "token_usage"),
-        used_tokens=_int(_sum(newest, "used_tokens")),
+        used_tokens=whole(_sum(newest, "used_tokens")),
         accept_length=_float(fact.fields.get("accept_length")),
         cache_hit_ratio=_float(fact.fields.get("cache_hit", server.metrics.cache_hit_ratio)),
         retracted_total=server.metrics.retracted_total,
@@ -201,10 +202,6 @@ def _mean(counters: dict[str, Series], name: str) -> float | None:
 def _hit(fields: dict[str, Any]) -> float | None:
     new, cached = fields.get("new_tokens"), fields.get("cached_tokens")
     return cached / (new + cached) if new is not None and cached is not None and new + cached > 0 else None
-
-
-def _int(value: float | None) -> int | None:
-    return None if value is None else round(value)
 
 
 def _float(value: Any) -> float | None:

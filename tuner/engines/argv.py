@@ -6,6 +6,10 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+_GREATEST = 1 << 20
+_LONGEST = 40
+"""Characters of a number."""
+
 
 def read_flags(argv: Sequence[str], aliases: Mapping[str, str]) -> dict[str, Any]:
     """Flags by canonical (underscored) name.
@@ -33,13 +37,14 @@ def read_flags(argv: Sequence[str], aliases: Mapping[str, str]) -> dict[str, Any
 
 
 def as_int(value: Any, default: int) -> int:
-    """A setting as whole number, whatever it came as."""
+    """A setting as whole number, whatever it came as; the default for one that is no size of any server."""
     if isinstance(value, bool) or value is None:
         return default
     try:
-        return int(value)
-    except (TypeError, ValueError):
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
         return default
+    return number if abs(number) <= _GREATEST else default
 
 
 def _canonical(flag: str, aliases: Mapping[str, str]) -> str:
@@ -60,7 +65,7 @@ def _value(text: str) -> Any:
 
 def _is_number(text: str) -> bool:
     body = text[1:] if text[:1] in "+-" else text
-    if not body or (not body[0].isdecimal() and body[0] != "."):
+    if not body or len(body) > _LONGEST or (not body[0].isdecimal() and body[0] != "."):
         return False
     if len(body) > 1 and body[0] == "0" and body[1].isdecimal():
         return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -302,7 +303,12 @@ class Session:
         if isinstance(event, e.SearchResult | e.ReadResult | e.CheckResult):
             self._requests.deliver(event)
         self._recorder.note(event)
-        self.state, commands = reduce(self.state, event, self._engines)
+        try:
+            self.state, commands = reduce(self.state, event, self._engines)
+        except TunerError:
+            raise  # a data file is wrong: nothing can be read without it, and its owner can mend it
+        except Exception as error:
+            commands = self._passed_over(event, error)
         for command in commands:
             self._chores.put_nowait(command)
         if isinstance(event, e.ProbeHello):
@@ -311,9 +317,16 @@ class Session:
                 self._happened(problem)
         self._tell_watchers()
 
-    def _trouble(self, code: str, detail: str) -> None:
+    def _passed_over(self, event: e.AnyEvent, error: Exception) -> tuple[c.AnyCommand, ...]:
+        """One event that cannot be folded must not cost the operator the whole host."""
+        if not any(problem.subject == "fold" for problem in self._problems):
+            logging.getLogger(__name__).error("an event of %s was passed over", self.target.name, exc_info=error)
+            self._trouble("probe-error", mask(f"{type(event).__name__}: {error!r}"), "fold")
+        return ()
+
+    def _trouble(self, code: str, detail: str, subject: str = "") -> None:
         """Something is wrong on this side of the link; said once, and the session goes on."""
-        problem = e.ProblemSeen(code=code, detail=detail)
+        problem = e.ProblemSeen(code=code, subject=subject, detail=detail)
         self._problems.append(problem)
         self._happened(problem)
 

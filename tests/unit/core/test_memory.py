@@ -88,3 +88,14 @@ def test_terms_beyond_the_drivers_figure_are_not_hidden() -> None:
 def test_a_process_whose_memory_the_driver_does_not_tell() -> None:
     memory = combine(RankState(tag="TP0", gpu=0, pid=7), (GpuProcess(0, 7, None),))
     assert (memory.total_bytes, memory.other_bytes, memory.source) == (None, None, "")
+
+
+def test_a_size_no_machine_has_changes_nothing() -> None:
+    terms = fold(
+        LogFact(kind=f.WEIGHTS, fields={"used_gib": 60.0}),
+        LogFact(kind=f.WEIGHTS, fields={"used_gib": 1e300}),
+        LogFact(kind=f.KV_POOL, fields={"kv_gib": 1e300}),
+        LogFact(kind=f.GRAPHS, fields={"used_gib": 1e300}),
+        LogFact(kind=f.MEMORY, fields={"activation_gib": 1e300}),
+    )
+    assert terms == MemoryTerms(weights_bytes=60 * GIB)

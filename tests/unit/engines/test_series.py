@@ -50,6 +50,7 @@ def test_mean_of_nothing_is_nothing() -> None:
         ("--a 007 --b= --c 1_000 --d 8k", {"a": "007", "b": "", "c": "1_000", "d": "8k"}),
         ("stray --a 1 --a 2", {"a": 2}),
         ("--json {} - -- --x", {"json": ["{}", "-"], "x": True}),
+        ("--a " + "9" * 5000, {"a": "9" * 5000}),
         ("", {}),
     ],
 )
@@ -57,6 +58,8 @@ def test_flags(argv: str, flags: dict[str, object]) -> None:
     assert read_flags(argv.split(), {"t": "tp"}) == flags
 
 
-@pytest.mark.parametrize(("value", "number"), [(3, 3), ("4", 4), (2.0, 2), (None, 1), (True, 1), ("x", 1), ([2], 1)])
+@pytest.mark.parametrize(
+    ("value", "number"), [(3, 3), ("4", 4), (2.0, 2), (None, 1), (True, 1), ("x", 1), ([2], 1), (1e999, 1), (10**9, 1)]
+)
 def test_as_int(value: object, number: int) -> None:
     assert as_int(value, 1) == number

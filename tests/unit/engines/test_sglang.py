@@ -430,3 +430,26 @@ def _as_sent(body: dict[str, Any]) -> dict[str, Any]:
     for key, kept in info.keep.items():
         sent[key] = [{name: row[name] for name in kept if name in row} for row in sent[key]]
     return sent
+
+
+class TestNonsenseNumbers:
+    def test_a_size_no_machine_has_is_unknown(self) -> None:
+        series = {
+            'sglang:weight_memory_usage_gb{tp_rank="0"}': 1e300,
+            "sglang:max_total_num_tokens": 1e300,
+        }
+        reading = ENGINE.read(HttpAnswer(key="k", endpoint="metrics", status=200, series=series))
+        assert reading.kv_tokens is None
+        assert all(terms == MemoryTerms() for terms in (reading.memory or {}).values())
+        body = {"memory_usage": {"weight": 1e300, "kvcache": 1.0}, "max_total_num_tokens": 1e300}
+        reading = ENGINE.read(HttpAnswer(key="k", endpoint="info", status=200, body=body))
+        assert reading.memory == {"": MemoryTerms(kv_bytes=GIB)}
+        assert reading.kv_tokens is None
+
+    @pytest.mark.parametrize("tp_size", [math.inf, 10**9, 1 << 20, -(10**9)])
+    def test_as_many_ranks_as_no_server_has_get_no_memory(self, tp_size: float) -> None:
+        states = [{"memory_usage": {"weight": 1.0}}, {"memory_usage": {"weight": 2.0}}]
+        body = {"tp_size": tp_size, "internal_states": states}
+        reading = ENGINE.read(HttpAnswer(key="k", endpoint="info", status=200, body=body))
+        assert len(reading.memory or {}) <= 2
+        assert len(ENGINE.ranks(_server(), {"tp_size": tp_size})) <= 1

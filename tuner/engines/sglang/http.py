@@ -15,7 +15,7 @@ from tuner.domain.plan import NUMBERS_EVERY_S, NUMBERS_IDLE_S, EndpointPlan
 from tuner.domain.readings import MemoryTerms, Reading
 from tuner.engines import series as s
 from tuner.engines.argv import as_int
-from tuner.units import from_gib
+from tuner.units import from_gib, whole
 
 _SUMS = {
     "sglang:num_running_reqs": "running",
@@ -153,7 +153,7 @@ def _metrics(series: dict[str, float]) -> Reading:
         model=next(iter(models)) if len(models) == 1 else None,
         metrics=values or None,
         memory=_rank_memory(samples),
-        kv_tokens=int(pools[0]) if pools else None,
+        kv_tokens=whole(pools[0]) if pools else None,
     )
 
 
@@ -183,6 +183,7 @@ def _rank_memory(samples: dict[str, list[s.Sample]]) -> dict[str, MemoryTerms] |
     return {tag: MemoryTerms(**{key: from_gib(gib) for key, gib in rank.items()}) for tag, rank in terms.items()}
 
 
+_MOST_RANKS = 4096
 _TAGS = {"pp_rank": "PP", "tp_rank": "TP", "moe_ep_rank": "EP"}
 
 
@@ -225,7 +226,7 @@ def _loads(body: Any) -> Reading:
         version=_text(body.get("version")),
         metrics=metrics,
         memory=_replica_memory([_load_terms(row) for row in rows], {}),
-        kv_tokens=None if capacity is None else int(capacity),
+        kv_tokens=whole(capacity),
     )
 
 
@@ -260,7 +261,7 @@ def _info(body: dict[str, Any]) -> Reading:
         model=_text(body.get("model_path")),
         settings=mask_json(settings) or None,
         memory=_replica_memory([_state_terms(row) for row in rows], settings),
-        kv_tokens=None if tokens is None else int(tokens),
+        kv_tokens=whole(tokens),
     )
 
 
@@ -288,6 +289,8 @@ def _replica_memory(replicas: list[MemoryTerms | None], settings: dict[str, Any]
     tp_size = as_int(settings.get("tp_size"), 1)
     attention = bool(settings.get("enable_dp_attention"))
     ranks = max(1, tp_size // len(replicas)) if attention else tp_size
+    if ranks * len(replicas) > _MOST_RANKS:
+        return None
     found: dict[str, MemoryTerms] = {}
     for index, terms in enumerate(replicas):
         if terms is None:

@@ -13,6 +13,7 @@ from tuner.domain.events import HttpAnswer
 from tuner.domain.plan import NUMBERS_EVERY_S, NUMBERS_IDLE_S, EndpointPlan
 from tuner.domain.readings import Reading
 from tuner.engines import series as s
+from tuner.units import whole
 
 _SUMS = {
     "vllm:num_requests_running": "running",
@@ -138,7 +139,7 @@ def _whole(text: str | None) -> int | None:
         number = float(text) if text is not None else math.nan
     except ValueError:
         return None
-    return int(number) if math.isfinite(number) else None
+    return whole(number)
 
 
 def _text(value: Any) -> str | None:
