@@ -149,3 +149,18 @@ def test_ranks_of_a_server_that_was_stopped_are_no_alarm(phase: Phase, shown: st
     ended = next(line for line in lines if text_of(line).startswith(" TP1"))
     assert text_of(ended).rstrip().endswith(shown)
     assert ("bad" in {style for _, style in ended}) is (phase is Phase.FAILED)
+
+
+def test_a_rank_that_a_signal_stopped_is_told_with_the_way_out() -> None:
+    state = states.serving()
+    server = state.servers[0]
+    pid = server.ranks[1].pid
+    members = tuple(
+        states.REPLACE(member, state="T") if member.pid == pid else member for member in server.identity.members
+    )
+    server = states.REPLACE(server, identity=states.REPLACE(server.identity, members=members))
+    state = states.REPLACE(state, servers=(server,))
+    (row,) = [line for line in table_lines(state, server, 160, UNICODE) if text_of(line).startswith(" TP1")]
+    assert text_of(row).rstrip().endswith("✖ halted")
+    told = " ".join(text_of(line) for item in notes.note_items(state, server, 160, UNICODE) for line in item)
+    assert f"TP1 was stopped by a signal or a debugger and does nothing; `kill -CONT {pid}`" in told

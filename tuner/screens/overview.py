@@ -167,7 +167,7 @@ class OverviewScreen(TunerScreen):
             title = (f"{title[0]}{ago}", "warn")
         elif old is not None:
             title = (f"GPU numbers {status.as_of(old)}", "warn")
-        about = (server.identity.key, server.phase, *(each.ranks for each in state.servers)) if server else ()
+        about = (server.identity, server.phase, *(each.ranks for each in state.servers)) if server else ()
         if self.changed("table", state.samples, state.gpu_table, state.foreign, *about, width, *title, stale):
             lines = table_lines(state, server, width, self.glyphs, title, old=old is not None)
             table.show(lines, dimmed=stale)
@@ -181,7 +181,7 @@ class OverviewScreen(TunerScreen):
         masks = str([sample.throttle_mask for sample in state.samples])
         parts = (state.link, state.problems, state.foreign, state.xids, state.lost_lines, state.gpu_table, masks)
         about = (
-            (server.errors, server.phase, server.left_pids, server.http_problem, server.phase_evidence)
+            (server.errors, server.phase, server.left_pids, server.http_problem, server.phase_evidence, server.identity)
             if server
             else ()
         )

@@ -11,7 +11,7 @@ from tuner.domain.state import HostState, ServerState
 from tuner.errors import sentences
 from tuner.units import format_duration, format_gib
 from tuner.widgets.glyphs import GUESTS, TERMS, Glyphs
-from tuner.widgets.rank_table import DEAD, ENDED, Row, throttled
+from tuner.widgets.rank_table import DEAD, ENDED, Row, halted, throttled
 from tuner.widgets.spans import Line, Span, clean, clip, clip_line, fit, width_of
 from tuner.widgets.status import PHASE_DOING, late
 from tuner.widgets.wording import problem_text
@@ -150,6 +150,9 @@ def failure_items(server: ServerState, width: int, glyphs: Glyphs, most: int) ->
         add(f"{glyphs.bad} error{ranks}", "bad", clean(first.text))
     elif server.phase is Phase.STOPPED:
         add(f"{glyphs.down} stopped:", "warn", clean(server.phase_evidence or "its processes are gone"))
+    for tag, pid in halted(server).items():
+        words = f"{clean(tag)} was stopped by a signal or a debugger and does nothing; `kill -CONT {pid}` lets it go on"
+        add(f"{glyphs.bad} halted:", "bad", words)
     if server.left_pids:
         pids = ", ".join(str(pid) for pid in server.left_pids[:6])
         add(f"{glyphs.warn} left behind:", "warn", f"pid {pids} outlived the server and may hold GPU memory")

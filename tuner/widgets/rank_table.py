@@ -150,6 +150,12 @@ def rows_of(state: HostState, server: ServerState | None) -> list[Row]:
     return rows
 
 
+def halted(server: ServerState) -> dict[str, int]:
+    """Ranks whose process was stopped by a signal or a debugger, with its PID."""
+    pids = {member.pid for member in server.identity.members if member.state == "T"}
+    return {rank.tag: rank.pid for rank in server.ranks if rank.alive and rank.pid is not None and rank.pid in pids}
+
+
 def _note(
     rank: RankState | None,
     owner: ServerState | None,
@@ -160,6 +166,8 @@ def _note(
 ) -> Span:
     if rank and not rank.alive:
         return ENDED if owner and owner.phase in (Phase.STOPPING, Phase.STOPPED) else DEAD
+    if rank and owner and rank.tag in halted(owner):
+        return ("halted", "bad")
     limits = throttle.limits(sample.throttle_mask) if sample else ()
     if limits:
         return (limits[0], "warn")

@@ -98,3 +98,25 @@ def test_metrics_are_read_twice_when_work_begins(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(asking, "wake", SimpleNamespace(wait=wait, clear=lambda: None))
     asking.run()
     assert delays == [2.0, second, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("problem", "age_s", "told_at"),
+    [
+        (HttpProblem("http-nonsense", "not HTTP"), 5.0, 1),
+        (HttpProblem("http-nonsense", "closed the connection without an answer", passing=True), 5.0, 3),
+        (HttpProblem("http-refused", "connection refused"), 100.0, 3),
+        (HttpProblem("http-refused", "connection refused"), 5.0, None),
+    ],
+)
+def test_a_server_on_its_way_out_is_not_called_nonsense(
+    problem: HttpProblem, age_s: float, told_at: int | None
+) -> None:
+    told: list[str] = []
+    asking = poller(problems=SimpleNamespace(note=lambda code, *rest: told.append(code)))
+    asking.server.address, asking.server.key, asking.server.age_s = ("127.0.0.1", 1), "1:1", age_s
+    first = None
+    for turn in range(1, 5):
+        asking._failed(problem)
+        first = first or (turn if told else None)
+    assert first == told_at

@@ -11,11 +11,12 @@ BODY_LIMIT = 8_388_608
 
 
 class HttpProblem(Exception):
-    """No usable answer; `code` is a problem code."""
+    """No usable answer; `code` is a problem code, and what is `passing` happens to a server on its way out too."""
 
-    def __init__(self, code: str, text: str) -> None:
+    def __init__(self, code: str, text: str, passing: bool = False) -> None:
         super().__init__(text)
         self.code = code
+        self.passing = passing
 
 
 class HttpClient:
@@ -70,7 +71,7 @@ class HttpClient:
                 self.close()
                 if kept:
                     continue  # the server had closed the kept connection; ask again on a new one
-                raise HttpProblem("http-nonsense", "closed the connection without an answer") from None
+                raise HttpProblem("http-nonsense", "closed the connection without an answer", passing=True) from None
             except socket.timeout:
                 self.close()
                 raise HttpProblem("http-timeout", "no answer within %g s" % timeout_s) from None

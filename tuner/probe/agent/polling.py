@@ -110,7 +110,7 @@ class Poller:
             self._status = None
             event["error"] = str(e)
             server.look_at_ports_soon()
-            self._failed(e.code, str(e))
+            self._failed(e)
             self.probe.out.put(event)
             # What does not speak HTTP will not learn it soon.
             return max(self._every_s, 5.0) if e.code == "http-nonsense" else self._every_s
@@ -218,15 +218,17 @@ class Poller:
         found.update({name: _only(found[name], keys) for name, keys in self._keep.items() if name in found})
         return found
 
-    def _failed(self, code: str, text: str) -> None:
+    def _failed(self, problem: HttpProblem) -> None:
         self.good_until = 0.0
         self._failures += 1
         # A server that has just begun to listen, and one that is about to end, may miss a beat.
-        if self._quiet or (code != "http-nonsense" and (self._failures < 3 or self.server.age_s < 60.0)):
+        sure = problem.code == "http-nonsense" and not problem.passing
+        young = problem.code != "http-nonsense" and self.server.age_s < 60.0
+        if self._quiet or young or not (sure or self._failures >= 3):
             return
         host, port = self.server.address
-        detail = "%s:%d%s: %s" % (host, port, self._winner or self._paths[0], text)
-        self.probe.problems.note(code, self.server.key, detail, self.id)
+        detail = "%s:%d%s: %s" % (host, port, self._winner or self._paths[0], problem)
+        self.probe.problems.note(problem.code, self.server.key, detail, self.id)
 
     def _recovered(self) -> None:
         if self._failures or not self._quiet:
