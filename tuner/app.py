@@ -22,7 +22,8 @@ from tuner.domain.link import HostKeyQuestion, LinkPhase, Question
 from tuner.domain.state import HostState
 from tuner.screens import SCREENS, replay, requests
 from tuner.screens.ahead import Ahead, collect
-from tuner.screens.commands import HostCommands, KeyCommands, ScreenCommands, SearchCommands, ThemeCommands
+from tuner.screens.base import fits
+from tuner.screens.commands import HostCommands, KeyCommands, Palette, ScreenCommands, SearchCommands, ThemeCommands
 from tuner.screens.dialogs import ErrorDialog, HostKeyDialog, SecretDialog
 from tuner.screens.help import IN_A_LOG, HelpScreen, all_keys
 from tuner.screens.replay import Player
@@ -154,7 +155,7 @@ class TunerApp(Shell):
         if answer.done():
             return
         dialog = HostKeyDialog(question) if isinstance(question, HostKeyQuestion) else SecretDialog(question)
-        answer.add_done_callback(lambda done: done.cancelled() and dialog.is_attached and dialog.dismiss(None))
+        answer.add_done_callback(lambda done: done.cancelled() and dialog.is_attached and dialog.withdraw())
         self.push_screen(dialog, lambda value: None if answer.done() else answer.set_result(value))
 
     # Intents of the screens ----------------------------------------------------------------------------------
@@ -236,7 +237,8 @@ class TunerApp(Shell):
         """Commands are those of a screen, not of the help on top of it."""
         if isinstance(self.screen, HelpScreen):
             self.pop_screen()
-        super().action_command_palette()
+        if fits(self.size) and not isinstance(self.screen, Palette):
+            self.push_screen(Palette())
 
     def watch_snapshot(self, old: HostState | None, new: HostState | None) -> None:
         """Keys that depend on the link come and go with it."""

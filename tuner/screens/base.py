@@ -8,6 +8,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
+from textual.geometry import Size
 from textual.screen import Screen
 
 from tuner.domain.state import HostState, ServerState
@@ -22,6 +23,11 @@ from tuner.widgets.tabs import HostTabs
 
 NEEDED = (80, 24)
 """Columns and lines below which nothing useful can be drawn."""
+
+
+def fits(size: Size) -> bool:
+    """Whether there is room to draw in."""
+    return size.width >= NEEDED[0] and size.height >= NEEDED[1]
 
 
 class TunerScreen(Screen[None]):
@@ -79,7 +85,7 @@ class TunerScreen(Screen[None]):
 
     def on_resize(self, event: events.Resize) -> None:
         """Say what is needed, or use the room there is."""
-        small = event.size.width < NEEDED[0] or event.size.height < NEEDED[1]
+        small = not fits(event.size)
         self.set_class(small, "-too-small")
         if small:
             words = f"gputuner needs {NEEDED[0]}x{NEEDED[1]}, this terminal has {event.size.width}x{event.size.height}"

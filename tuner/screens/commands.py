@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import ClassVar
 
+from textual import events, on
+from textual.await_complete import AwaitComplete
 from textual.binding import ActiveBinding, Binding
-from textual.command import Hit, Hits, Provider
+from textual.command import CommandList, CommandPalette, Hit, Hits, Provider, SearchIcon
 from textual.content import Content
 from textual.dom import DOMNode
+from textual.widgets import Input, OptionList
 
 from tuner.messages import HostRequested, ScreenRequested, ServerRequested
-from tuner.screens.base import TunerScreen
+from tuner.screens.base import TunerScreen, fits
 from tuner.screens.help import shown_keys
 from tuner.screens.logs import LogsScreen
 from tuner.widgets.spans import clean
@@ -21,6 +24,40 @@ from tuner.widgets.themes import THEMES
 
 Command = tuple[str, str, str, Callable[[], object]]
 """Name, key or nothing, help, what it does."""
+
+
+class Palette(CommandPalette):
+    """The library's palette, for keys that come faster than it can follow."""
+
+    def on_mount(self) -> None:
+        """Many fonts have no sign of a magnifying glass."""
+        self.query_one(SearchIcon).icon = ">"
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Leave a terminal that has no room to the screen below, which says so."""
+        if not fits(event.size):
+            self.dismiss()
+
+    @property
+    def _is_open(self) -> bool:
+        return self.app.screen_stack[-1:] == [self]
+
+    @on(OptionList.OptionSelected)
+    @on(Input.Submitted)
+    def _once(self, event: OptionList.OptionSelected | Input.Submitted) -> None:
+        """A second enter of one burst must neither run the command again nor close what is below."""
+        if not self._is_open:
+            event.stop()
+            event.prevent_default()
+
+    def dismiss(self, result: None = None) -> AwaitComplete:
+        """Close; nothing when it is closed already."""
+        return super().dismiss(result) if self._is_open else AwaitComplete()
+
+    def _action_command_list(self, action: str) -> None:
+        """Do nothing by pages before there are any: the list cannot."""
+        if not action.startswith("page_") or self.query_one(CommandList).scrollable_content_region:
+            super()._action_command_list(action)
 
 
 class ListProvider(Provider):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from textual.app import ComposeResult
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
@@ -17,13 +18,23 @@ from tuner.errors import TunerError
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.spans import clean
 
+Answer = TypeVar("Answer")
+
 
 def plain(text: str) -> Content:
     """Text that is never taken for markup."""
     return Content(text)
 
 
-class Dialog(ModalScreen[str | None]):
+class Modal(ModalScreen[Answer]):
+    """A screen over another that closes once, however many keys of one burst mean closing it."""
+
+    def dismiss(self, result: Answer | None = None) -> AwaitComplete:
+        """Close with an answer; nothing when it is closed already, or below another screen."""
+        return super().dismiss(result) if self.app.screen_stack[-1:] == [self] else AwaitComplete()
+
+
+class Dialog(Modal[str | None]):
     """A box in the middle; escape gives up."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -32,6 +43,18 @@ class Dialog(ModalScreen[str | None]):
     DEFAULT_CSS = """
     Dialog { align: center middle; }
     """
+    withdrawn = False
+    """Whether nobody waits for the answer any more."""
+
+    def withdraw(self) -> None:
+        """Close without an answer, as soon as nothing is on top."""
+        self.withdrawn = True
+        self.dismiss(None)
+
+    def on_screen_resume(self) -> None:
+        """What was on top is gone."""
+        if self.withdrawn:
+            self.dismiss(None)
 
     def action_give_up(self) -> None:
         """Close without an answer."""
@@ -121,9 +144,8 @@ class SecretDialog(Dialog):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Hand it on."""
-        value = event.value
+        self.dismiss(event.value)
         event.input.clear()
-        self.dismiss(value)
 
 
 class TextDialog(Dialog):

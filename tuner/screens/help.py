@@ -11,11 +11,11 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from tuner.screens import SCREENS
 from tuner.screens.base import TunerScreen
+from tuner.screens.dialogs import Modal
 from tuner.widgets.log_view import LogView
 from tuner.widgets.rows import Rows
 from tuner.widgets.spans import Line, width_of
@@ -102,7 +102,7 @@ def markdown(listed: Sequence[tuple[str, Sequence[Key]]]) -> str:
     return "\n".join(parts) + "\n"
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(Modal[None]):
     """All keys, by where they work."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from rich.traceback import Traceback
 from textual import events
 from textual.actions import ActionParseResult, parse
 from textual.app import App, SystemCommand
-from textual.command import SearchIcon
 from textual.dom import DOMNode
 from textual.filter import LineFilter
 from textual.reactive import var
@@ -140,10 +140,6 @@ class Shell(App[None]):
             return "The link is up" if link is LinkPhase.UP else "The link is being made"
         return {"next_server": "No other server here", "host": "Only one host"}.get(action, "")
 
-    def on_command_palette_opened(self) -> None:
-        """Many fonts have no sign of a magnifying glass."""
-        self.screen.query_one(SearchIcon).icon = ">"
-
     def on_key(self, event: events.Key) -> None:
         """A letter belongs to the field that has the focus, also one that was typed just before it got it."""
         if event.is_printable and event.character and isinstance(self.focused, Input):
@@ -181,6 +177,11 @@ class Shell(App[None]):
 
     def action_replay_again(self) -> None:
         """Play a replay that has ended from where it is now: its beginning, or where one went back to."""
+
+    def _fatal_error(self) -> None:
+        """End with the traceback of a fault. The library's has all locals in it: a password may be among them."""
+        self.bell()
+        self.panic(Traceback(show_locals=False, width=None))
 
     def delay_update(self, delay: float = _SWITCH_S) -> None:
         """Hold painting back at a change of screen, but not for as long as the library does: a key may not take it."""
