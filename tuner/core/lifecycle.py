@@ -25,9 +25,18 @@ _CLOCK_STEP_S = 900.0
 """Zones are multiples of a quarter of an hour, so the rest is how long the process took to print its first line."""
 
 
-def apply_fact(server: ServerState, fact: LogFact) -> ServerState:
-    """One recognised log line of this server. Batch lines are for `core.metrics` and pass through here untouched."""
+def apply_fact(server: ServerState, fact: LogFact, *, unsure: bool = False) -> ServerState:
+    """One recognised log line of this server. Batch lines are for `core.metrics` and pass through here untouched.
+
+    Args:
+        server: State so far.
+        fact: What the line says.
+        unsure: An earlier process may have printed it: that the server serves is believed once it has its port.
+    """
+    unproven = unsure and server.identity.port is not None and server.identity.port not in server.identity.ports
     if fact.kind in _BATCHES:
+        if unproven:
+            return server
         # An engine that decodes has ended its start, whatever was missed of it.
         if server.phase.starting and server.phase is not Phase.WARMUP and fact.kind != f.PREFILL:
             return _enter(server, Phase.READY, fact, "batches are running")
@@ -58,7 +67,7 @@ def apply_fact(server: ServerState, fact: LogFact) -> ServerState:
         case f.HTTP_UP:
             return _enter(server, Phase.WARMUP, fact) if server.phase.starting else server
         case f.READY:
-            if server.phase.ended or server.phase is Phase.STOPPING or not owns_port(server.identity):
+            if server.phase.ended or server.phase is Phase.STOPPING or unproven or not owns_port(server.identity):
                 return server
             return _enter(server, Phase.READY, fact)
         case f.STOP_ASKED | f.STOPPING:
@@ -82,8 +91,13 @@ def owns_port(identity: ServerIdentity) -> bool:
 def apply_ready(server: ServerState, ready: bool | None, evidence: str) -> ServerState:
     """An HTTP answer said whether the server serves. Asked only on a port that its own processes listen on."""
     if ready and (server.phase.starting or server.phase is Phase.UNKNOWN):
-        return _enter(server, Phase.READY, None, evidence)
+        return _enter(server, Phase.READY, _said_ready(server), evidence)
     return server
+
+
+def _said_ready(server: ServerState) -> LogFact | None:
+    """The line that told so, when it did not count yet."""
+    return next((fact for fact in reversed(server.facts) if fact.kind == f.READY), None)
 
 
 def apply_members(server: ServerState, identity: ServerIdentity) -> ServerState:
@@ -95,6 +109,8 @@ def apply_members(server: ServerState, identity: ServerIdentity) -> ServerState:
     server = msgspec.structs.replace(server, identity=identity, ranks=ranks)
     if identity.orphaned:
         return left_over(server)
+    if server.phase.starting and identity.port in identity.ports and (said := _said_ready(server)) is not None:
+        server = _enter(server, Phase.READY, said)
     dead = [r for r in ranks if not r.alive]
     if not dead or server.phase in (Phase.STOPPING, Phase.STOPPED):
         return server

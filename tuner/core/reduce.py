@@ -14,6 +14,7 @@ import msgspec
 from tuner.core import lifecycle, metrics, ranks, serverlog
 from tuner.core import series as s
 from tuner.core.engine import Engine
+from tuner.core.predecessor import SLACK_S, doubt_about
 from tuner.domain import events as e
 from tuner.domain.commands import AnyCommand, KeepStart, LookUpStarts
 from tuner.domain.history import StartRecord
@@ -187,6 +188,7 @@ def _server_seen(state: HostState, event: e.ServerSeen, engines: Engines) -> Res
         server = lifecycle.apply_members(msgspec.structs.replace(known, gone=False), kept)
         if server.version is None and identity.version is not None:
             server = msgspec.structs.replace(server, version=identity.version)
+        commands = _ended_start(state, known, server)
         servers = tuple(server if x is known else x for x in state.servers)
     state = msgspec.structs.replace(state, servers=_ordered(servers), seen=state.seen | {identity.key})
     return ranks.placed(state, engines), commands
@@ -237,10 +239,9 @@ def _log_bytes(state: HostState, event: e.LogBytes, engines: Engines) -> Result:
     server = _find(state, event.key)
     if server is None:
         return state, ()
-    backlog = server.log.backlog_end
-    new = serverlog.received(
-        server, event, engines.get(server.identity.engine), live=not event.head and event.offset >= backlog
-    )
+    live = not event.head and event.offset >= server.log.backlog_end
+    doubt = None if live else doubt_about(server.identity, state.now, state.hello)
+    new = serverlog.received(server, event, engines.get(server.identity.engine), live=live, doubt=doubt)
     return _finish(state, server, new, engines)
 
 
@@ -319,19 +320,21 @@ def _finish(state: HostState, old: ServerState, new: ServerState, engines: Engin
     """Put a changed server back, keep its start when it has just become ready or failed, and redo placements."""
     if new is old:
         return state, ()
-    commands: tuple[AnyCommand, ...] = ()
-    ended_start = old.phase is not new.phase and new.phase in (Phase.READY, Phase.FAILED)
-    if ended_start and new.log.source is not None:
-        record = _start_record(state, new, new.log.source.path or "", new)
-        if record is not None:
-            commands = (KeepStart(record=record), _look_up(new))
     servers = tuple(new if x is old else x for x in state.servers)
     if old.gone is not new.gone or old.phase.ended is not new.phase.ended:
         servers = _ordered(servers)
     state = msgspec.structs.replace(state, servers=servers)
     if new.ranks is not old.ranks or new.settings is not old.settings:
         state = ranks.placed(state, engines)
-    return state, commands
+    return state, _ended_start(state, old, new)
+
+
+def _ended_start(state: HostState, old: ServerState, new: ServerState) -> tuple[AnyCommand, ...]:
+    """Keep a start that has just succeeded or failed."""
+    if old.phase is new.phase or new.phase not in (Phase.READY, Phase.FAILED) or new.log.source is None:
+        return ()
+    record = _start_record(state, new, new.log.source.path or "", new)
+    return () if record is None else (KeepStart(record=record), _look_up(new))
 
 
 def _look_up(server: ServerState) -> LookUpStarts:
@@ -343,6 +346,9 @@ def _start_record(state: HostState, server: ServerState, path: str, known: Serve
     """What is worth remembering of a start, if its beginning was seen."""
     if not server.phases or server.phases[0].phase is not Phase.ARGS:
         return None
+    born = server.identity.started_at
+    if born is not None and server.phases[0].started < born - SLACK_S:
+        return None  # it is an earlier process's, in a log that this one appends to
     durations: dict[Phase, float] = {}
     for record in server.phases:
         if record.ended is not None:

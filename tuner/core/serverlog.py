@@ -8,6 +8,7 @@ from tuner.core import facts as f
 from tuner.core import logtext, metrics
 from tuner.core.engine import Engine, LinePrefix
 from tuner.core.lifecycle import apply_fact
+from tuner.core.predecessor import Doubt
 from tuner.domain.events import LogBytes, LogGap, LogOpened
 from tuner.domain.logs import Level, LogBlock, LogFact, LogLine
 from tuner.domain.server import LogSource
@@ -55,7 +56,9 @@ def gap(server: ServerState, event: LogGap) -> ServerState:
     return msgspec.structs.replace(server, log=log)
 
 
-def received(server: ServerState, event: LogBytes, engine: Engine | None, *, live: bool) -> ServerState:
+def received(
+    server: ServerState, event: LogBytes, engine: Engine | None, *, live: bool, doubt: Doubt | None = None
+) -> ServerState:
     """New bytes of a log, in order.
 
     Args:
@@ -64,6 +67,7 @@ def received(server: ServerState, event: LogBytes, engine: Engine | None, *, liv
         engine: Reads them; None for an engine this version does not know: lines are shown, nothing is concluded.
         live: False for the backlog of a log that was opened late: its batch lines describe the past and must not
             be drawn as if they happened now.
+        doubt: That the lines are the server's own: those that are an earlier process's are only shown.
     """
     log = server.log
     # Runs of the start-up section have gaps between them: a line torn before a gap ends there.
@@ -75,6 +79,7 @@ def received(server: ServerState, event: LogBytes, engine: Engine | None, *, liv
     lines: list[LogLine] = []
     facts: list[LogFact] = []
     joined = log.joined
+    earlier = log.earlier and doubt is not None
     for offset, wrapped in (*torn, *raw):
         text, whole = logtext.unwrap(kind, wrapped)
         if not whole:
@@ -83,8 +88,15 @@ def received(server: ServerState, event: LogBytes, engine: Engine | None, *, liv
         if joined:
             text, joined = joined + text, ""
         for segment in logtext.segments(text):
-            _read_line(segment, offset, engine, log, lines, facts)
-    if partial and "\r" in partial and engine is not None and event.offset >= log.facts_end:
+            found: list[LogFact] = []
+            at = _read_line(segment, offset, engine, log, lines, found)
+            if doubt is not None and at is not None:
+                earlier = doubt.before(at)
+            if earlier:
+                facts.clear()  # what stands before it has no time and is as old
+            else:
+                facts.extend(found)
+    if partial and "\r" in partial and engine is not None and not earlier and event.offset >= log.facts_end:
         # A progress bar has no line end until it is full; its last state is worth having now.
         _facts_of(logtext.clean(logtext.segments(partial)[-1]), start, engine, facts)
     log = msgspec.structs.replace(
@@ -92,6 +104,7 @@ def received(server: ServerState, event: LogBytes, engine: Engine | None, *, liv
         partial=partial,
         partial_start=start,
         joined=joined,
+        earlier=earlier,
         end=event.end,
         grown_at=event.mono,
         start=log.start if log.blocks else event.offset,
@@ -110,7 +123,7 @@ def received(server: ServerState, event: LogBytes, engine: Engine | None, *, liv
     for fact in facts:
         if fact.kind in _BATCHES:
             newest[fact.kind, fact.rank] = fact
-        server = apply_fact(server, fact)
+        server = apply_fact(server, fact, unsure=doubt is not None)
     if live:
         for fact in newest.values():
             server = metrics.from_batch(server, fact, event.mono)
@@ -119,11 +132,12 @@ def received(server: ServerState, event: LogBytes, engine: Engine | None, *, liv
 
 def _read_line(
     text: str, offset: int, engine: Engine | None, log: LogState, lines: list[LogLine], facts: list[LogFact]
-) -> None:
-    text = logtext.cut(logtext.clean(text))
+) -> float | None:
+    """Read one line into `lines` and `facts`; returns its own time, where it has one."""
+    text = logtext.cut(text)
     if engine is None:
         lines.append(LogLine(offset=offset, text=text))
-        return
+        return None
     prefix = engine.prefix(text)
     before = lines[-1] if lines else (log.blocks[-1].lines[-1] if log.blocks else None)
     if prefix.prefixed:
@@ -141,6 +155,7 @@ def _read_line(
         prefix = LinePrefix(rank, prefix.at, prefix.message_start, prefix.level, prefixed=False)
     if offset >= log.facts_end and engine.interesting(text):
         facts.extend(engine.facts(text, prefix, offset))
+    return prefix.at
 
 
 def _facts_of(text: str, offset: int, engine: Engine, facts: list[LogFact]) -> None:
@@ -153,7 +168,14 @@ def _marked(log: LogState, offset: int, text: str, *, generation: bool = False) 
     log = _kept(log, LogBlock(start=offset, end=offset, lines=(line,)))
     if generation:
         return msgspec.structs.replace(
-            log, generation=log.generation + 1, partial="", joined="", partial_start=offset, end=offset, facts_end=0
+            log,
+            generation=log.generation + 1,
+            partial="",
+            joined="",
+            partial_start=offset,
+            end=offset,
+            facts_end=0,
+            earlier=False,
         )
     return msgspec.structs.replace(log, partial="", partial_start=offset)
 

@@ -65,6 +65,8 @@ class ProbeHello(Event, frozen=True, kw_only=True, tag="hello"):
     at: float
     """Wall clock of the host at `mono`."""
     cpu_count: int | None = None
+    utc_offset_s: float | None = None
+    """Local time less UTC, seconds."""
 
 
 class HostSample(Event, frozen=True, kw_only=True, tag="host"):

@@ -122,6 +122,8 @@ class LogState(Struct, frozen=True, kw_only=True):
     """The part of a log that is held in memory. Older lines are on the host and can be asked for."""
 
     source: LogSource | None = None
+    earlier: bool = False
+    """The newest line read was printed by a process before the server, which appends to the same log."""
     generation: int = 0
     """Grows when the file was rotated, truncated or replaced; offsets of different generations do not compare."""
     blocks: tuple[LogBlock, ...] = ()

@@ -213,6 +213,7 @@ class Probe:
             "kernel": os.uname().release,
             "at": time.time(),
             "cpu_count": os.cpu_count(),
+            "utc_offset_s": time.localtime().tm_gmtoff,
         }
 
     def _conduct(self) -> None:
