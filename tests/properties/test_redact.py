@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tuner.core.redact import MASK, mask, mask_argv
@@ -25,6 +25,7 @@ carriers = st.sampled_from(
 @settings(deadline=None)
 @given(around, carriers, bodies, around)
 def test_a_secret_is_hidden_in_any_surroundings(left: str, carrier: str, body: str, right: str) -> None:
+    assume(body not in left and body not in right)
     masked = mask(f"{left} {carrier.format(body)} {right}")
     assert body not in masked
     assert mask(masked) == masked

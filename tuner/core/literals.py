@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from typing import Any
 
 from tuner.core.redact import mask_json
@@ -32,8 +33,9 @@ def parse_settings(text: str) -> dict[str, Any]:
     opener = _OPENER.match(text)
     position = opener.end() if opener is not None else 0
     settings: dict[str, Any] = {}
+    unclosed: set[str] = set()
     while (key := _KEY.match(text, position)) is not None:
-        end, whole = _value_end(text, key.end())
+        end, whole = _value_end(text, key.end(), unclosed)
         if end == len(text) and (opener is not None or not whole):
             break
         name = key["quoted"] or key["bare"]
@@ -45,13 +47,18 @@ def parse_settings(text: str) -> dict[str, Any]:
     return masked
 
 
-def _value_end(text: str, start: int) -> tuple[int, bool]:
-    """Where a value ends, and whether all quotes and brackets in it are closed."""
+def _value_end(text: str, start: int, unclosed: set[str]) -> tuple[int, bool]:
+    """Where a value ends, and whether all quotes and brackets in it are closed.
+
+    A quote that no other closes is put into `unclosed`: what follows it need not be read again for each later one.
+    """
     depth = 0
     whole = True
     position = start
-    while (step := _STEP.match(text, position)) is not None:
-        piece = step.group()
+    while position < len(text):
+        piece = text[position]
+        if piece not in unclosed and (step := _STEP.match(text, position)):
+            piece = step.group()
         if piece in _OPENERS:
             depth += 1
         elif piece in _CLOSERS:
@@ -62,12 +69,16 @@ def _value_end(text: str, start: int) -> tuple[int, bool]:
             return position, whole
         elif piece in "'\"":
             whole = False
-        position = step.end()
+            unclosed.add(piece)
+        position += len(piece)
     return len(text), whole and depth == 0
 
 
 def _literal(text: str) -> Any:
     try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        with warnings.catch_warnings():
+            # Python warns of odd escapes in its own source; this is a stranger's text.
+            warnings.simplefilter("ignore")
+            return ast.literal_eval(text)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return text

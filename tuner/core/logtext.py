@@ -13,7 +13,9 @@ import zlib
 MAX_LINE = 65_536
 """Characters of one line that are kept; a megabyte line is cut with a marker that says by how much."""
 
-_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[PX^_].*?\x1b\\|\x1b[ -/]*[0-~]?")
+_ANSI = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[PX^_][^\x1b\n]*\x1b\\|\x1b[ -/]*[0-~]?"
+)
 # Everything below space but tab, DEL, the C1 block, and the characters that reorder or hide text.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 _DIRTY = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
@@ -32,10 +34,10 @@ def clean(text: str) -> str:
 
 
 def cut(text: str) -> str:
-    """A line of at most `MAX_LINE` characters and a marker."""
+    """One line as `clean` leaves it, of its first `MAX_LINE` characters, and a marker when there were more."""
     if len(text) <= MAX_LINE:
-        return text
-    return f"{text[:MAX_LINE]} … [{len(text) - MAX_LINE:,} more characters]"
+        return clean(text)
+    return f"{clean(text[:MAX_LINE])} … [{len(text) - MAX_LINE:,} more characters]"
 
 
 def split(partial: str, partial_start: int, data: str, offset: int, end: int) -> tuple[list[tuple[int, str]], str, int]:

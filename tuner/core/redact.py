@@ -4,13 +4,16 @@ What is looked for: tokens by their shape (`hf_...`, `sk-...`, `AKIA...`), value
 (`api_key=...`, `--admin-api-key ...`, `HF_TOKEN=...`, `"password": "..."`), `Authorization`, `Bearer` and cookies, and
 credentials in URLs. Text is masked by whole lines: who cuts text elsewhere passes what stood before on the line.
 
-Speed matters, because every log byte passes here: one expression finds the few places worth a closer look.
+Speed matters, because every log byte passes here: searches for plain words find the few places worth a closer look.
+The text is a stranger's, so the work must grow with its length and no faster: what runs on without bound (a name, a
+value, a token) is read once, and places inside what was read are not read from again.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import string
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 MASK = "***"
@@ -38,25 +41,31 @@ _SHAPE = re.compile(
 )
 _SHAPE_HEAD = re.compile(r"hf_|sk-|AKIA|ASIA|gh[pousr]_|github_pat_|glpat-|nvapi-|xox[a-z]-|AIza|eyJ")
 _SHAPE_TORN = re.compile(
-    r"(?<![A-Za-z0-9-])(?:hf_|sk-|AKIA|ASIA|gh[pousr]_|github_pat_|glpat-|nvapi-|xox[a-z]-|AIza|eyJ)[A-Za-z0-9_.-]+\Z"
+    r"(?<![A-Za-z0-9-])(?:hf_|sk-|AKIA|ASIA|gh[pousr]_|github_pat_|glpat-|nvapi-|xox[a-z]-|AIza|eyJ)(?=[A-Za-z0-9_.-])"
 )
+_SHAPE_LETTERS = string.ascii_letters + string.digits + "_.-"
+_JWT_HEAD = re.compile(r"(?<![A-Za-z0-9])eyJ[A-Za-z0-9_-]*")
 _BEARER = re.compile(
     r"(?i)bearer\s+\\?[\"']?"
     r"(?!(?:tokens?|auth|authentication|authorization|scheme|is|was|required|header|prefix|for|in|of|and|or)\b)"
     r"(?P<secret>[A-Za-z0-9._~+/=-]{4,})"
 )
 _HEADER = re.compile(
-    r"(?i)authorization\\?[\"']?\s*[:=]\s*\\?[\"']?\s*(?:(?:basic|bearer|token|digest|negotiate)\s+)?"
-    r"(?P<secret>[^\s\"'\\,;)\]}]+)"
+    r"(?i)authorization\\?[\"']?\s*[:=]\s*+(?:\\?[\"']\s*+|\\\s*+)?+"
+    r"(?:(?:basic|bearer|token|digest|negotiate)\s+)?(?=[^\s\"'\\,;)\]}])"
 )
-_COOKIE = re.compile(r"(?i)cookie(?:\\?[\"']\s*[:,]|[:=])\s*b?\\?[\"']?(?P<secret>[^\r\n\"'\\]+)")
+_HEADER_REST = re.compile(r"[^\s\"'\\,;)\]}]*")
+_COOKIE = re.compile(r"(?i)cookie(?:\\?[\"']\s*[:,]|[:=])\s*b?\\?[\"']?(?=[^\r\n\"'\\])")
+_COOKIE_REST = re.compile(r"[^\r\n\"'\\]*")
 _URL = re.compile(
     # A password may hold a slash; what begins with a port is no password.
-    r"://(?:[^\s/:@\[\"'\\]*:(?!\d{1,5}[/?#])(?P<secret>[^\s\"'\\]{1,256})|(?P<user>[^\s/:@\"'\\]{16,256}))@"
+    r"://(?:[^\s/:@\[\"'\\]*:(?!\d{1,5}[/?#])|(?P<user>[^\s/:@\"'\\]{16,})@)"
 )
-_URL_TORN = re.compile(r"://[^\s/:@\[\"'\\]*:(?!\d{1,5}(?:[/?#]|\Z))(?P<secret>[^\s@\"'\\]+)\Z")
+_URL_REST = re.compile(r"[^\s\"'\\]*")
+_URL_TORN = re.compile(r"://[^\s/:@\[\"'\\]*:(?!\d{1,5}(?:[/?#]|\Z))(?=.)")
 _WEBHOOK = re.compile(r"hooks\.slack\.com/(?:services|workflows|triggers)/(?P<secret>[\w/-]+)")
-_SIGNATURE = re.compile(r"(?<=[?&])sig=(?P<secret>[^\s&\"'\\]+)")
+_SIGNATURE = re.compile(r"(?<=[?&])sig=(?=[^\s&\"'\\])")
+_SIGNATURE_REST = re.compile(r"[^\s&\"'\\]*")
 _NAME = re.compile(
     r"(?i)(?:(?:keys?|token)(?:[_-]?id)?(?![\w-])|pass(?![\w-])|_(?:pwd|auth)(?![\w-])|-signature(?![\w-])"
     r"|(?:secret|passw|passphrase|credential)[\w-]*)"
@@ -66,7 +75,8 @@ _FLAG_GAP = re.compile(r"(?P<words>[ \t]+)|=|\\?[\"'](?P<list>,\s*)(?=\\?[\"'])"
 _LIST = re.compile(r"[\[(][ \t]*")
 _COMMA = re.compile(r"\\?[\"']?[ \t]*,[ \t]*")
 _SPACE = re.compile(r"\\?[\"']?[ \t]+")
-_NO_VALUE = re.compile(r"[-&|<>]")
+_NEXT_FLAG = re.compile(r"\\?[\"']?--")
+_NO_VALUE = re.compile(r"\\?[\"']?[-&|<>]")
 _VALUE = re.compile(
     r"""(?x)
     \\" (?P<a>[^"\\\n]*) | \\' (?P<b>[^'\\\n]*)
@@ -77,7 +87,10 @@ _VALUE = re.compile(
 _PLAIN = re.compile(r"(?i)none|null|nil|true|false|yes|no|optional|str|string|auto|\*+|\.+|-+|<[\w -]+>")
 _NUMBER = re.compile(r"[-+]?[\d.]+(?:e[-+]?\d+)?(?:ms|us|s|%|k|m)?", re.I)
 _LONG_NUMBER = 8
-_IDENTIFIER_BEFORE = re.compile(r"[\w.-]*\Z")
+_IDENTIFIER_BEFORE = re.compile(r"(?<![\w.-])[\w.-]*\Z")
+_NAME_BEFORE = 64
+_NAME_KEPT = 256
+"""Of a name, characters that are read before what makes it secret, and that its values are compared with."""
 _TEXT_TOKENS = frozenset(
     re.findall(
         r"\w+",
@@ -87,6 +100,7 @@ _TEXT_TOKENS = frozenset(
 )
 """`eos_token` and its like are words of the LLM's vocabulary or counts, not secrets."""
 _HARMLESS_END = re.compile(r"(?i)(?:file|path|dir|len|length|count|type|name)\Z")
+_HARMLESS_LONGEST = len("length")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _STRONG = re.compile(
     r"(?i)secret|passw|passphrase|credential|(?:api|account|access)[_-]?keys?|x-(?:amz|goog)-signature"
@@ -109,10 +123,7 @@ def mask(text: str, before: str = "", *, torn: bool = False) -> str:
         lower = "".join(c.lower() if len(c.lower()) == 1 else c for c in whole)
     spans = list(_spans(whole, lower, torn))
     if torn:
-        if match := _SHAPE_TORN.search(whole):
-            spans.append((_after_head(whole, match.start()), len(whole)))
-        if match := _URL_TORN.search(whole):
-            spans.append(match.span("secret"))
+        spans.extend(_torn(whole))
     if not spans:
         return text
     return _replace(whole, len(before), sorted(spans))
@@ -178,7 +189,7 @@ def secret_name(name: str, *, anywhere: bool = False) -> bool:
         anywhere: `KEY` and `TOKEN` count at any place in the name, as befits environment variables.
     """
     if _STRONG.search(name):
-        return not _HARMLESS_END.search(name)
+        return not _HARMLESS_END.search(name[-_HARMLESS_LONGEST:])
     words = [word.lower() for word in _WORDS.findall(name)]
     if not words:
         return False
@@ -208,36 +219,26 @@ def _harmless(name: str, value: str) -> bool:
 
 def _spans(text: str, lower: str, torn: bool) -> Iterator[tuple[int, int]]:
     """Where the secrets are. They may overlap."""
-    for names in (_KEY, _TOKEN, _PASS):
-        for place in names.finditer(lower):
-            yield from _named(text, place.start(), torn)
-    for word in _STRONG_WORDS:
-        for start in _places(lower, word):
-            yield from _named(text, start, torn)
+    names = [place.start() for form in (_KEY, _TOKEN, _PASS) for place in form.finditer(lower)]
+    names += [start for word in _STRONG_WORDS for start in _places(lower, word)]
+    yield from _named(text, sorted(names), torn)
     for head in _HEADS:
-        for start in _places(lower, head):
-            yield from _shaped(text, start)
+        yield from _shaped(text, _places(lower, head))
     for shapes in (_CODE_HOST, _CLOUD):
-        for place in shapes.finditer(text):
-            yield from _shaped(text, place.start())
-    for start in _places(text, "eyJ"):
-        yield from _shaped(text, start)
+        yield from _shaped(text, (place.start() for place in shapes.finditer(text)))
+    yield from _shaped(text, _jwt_heads(text))
     for start in _places(lower, "bearer"):
         if (found := _BEARER.match(text, start)) and not _is_name_part(text, start):
             yield found.span("secret")
-    for start in _places(lower, "authorization"):
-        if (found := _HEADER.match(text, start)) and found["secret"].lower() not in ("bearer", "basic"):
+    for start, end in _runs(text, _places(lower, "authorization"), _HEADER, _HEADER_REST):
+        if text[start:end].lower() not in ("bearer", "basic"):
+            yield start, end
+    yield from _runs(text, _places(lower, "cookie"), _COOKIE, _COOKIE_REST, but=_PLAIN)
+    yield from _in_urls(text)
+    for start in _places(text, "hooks.slack"):
+        if found := _WEBHOOK.match(text, start):
             yield found.span("secret")
-    for start in _places(lower, "cookie"):
-        if (found := _COOKIE.match(text, start)) and not _PLAIN.match(found["secret"]):
-            yield found.span("secret")
-    for start in _places(text, "://"):
-        if found := _URL.match(text, start):
-            yield found.span("secret" if found["secret"] else "user")
-    for word, form in (("hooks.slack", _WEBHOOK), ("sig=", _SIGNATURE)):
-        for start in _places(text, word):
-            if found := form.match(text, start):
-                yield found.span("secret")
+    yield from _runs(text, _places(text, "sig="), _SIGNATURE, _SIGNATURE_REST)
 
 
 def _places(text: str, word: str) -> Iterator[int]:
@@ -247,47 +248,125 @@ def _places(text: str, word: str) -> Iterator[int]:
         start = text.find(word, start + len(word))
 
 
-def _shaped(text: str, start: int) -> Iterator[tuple[int, int]]:
-    """A token by its shape."""
-    if start >= 0 and (found := _SHAPE.match(text, start)):
-        yield _after_head(text, start), found.end()
+def _runs(
+    text: str, starts: Iterable[int], head: re.Pattern[str], rest: re.Pattern[str], but: re.Pattern[str] | None = None
+) -> Iterator[tuple[int, int]]:
+    """What follows a head, as long as `rest`, unless it begins like `but`. A head inside it adds nothing."""
+    reach = 0
+    for start in starts:
+        if (found := head.match(text, start)) is None or found.end() < reach:
+            continue
+        if (but is None or not but.match(text, found.end())) and (run := rest.match(text, found.end())):
+            reach = run.end()
+            yield run.span()
 
 
-def _named(text: str, start: int, torn: bool) -> Iterator[tuple[int, int]]:
-    """The value, or the values, after a name that says so."""
-    found = _NAME.match(text, start)
-    if found is None:
+def _in_urls(text: str) -> Iterator[tuple[int, int]]:
+    """Passwords, up to the last `@` of the word, and tokens in place of a user."""
+    reach = last = 0
+    for start in _places(text, "://"):
+        if (found := _URL.match(text, start)) is None:
+            continue
+        if found["user"]:
+            yield found.span("user")
+            continue
+        if found.end() >= reach and (word := _URL_REST.match(text, found.end())):
+            reach = word.end()
+            last = text.rfind("@", found.end(), reach)
+        if found.end() < last:
+            yield found.end(), last
+
+
+def _torn(text: str) -> Iterator[tuple[int, int]]:
+    """What may be the beginning of a secret at the very end."""
+    if not text or text[-1].isspace():
         return
-    left = _IDENTIFIER_BEFORE.search(text, max(0, start - 64), start)
-    name = (left[0] if left else "") + found[0]
-    # In text a mere `key` is any key.
-    if name.lower() == "key" or not secret_name(name):
-        return
-    is_flag = name.startswith("--")
-    separator: re.Pattern[str] | None = None
-    if gap := _ASSIGN.match(text, found.end()):
+    word = text.rsplit(None, 1)[-1]
+    start = len(text) - len(word)
+    if found := _SHAPE_TORN.search(text, start + len(word.rstrip(_SHAPE_LETTERS))):
+        yield found.end(), len(text)
+    if found := _URL_TORN.search(text, start + 1 + max(word.rfind(mark) for mark in "@\"'\\")):
+        yield found.end(), len(text)
+
+
+def _shaped(text: str, starts: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Tokens by their shape."""
+    reach = 0
+    for start in starts:
+        if start >= reach and (found := _SHAPE.match(text, start)):
+            # The same head inside a token begins one that ends there too.
+            reach = found.end() if text[start] != "e" else 0
+            yield _after_head(text, start), found.end()
+
+
+def _jwt_heads(text: str) -> Iterator[int]:
+    """Where a JWT may begin: once in a run of its letters, because the first dot decides for all of them."""
+    reach = 0
+    for start in _places(text, "eyJ"):
+        if start >= reach and (run := _JWT_HEAD.match(text, start)):
+            reach = run.end()
+            yield start
+
+
+def _named(text: str, starts: Iterable[int], torn: bool) -> Iterator[tuple[int, int]]:
+    """The value, or the values, after each name that says so.
+
+    Args:
+        text: Lines.
+        starts: Where in it a name may have its telling part, in order.
+        torn: As for `mask`.
+    """
+    name_end = gap_start = reach = 0
+    kinds: dict[str, tuple[bool, ...]] = {}
+    """Of each name what decides over its values; empty when they are no secrets."""
+    walked: set[tuple[object, ...]] = set()
+    """Where in a list of values this was already, and what it would hide there."""
+    for start in starts:
+        if start < name_end or (found := _NAME.match(text, start)) is None:
+            continue
+        name_end = found.end()
+        assign = _ASSIGN.match(text, name_end)
+        gap = assign or _FLAG_GAP.match(text, name_end)
+        if gap is None:
+            continue
+        left = _IDENTIFIER_BEFORE.search(text[max(gap_start, start - _NAME_BEFORE) : start])
+        gap_start = name_end
         at = gap.end()
-        if opener := _LIST.match(text, at):
+        if at < reach:
+            # Inside a bare value, which ends for both at the same place.
+            continue
+        name = (left[0] if left else "") + found[0]
+        is_flag = name.startswith("--")
+        if (kind := kinds.get(name)) is None:
+            # In text a mere `key` is any key.
+            is_secret = name.lower() != "key" and secret_name(name)
+            kind = kinds[name] = (is_flag, bool(_STRONG.search(name)), name.isupper()) if is_secret else ()
+        if not kind or not (assign or is_flag):
+            continue
+        separator: re.Pattern[str] | None = None
+        if not assign:
+            separator = _SPACE if gap["words"] else _COMMA if gap["list"] else None
+        elif opener := _LIST.match(text, at):
             separator, at = _COMMA, opener.end()
-    elif is_flag and (gap := _FLAG_GAP.match(text, found.end())):
-        separator = _SPACE if gap["words"] else _COMMA if gap["list"] else None
-        at = gap.end()
-    else:
-        return
-    stop = "--"
-    while value := _VALUE.match(text, at):
-        group = value.lastgroup or "e"
-        secret = value[group]
-        if is_flag and (secret.startswith(stop) or (stop == "-" and _NO_VALUE.match(secret))):
-            return
-        # A number at a torn end may be the beginning of something else.
-        unfinished = torn and value.end() == len(text) and not _PLAIN.fullmatch(secret)
-        if secret and (unfinished or not _harmless(name, secret)):
-            yield value.span(group)
-        more = separator.match(text, value.end()) if separator else None
-        if more is None:
-            return
-        at, stop = more.end(), "-"
+        if separator and (at, separator, kind) in walked and not _NO_VALUE.match(text, at):
+            continue
+        name = name[:_NAME_KEPT]
+        stop = _NEXT_FLAG
+        first = at
+        while not (is_flag and stop.match(text, at)) and (value := _VALUE.match(text, at)):
+            group = value.lastgroup or "e"
+            secret = value[group]
+            # A number at a torn end may be the beginning of something else.
+            unfinished = torn and value.end() == len(text) and not _PLAIN.fullmatch(secret)
+            if secret and (unfinished or not _harmless(name, secret)):
+                yield value.span(group)
+                if group == "e" and at == first:
+                    reach = value.end()
+            more = separator.match(text, value.end()) if separator else None
+            if more is None or (more.end(), separator, kind) in walked:
+                break
+            walked.add((more.end(), separator, kind))
+            at, stop = more.end(), _NO_VALUE
 
 
 def _is_name_part(text: str, start: int) -> bool:

@@ -113,3 +113,16 @@ def test_docker_records_are_unwrapped() -> None:
     assert logtext.unwrap("file", record) == (record, True)
     assert logtext.unwrap("docker-json", "{broken") == ("{broken", True)
     assert logtext.unwrap("docker-json", '{"log": 5}') == ('{"log": 5}', True)
+
+
+def test_strings_of_a_terminal_are_removed_and_without_an_end_only_their_beginning() -> None:
+    assert logtext.clean("x\x1bPa;b\x1b\\y\x1b_z") == "xyz"
+    n = 1024 * 1024
+    assert logtext.clean("\x1bP" * n) == ""
+    assert logtext.clean("\x1b_a" * n) == "a" * n
+
+
+def test_a_line_is_cut_before_it_is_cleaned_and_says_so() -> None:
+    title = logtext.cut("\x1b]0;" + "y" * 100_000)
+    assert title == f" … [{100_000 + 4 - logtext.MAX_LINE:,} more characters]"
+    assert logtext.cut("\x1b[1ma\x1b[0m") == "a"

@@ -89,6 +89,29 @@ SHOWN = [
     "design=3, --signature x, function signature: (a, b)",
 ]
 
+LONG = 512 * 1024
+"""Characters. Reading these again from each place inside would take minutes, longer than a test may run."""
+
+REPEATED = [
+    # The unit, what `mask` makes of many, and of many with a torn end; None: the same text.
+    ("secret", None, None),
+    ("secret_", None, None),
+    ("passw", None, None),
+    ("credential-", None, None),
+    ("://a:", None, f"://a:{MASK}"),
+    ("://a:@", f"://a:{MASK}@", f"://a:{MASK}@"),
+    ("_hf_", None, f"_hf_{MASK}"),
+    ("ghp_", f"ghp_{MASK}", f"ghp_{MASK}"),
+    ("_sk-", f"_sk-{MASK}", f"_sk-{MASK}"),
+    ("_eyJ", None, f"_eyJ{MASK}"),
+    ("?sig=", f"?sig={MASK}", f"?sig={MASK}"),
+    ("token=", f"token={MASK}", f"token={MASK}"),
+    ("api_key=", f"api_key={MASK}", f"api_key={MASK}"),
+    ("--token=", None, None),
+    ("authorization=", f"authorization={MASK}", f"authorization={MASK}"),
+    ("cookie=", f"cookie={MASK}", f"cookie={MASK}"),
+]
+
 
 @pytest.mark.parametrize(("text", "secret"), HIDDEN)
 def test_a_secret_is_hidden(text: str, secret: str) -> None:
@@ -216,3 +239,56 @@ def test_names_of_secrets(name: str) -> None:
 )
 def test_names_of_other_things(name: str) -> None:
     assert not secret_name(name)
+
+
+@pytest.mark.parametrize(("unit", "whole", "torn"), REPEATED, ids=[unit for unit, *_ in REPEATED])
+def test_a_line_made_to_be_slow_is_masked_like_any_other(unit: str, whole: str | None, torn: str | None) -> None:
+    line = unit * (LONG // len(unit))
+    assert mask(line) == (whole or line)
+    assert mask(line, torn=True) == (torn or line)
+
+
+def test_lists_made_to_be_slow_are_hidden_to_their_last_value() -> None:
+    n = LONG // len("/--token ")
+    assert mask("/--token " * n) == "/--token " + f"{MASK} " * (n - 1)
+    assert mask("'token=[a'," * n) == "'token=[" + f"{MASK}','" * (n - 1) + f"{MASK}',"
+    name = "secret" + "a" * LONG
+    assert mask(f"{name}=[" + "b," * n) == f"{name}=[" + f"{MASK}," * n
+
+
+def test_space_without_end_is_left_alone() -> None:
+    for head in ("authorization:", "cookie:", "bearer", "--token", "token", "api_key="):
+        line = head + " " * LONG + ";\n"
+        assert mask(line).startswith(head + " ")
+
+
+LETTERS = "aB3-" * 2_500
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        (f"x sk-{LETTERS} y", f"x sk-{MASK} y"),
+        (f"x eyJ{LETTERS}.{LETTERS}.{LETTERS} y", f"x eyJ{MASK} y"),
+        (f"api_key='{LETTERS}', y", f"api_key='{MASK}', y"),
+        (f"API_KEY={LETTERS} y", f"API_KEY={MASK} y"),
+        (f"secret_{LETTERS}={LETTERS} y", f"secret_{LETTERS}={MASK} y"),
+        (f"Authorization: Bearer {LETTERS} y", f"Authorization: Bearer {MASK} y"),
+        (f"Set-Cookie: a={LETTERS}", f"Set-Cookie: {MASK}"),
+        (f"https://user:{LETTERS}@host/", f"https://user:{MASK}@host/"),
+        (f"https://{LETTERS}@host/", f"https://{MASK}@host/"),
+        (f"GET /?sig={LETTERS}&x", f"GET /?sig={MASK}&x"),
+        (f"api_key=[{'k1, ' * 300}'{LETTERS}']", f"api_key=[{f'{MASK}, ' * 300}'{MASK}']"),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_a_long_secret_is_hidden_wholly(text: str, masked: str) -> None:
+    assert mask(text) == masked
+
+
+def test_a_secret_inside_what_was_read_is_found() -> None:
+    assert mask("secret=token='x y'") == f"secret={MASK}'{MASK}'"
+    assert mask("authorization=authorization: Bearer xyz") == f"authorization={MASK} Bearer {MASK}"
+    assert mask("cookie=none cookie=abc") == f"cookie=none cookie={MASK}"
+    assert mask("x eyJaaaaaaaa.bbbb.eyJcccccccc.dddd.eeee") == f"x eyJ{MASK}"
+    assert mask("hf_ab_hf_abcdefghABCD") == f"hf_ab_hf_{MASK}"
