@@ -224,6 +224,10 @@ def _rank_fact(server: ServerState, fact: LogFact) -> ServerState:
     rank = next((r for r in server.ranks if r.tag == tag), None) or RankState(tag=tag)
     available = fact.fields.get("available_gib")
     phase = fact.fields.get("phase") if fact.kind in (f.PHASE_BEGIN, f.PHASE_END, f.PROGRESS) else None
+    if fact.kind in (f.KV_POOL, f.POOL_END) and rank.phase is not Phase.GRAPH_CAPTURE:
+        phase = Phase.KV_ALLOC  # a pool that is sized after the graphs is named while those are still drawn
+    if server.phase is Phase.WARMUP:
+        phase = None  # the server's; a rank has none of its own any more
     changed = msgspec.structs.replace(
         rank,
         log_terms=terms_from_fact(rank.log_terms, fact),
@@ -313,6 +317,9 @@ def _enter(
             started = min(started, server.identity.started_at)
         phases = (*phases, PhaseRecord(phase=phase, started=started))[-KEEP_PHASES:]
     server = msgspec.structs.replace(server, phase=phase, phase_evidence=text, phases=phases)
+    if phase is Phase.WARMUP:
+        quiet = tuple(msgspec.structs.replace(rank, phase=Phase.UNKNOWN) for rank in server.ranks)
+        server = msgspec.structs.replace(server, ranks=quiet)
     if phase is Phase.READY:
         server = msgspec.structs.replace(server, started_in_s=start_seconds(server))
     return server

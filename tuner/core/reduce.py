@@ -303,8 +303,17 @@ def _old_log(state: HostState, event: e.OldLog, engines: Engines) -> Result:
     piece = e.LogBytes(key=event.key, offset=0, end=size, data=event.data, head=True)
     past = msgspec.structs.replace(past, log_clock=0.0)
     past = serverlog.received(past, piece, engine, live=False)
+    told = _told_model(past)
+    if told is None or told not in (server.model, _told_model(server)):
+        return state, ()  # an earlier start of another LLM, or of one that it does not name
     record = _start_record(state, past, event.path, server)
     return state, () if record is None else (KeepStart(record=record), _look_up(server))
+
+
+def _told_model(server: ServerState) -> str | None:
+    """The LLM as the log names it."""
+    named = server.settings.get("model_path") or server.settings.get("model") or server.model
+    return named if isinstance(named, str) else None
 
 
 def _history(state: HostState, event: e.HistoryFound, engines: Engines) -> Result:

@@ -78,6 +78,19 @@ def test_a_lagging_rank_does_not_pull_the_server_back() -> None:
     assert next(r for r in server.ranks if r.tag == "TP1").phase is Phase.WEIGHT_LOAD
 
 
+def test_a_rank_is_past_its_weights_once_its_pool_is_told_and_has_no_phase_in_the_warm_up() -> None:
+    def phases(server: ServerState) -> dict[str, Phase]:
+        return {rank.tag: rank.phase for rank in server.ranks}
+
+    loading = (fact(f.PHASE_BEGIN, 40, "TP0", phase="weight-load"), fact(f.PHASE_BEGIN, 40, "TP1", phase="weight-load"))
+    server = play(*START[:1], *loading, fact(f.KV_POOL, 96, "TP0", kv_gib=10.0), fact(f.POOL_END, 96, "TP1"))
+    assert phases(server) == {"TP0": Phase.KV_ALLOC, "TP1": Phase.KV_ALLOC}
+    server = play(fact(f.PHASE_BEGIN, 97, "TP0", phase="graph-capture"), fact(f.KV_POOL, 98, "TP0"), server=server)
+    assert phases(server) == {"TP0": Phase.GRAPH_CAPTURE, "TP1": Phase.KV_ALLOC}
+    server = play(fact(f.HTTP_UP, 121), fact(f.PHASE_END, 122, "TP1", phase="graph-capture"), server=server)
+    assert phases(server) == {"TP0": Phase.UNKNOWN, "TP1": Phase.UNKNOWN}
+
+
 def test_ready_does_not_count_while_the_port_is_somebody_elses() -> None:
     """SGLang 0.5.23 prints its ready line after a bind error when an old server answers the warm-up."""
     server = ServerState(identity=identity(port=30000, ports=(26001,)))

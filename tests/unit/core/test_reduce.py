@@ -266,7 +266,7 @@ def test_problems_are_told_once_and_cleared() -> None:
 
 def test_an_old_log_becomes_history_without_touching_the_server() -> None:
     before, _ = run(HELLO, SEEN)
-    old = LOG.replace(f"{BORN + 31:.0f}", f"{BORN + 41:.0f}")
+    old = f"@{BORN:.0f} !version model=llama\n" + LOG.replace(f"{BORN + 31:.0f}", f"{BORN + 41:.0f}")
     state, commands = run(e.OldLog(key=KEY, path="/old.log", size=len(old), data=old), state=before)
     assert state.servers is before.servers
     kept, look_up = commands
@@ -274,6 +274,15 @@ def test_an_old_log_becomes_history_without_touching_the_server() -> None:
     assert isinstance(look_up, LookUpStarts), "what is usual is known only now"
     assert kept.record.source == "/old.log"
     assert kept.record.total_s == pytest.approx(40.0)
+
+
+@pytest.mark.parametrize("version", ["", f"@{BORN:.0f} !version model=qwen\n"])
+def test_an_old_log_of_another_model_is_no_earlier_start_of_this_one(version: str) -> None:
+    before, _ = run(HELLO, SEEN)
+    data = version + LOG
+    state, commands = run(e.OldLog(key=KEY, path="/old.log", size=len(data), data=data), state=before)
+    assert state.servers is before.servers
+    assert not commands
 
 
 def test_history_is_shown_beside_the_start() -> None:
