@@ -151,7 +151,9 @@ def is_late(metrics: ServerMetrics, mono: float) -> bool:
 
 
 def _after_idle(last: LogFact | None, fact: LogFact) -> bool:
-    return last is not None and last.at is not None and fact.at is not None and fact.at - last.at > LOG_SILENCE_S
+    if last is None:
+        return True  # what came before it was not seen
+    return last.at is not None and fact.at is not None and fact.at - last.at > LOG_SILENCE_S
 
 
 def _silent(batch: LogFact, newest: LogFact) -> bool:
@@ -165,7 +167,9 @@ def decay(server: ServerState, mono: float) -> ServerState:
     How many requests run is then unknown: a scheduler that hangs is as quiet as one without work.
     """
     metrics = server.metrics
-    if metrics.source != "log" or metrics.at is None or mono - metrics.at < LOG_SILENCE_S or not metrics.tok_s:
+    if metrics.source != "log" or metrics.at is None or mono - metrics.at < LOG_SILENCE_S:
+        return server
+    if not (metrics.tok_s or metrics.running):
         return server
     quiet = msgspec.structs.replace(metrics, tok_s=0.0, prompt_tok_s=0.0, running=None, queued=None)
     return msgspec.structs.replace(server, metrics=quiet, series=_chart(server, quiet, mono))

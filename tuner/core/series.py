@@ -28,7 +28,8 @@ def rate(series: Series, window_s: float) -> float | None:
     """Increase per second of a counter over the last `window_s` seconds; None with fewer than two points.
 
     A counter that fell was reset by a restart: only what followed the fall counts. Of an idle server points lie farther
-    apart than the window; as soon as there are closer ones, what came before is not mixed in.
+    apart than the window; as soon as there are closer ones, what came before is not mixed in. When it moved meanwhile,
+    nobody knows since when: None until the next point.
     """
     if len(series) < 2:
         return None
@@ -40,7 +41,12 @@ def rate(series: Series, window_s: float) -> float | None:
         first = point
         if last.t - first.t >= window_s:
             break
-    return (last.value - first.value) / (last.t - first.t) if last.t > first.t else None
+    if last.t <= first.t:
+        return None
+    woke = first.value != last.value and (len(series) < 3 or series[-3].value == first.value)
+    if woke and first is series[-2] and last.t - first.t > window_s:
+        return None
+    return (last.value - first.value) / (last.t - first.t)
 
 
 def columns(series: Series, start: float, end: float, width: int) -> list[tuple[float, float] | None]:

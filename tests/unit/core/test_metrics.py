@@ -23,6 +23,11 @@ def decode(rank: str | None = None, **fields: float) -> LogFact:
     return LogFact(kind=f.DECODE, rank=rank, fields=fields)
 
 
+def seen(state: ServerState, line: LogFact, mono: float) -> ServerState:
+    """A line that is not the first: the first divides by a time that nobody knows."""
+    return metrics.from_batch(metrics.from_batch(state, line, mono), line, mono)
+
+
 def test_a_live_counter_beats_the_gauge() -> None:
     name = "realtime_decode_tokens_total"
     state = feed(server(), (0, {name: 0, "tok_s": 7}), (1, {name: 90, "tok_s": 7}), (2, {name: 180, "tok_s": 7}))
@@ -69,15 +74,15 @@ def test_acceptance_length_zero_means_no_speculation() -> None:
 
 def test_batch_lines_alone_give_the_same_numbers() -> None:
     line = decode(None, tok_s=89.51, running=4, queued=0, token_usage=0.37, used_tokens=58211, cuda_graph=1)
-    state = metrics.from_batch(server(), line, 10.0)
+    state = seen(server(), line, 10.0)
     m = state.metrics
     assert (m.source, m.tok_s, m.running, m.token_usage_ratio, m.cuda_graph) == ("log", 89.51, 4, 0.37, True)
     assert state.series["tok_s"][-1].t == 10.0
 
 
 def test_replicas_add_up_and_the_fullest_counts() -> None:
-    state = metrics.from_batch(server(), decode("DP0 TP0", tok_s=50, running=2, token_usage=0.1), 1)
-    state = metrics.from_batch(state, decode("DP1 TP1", tok_s=70, running=3, token_usage=0.6), 2)
+    state = seen(server(), decode("DP0 TP0", tok_s=50, running=2, token_usage=0.1), 1)
+    state = seen(state, decode("DP1 TP1", tok_s=70, running=3, token_usage=0.6), 2)
     assert (state.metrics.tok_s, state.metrics.running, state.metrics.token_usage_ratio) == (120, 5, 0.6)
 
 
@@ -90,7 +95,7 @@ def test_batch_lines_do_not_override_fresh_metrics() -> None:
 
 
 def test_a_quiet_log_decays_to_no_tokens() -> None:
-    state = metrics.from_batch(server(), decode(None, tok_s=89.0, running=4), 10.0)
+    state = seen(server(), decode(None, tok_s=89.0, running=4), 10.0)
     assert metrics.decay(state, 15.0) is state
     quiet = metrics.decay(state, 30.0)
     assert (quiet.metrics.tok_s, quiet.metrics.running) == (0.0, None)
@@ -114,9 +119,18 @@ def at(fact: LogFact, seconds: float) -> LogFact:
 
 
 def test_a_replica_that_has_gone_quiet_no_longer_counts() -> None:
-    state = metrics.from_batch(server(), at(decode("DP1 TP1", tok_s=2000, running=50), 0), 0)
-    state = metrics.from_batch(state, at(decode("DP0 TP0", tok_s=100, running=2), 600), 600)
+    state = seen(server(), at(decode("DP1 TP1", tok_s=2000, running=50), 0), 0)
+    state = seen(state, at(decode("DP0 TP0", tok_s=100, running=2), 600), 600)
     assert (state.metrics.tok_s, state.metrics.running) == (100, 2)
+
+
+def test_of_the_first_line_that_is_seen_nobody_knows_how_long_it_was_idle_before() -> None:
+    state = metrics.from_batch(server(), at(decode(None, tok_s=0.7, running=4), 0), 0)
+    assert (state.metrics.tok_s, state.metrics.running) == (None, 4)
+    quiet = metrics.decay(state, 30.0)
+    assert (quiet.metrics.tok_s, quiet.metrics.running) == (0.0, None)
+    state = metrics.from_batch(state, at(decode(None, tok_s=89.0, running=4), 1), 1)
+    assert state.metrics.tok_s == 89
 
 
 def test_the_first_line_after_idle_divides_by_the_idle_time_and_is_left_out() -> None:

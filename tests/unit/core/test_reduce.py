@@ -131,7 +131,7 @@ def test_backlog_does_not_pretend_to_be_live() -> None:
     line = f"@{BORN + 40:.0f} TP0 !decode tok_s=89 running=4\n"
     state, _ = run(HELLO, SEEN, opened(len(line)), log(line))
     assert state.servers[0].metrics.tok_s is None
-    state, _ = run(log(line, len(line)), state=state)
+    state, _ = run(log(line, len(line)), log(line, 2 * len(line)), state=state)
     assert state.servers[0].metrics.tok_s == 89
 
 

@@ -45,7 +45,10 @@ def test_columns_without_points_are_missing_not_zero() -> None:
 def test_the_first_close_points_after_a_pause_are_not_mixed_with_it() -> None:
     """An idle server is asked every ten seconds, and every two from when its log tells of work."""
     paused = points((0, 0), (10, 0), (20, 100))
-    assert s.rate(paused, 3) == 10  # all that is known
+    assert s.rate(paused, 3) is None, "nobody knows when in the ten seconds it began"
+    assert s.rate(paused[:2], 3) == 0
+    assert s.rate(paused[1:], 3) is None
+    assert s.rate(points((0, 0), (4, 40), (8, 80)), 3) == 10, "a busy server that answers slowly"
     assert s.rate((*paused, *points((22, 2100))), 3) == 1000
     assert s.rate((*paused, *points((22, 2100))), 30) == 2100 / 22
 
