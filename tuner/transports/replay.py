@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
+
+import msgspec
+from msgspec import Struct
 
 from tuner.core import journal
 from tuner.domain.link import Target
@@ -20,6 +24,9 @@ from tuner.transports import Ask
 SCHEME = "replay"
 
 _LAST_BYTES = 1 << 20
+_LONGEST_PAUSE_S = 86_400.0
+_LONGEST_LEAP = 1_000_000
+"""Lines of a probe that may be missing between two."""
 
 
 def opener(target: Target) -> ReplayOpener:
@@ -229,15 +236,63 @@ def _header(path: Path) -> journal.Header:
 
 def _entries(path: Path) -> Generator[journal.Entry, None, None]:
     with path.open("rb") as file:
-        yield from journal.entries(journal.read_lines(file, str(path)), str(path))
+        yield from _sane(journal.entries(journal.read_lines(file, str(path)), str(path)))
+
+
+def _sane(entries: Iterable[journal.Entry]) -> Generator[journal.Entry, None, None]:
+    """Entries in order of time, whatever was damaged: all that follows one of the far future would wait for it.
+
+    An entry is due between the one before it and the one after it. One that is a day beyond the one before it, or
+    whose event is by its own clock and number, is passed over.
+    """
+    last: float | None = None
+    known: _Head | None = None
+    odd: _Head | None = None
+    reading = (entry for entry in entries if math.isfinite(entry.at))
+    this = next(reading, None)
+    while this is not None:
+        after = next(reading, None)
+        if last is None:
+            last = this.at if after is None else min(this.at, after.at)
+        at = sorted((last, this.at, this.at if after is None else after.at))[1]
+        head = _head_of(this)
+        strange = _strange(head, known) and (odd is None or _strange(head, odd))  # two that agree are believed
+        odd = head if strange else None
+        if at - last <= _LONGEST_PAUSE_S and not strange:
+            last = at
+            known = head if head is not None and head.seq else known
+            yield this if at == this.at else journal.Entry(at, this.e)
+        this = after
+
+
+class _Head(Struct):
+    """What every event of the probe has."""
+
+    t: str = ""
+    mono: float = 0.0
+    seq: int = 0
+
+
+_head = msgspec.json.Decoder(_Head)
+
+
+def _head_of(entry: journal.Entry) -> _Head | None:
+    with contextlib.suppress(msgspec.DecodeError, ValueError):
+        return _head.decode(entry.e)
+    return None
+
+
+def _strange(head: _Head | None, known: _Head | None) -> bool:
+    """A new probe (`hello`) may be of another boot; within one probe's life nothing leaps."""
+    if head is None or known is None or not head.seq or head.t == "hello":
+        return False
+    return abs(head.mono - known.mono) > _LONGEST_PAUSE_S or abs(head.seq - known.seq) > _LONGEST_LEAP
 
 
 def _duration(path: Path) -> float:
-    """Time of the last whole line, from the end of the file."""
+    """Time of the last good line, from the end of the file."""
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
         lines = file.read(_LAST_BYTES).split(b"\n")
-    for line in reversed(lines):
-        if (entry := journal.parse_entry(line)) is not None:
-            return entry.at
-    return max((entry.at for entry in _entries(path)), default=0.0)
+    found = [entry for line in lines if (entry := journal.parse_entry(line)) is not None]
+    return max((entry.at for entry in (_sane(found) if found else _entries(path))), default=0.0)

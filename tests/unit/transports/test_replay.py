@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,13 @@ def tear(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-10])
 
 
+def damage(file: Path, number: int, name: str, value: str) -> None:
+    lines = file.read_text().splitlines()
+    lines[number + 1], count = re.subn(rf'"{name}":[\d.]+', f'"{name}":{value}', lines[number + 1])
+    assert count == 1
+    file.write_text("\n".join(lines) + "\n")
+
+
 def remove(file: Path) -> None:
     file.unlink()
 
@@ -60,6 +68,36 @@ async def test_all_is_played_as_fast_as_asked(file: Path) -> None:
     assert player.position == 9.0
     assert await process.wait() == 0
     assert process.errors() == ""
+
+
+@pytest.mark.parametrize("at", ["1e18", "1e300", "-5", "500", "0"])
+@pytest.mark.parametrize("damaged", [0, 4, 9])
+async def test_an_entry_whose_time_is_damaged_holds_nothing_up(file: Path, damaged: int, at: str) -> None:
+    damage(file, damaged, "at", at)
+    process, player = await playing(file, 0)
+    played = await numbers(process)
+    assert [n for n in played if n != damaged] == [n for n in range(10) if n != damaged]
+    assert player.position <= 500
+    assert player.duration == player.position
+
+
+@pytest.mark.parametrize(("name", "value"), [("mono", "1e18"), ("seq", "999999999999")])
+@pytest.mark.parametrize("damaged", [0, 4, 9])
+async def test_an_entry_of_a_clock_or_number_that_leaps_is_passed_over(
+    file: Path, damaged: int, name: str, value: str
+) -> None:
+    damage(file, damaged, name, value)
+    played = await numbers((await playing(file, 0))[0])
+    # Nothing contradicts the first until two others have agreed.
+    assert played == ([0, *range(2, 10)] if damaged == 0 else [n for n in range(10) if n != damaged])
+
+
+async def test_a_part_of_a_long_recording_begins_where_it_was_cut(file: Path) -> None:
+    for number in range(10):
+        damage(file, number, "at", str(500_000 + number))
+    process, player = await playing(file, 0)
+    assert await numbers(process) == list(range(10))
+    assert player.duration == 500_009
 
 
 async def test_blocks_are_never_longer_than_asked(file: Path) -> None:
