@@ -98,7 +98,7 @@ def payload() -> bytes:
     parts = [_LOADER]
     for name, source in modules().items():
         parts += name, source
-    packed = zlib.compress("\0".join(parts).encode(), 9)
+    packed = zlib.compress("\0".join(parts).encode())
     return b"%d\n" % len(packed) + packed
 
 
