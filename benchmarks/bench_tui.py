@@ -258,7 +258,7 @@ def measure(screen: str, rate: int, seconds: float) -> dict[str, Any]:
         keys = []
         if screen == "l":
             for _ in range(10):
-                keys += [terminal.press("v", f"level {level}") for level in ("info+", "warning+", "error", "all")]
+                keys += [terminal.press("v", f"level {level}") for level in ("warning+", "error", "all", "info+")]
         else:
             for _ in range(10):
                 keys += [terminal.press("l", "level info+"), terminal.press("o", "info and above")]
@@ -327,7 +327,7 @@ def memory(lines: int, rate: int) -> bool:
             if growth.lines >= shown + lines // 20:
                 shown = growth.lines
                 print(f"{shown:>12,}{terminal.rss():>8.0f}{cpu_s(terminal.process.pid):>8.0f}", flush=True)
-        keys = [terminal.press("v", f"level {level}") for level in ("info+", "warning+", "error", "all")]
+        keys = [terminal.press("v", f"level {level}") for level in ("warning+", "error", "all", "info+")]
         rss = terminal.rss()
         words, bad = verdict(terminal.end(growth))
     print(f"{lines:>12,}{rss:>8.0f}   {words}; keys after it {max(keys):.0f} ms at worst")
