@@ -14,7 +14,7 @@ from tuner.core.memory import terms_from_fact
 from tuner.domain.logs import LogFact
 from tuner.domain.readings import MemoryTerms
 from tuner.domain.server import Phase, ServerIdentity
-from tuner.domain.state import ErrorLine, PhaseRecord, RankMemory, RankState, ServerState
+from tuner.domain.state import ErrorLine, LogState, PhaseRecord, RankMemory, RankState, ServerState
 
 KEEP_FACTS = 600
 KEEP_ERRORS = 20
@@ -90,9 +90,24 @@ def owns_port(identity: ServerIdentity) -> bool:
 
 def apply_ready(server: ServerState, ready: bool | None, evidence: str) -> ServerState:
     """An HTTP answer said whether the server serves. Asked only on a port that its own processes listen on."""
-    if ready and (server.phase.starting or server.phase is Phase.UNKNOWN):
-        return _enter(server, Phase.READY, _said_ready(server), evidence)
-    return server
+    if not ready or not (server.phase.starting or server.phase is Phase.UNKNOWN):
+        return server
+    if _behind(server.log) and not server.answers_ready:
+        # The start is in what is still being read, and phases that come after READY would be a later start's.
+        return msgspec.structs.replace(server, answers_ready=evidence)
+    return _enter(server, Phase.READY, _said_ready(server), evidence)
+
+
+def caught_up(server: ServerState) -> ServerState:
+    """What an answer said while the log was behind, as soon as it is not."""
+    if not server.answers_ready or _behind(server.log):
+        return server
+    evidence = server.answers_ready
+    return apply_ready(msgspec.structs.replace(server, answers_ready=""), True, evidence)
+
+
+def _behind(log: LogState) -> bool:
+    return log.source is not None and log.end < log.backlog_end
 
 
 def _said_ready(server: ServerState) -> LogFact | None:

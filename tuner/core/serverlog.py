@@ -7,7 +7,7 @@ import msgspec
 from tuner.core import facts as f
 from tuner.core import logtext, metrics
 from tuner.core.engine import Engine, LinePrefix
-from tuner.core.lifecycle import apply_fact
+from tuner.core.lifecycle import apply_fact, caught_up
 from tuner.core.predecessor import Doubt
 from tuner.domain.events import LogBytes, LogGap, LogOpened
 from tuner.domain.logs import Level, LogBlock, LogFact, LogLine
@@ -53,7 +53,7 @@ def gap(server: ServerState, event: LogGap) -> ServerState:
     how_much = format_bytes(size) if size > 0 else "an unknown part of the log"
     log = _marked(server.log, event.offset, f"{how_much} not shown: {event.reason}")
     log = msgspec.structs.replace(log, dropped_bytes=log.dropped_bytes + size, end=max(log.end, event.end))
-    return msgspec.structs.replace(server, log=log)
+    return caught_up(msgspec.structs.replace(server, log=log))
 
 
 def received(
@@ -127,7 +127,7 @@ def received(
     if live:
         for fact in newest.values():
             server = metrics.from_batch(server, fact, event.mono)
-    return server
+    return caught_up(server)
 
 
 def _read_line(

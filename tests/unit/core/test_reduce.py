@@ -350,3 +350,19 @@ def test_a_successor_in_the_same_file_does_not_erase_why_the_server_died() -> No
     assert after.log.lines_total > before.log.lines_total
     assert (after.phase, after.errors, after.phases) == (before.phase, before.errors, before.phases)
     assert before.phase is Phase.FAILED
+
+
+def test_an_answer_that_overtakes_the_log_does_not_hide_the_start() -> None:
+    answer = e.HttpAnswer(key=KEY, endpoint="info", status=200, mono=101.0, body={"ready": True})
+    half = LOG.index("  a line")
+    whole = run(HELLO, SEEN, opened(len(LOG)), log(LOG), answer)[0].servers[0]
+    behind, _ = run(HELLO, SEEN, opened(len(LOG)), log(LOG[:half]), answer)
+    assert behind.servers[0].phase is not Phase.READY
+    caught, _ = run(log(LOG[half:], half), state=behind)
+    assert caught.servers[0].phase is Phase.READY
+    assert [p.phase for p in caught.servers[0].phases] == [p.phase for p in whole.phases]
+    assert len(whole.phases) >= 4
+    skipped, _ = run(e.LogGap(key=KEY, offset=half, end=len(LOG), reason="far"), state=behind)
+    assert skipped.servers[0].phase is Phase.READY, "the log has no more to say"
+    again, _ = run(answer, state=behind)
+    assert again.servers[0].phase is Phase.READY, "and nobody waits for a log that does not come"
