@@ -110,7 +110,8 @@ def received(
         start=log.start if log.blocks else event.offset,
         size=None if kind == "journal" else max(log.size or 0, event.end),
         lines_total=log.lines_total + len(lines),
-        facts_end=max(log.facts_end, event.end) if event.head else log.facts_end,
+        # A line that goes on in the next piece of the start-up section is not searched yet.
+        facts_end=max(log.facts_end, start if partial else event.end) if event.head else log.facts_end,
     )
     if lines:
         log = _kept(log, LogBlock(start=lines[0].offset, end=event.end, lines=tuple(lines)))

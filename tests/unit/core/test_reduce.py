@@ -366,3 +366,11 @@ def test_an_answer_that_overtakes_the_log_does_not_hide_the_start() -> None:
     assert skipped.servers[0].phase is Phase.READY, "the log has no more to say"
     again, _ = run(answer, state=behind)
     assert again.servers[0].phase is Phase.READY, "and nobody waits for a log that does not come"
+
+
+def test_a_start_up_line_that_comes_in_pieces_is_searched_when_it_is_whole() -> None:
+    """SGLang's arguments are one line of 19 kB, and the probe sends 8 kB at a time."""
+    cut = LOG.index("!args") + 2
+    pieces = (log(LOG[:cut], head=True), log(LOG[cut:], cut, head=True))
+    state, _ = run(HELLO, SEEN, opened(len(LOG)), *pieces)
+    assert state.servers[0].phases[0].phase is Phase.ARGS
