@@ -14,7 +14,7 @@ from tuner.core.memory import terms_from_fact
 from tuner.domain.logs import LogFact
 from tuner.domain.readings import MemoryTerms
 from tuner.domain.server import Phase, ServerIdentity
-from tuner.domain.state import ErrorLine, LogState, PhaseRecord, RankMemory, RankState, ServerState
+from tuner.domain.state import ErrorLine, PhaseRecord, RankMemory, RankState, ServerState
 
 KEEP_FACTS = 600
 KEEP_ERRORS = 20
@@ -92,7 +92,7 @@ def apply_ready(server: ServerState, ready: bool | None, evidence: str) -> Serve
     """An HTTP answer said whether the server serves. Asked only on a port that its own processes listen on."""
     if not ready or not (server.phase.starting or server.phase is Phase.UNKNOWN):
         return server
-    if _behind(server.log) and not server.answers_ready:
+    if server.log.behind and not server.answers_ready:
         # The start is in what is still being read, and phases that come after READY would be a later start's.
         return msgspec.structs.replace(server, answers_ready=evidence)
     return _enter(server, Phase.READY, _said_ready(server), evidence)
@@ -100,14 +100,10 @@ def apply_ready(server: ServerState, ready: bool | None, evidence: str) -> Serve
 
 def caught_up(server: ServerState) -> ServerState:
     """What an answer said while the log was behind, as soon as it is not."""
-    if not server.answers_ready or _behind(server.log):
+    if not server.answers_ready or server.log.behind:
         return server
     evidence = server.answers_ready
     return apply_ready(msgspec.structs.replace(server, answers_ready=""), True, evidence)
-
-
-def _behind(log: LogState) -> bool:
-    return log.source is not None and log.end < log.backlog_end
 
 
 def _said_ready(server: ServerState) -> LogFact | None:
@@ -117,7 +113,7 @@ def _said_ready(server: ServerState) -> LogFact | None:
 
 def apply_members(server: ServerState, identity: ServerIdentity) -> ServerState:
     """The process table changed: ranks that were seen and are gone are dead."""
-    alive = {m.pid for m in identity.members if m.state != "Z"} | {identity.pid}
+    alive = {*identity.living, identity.pid}
     ranks = tuple(
         r if r.pid is None or r.alive == (r.pid in alive) else _after_death(r, r.pid in alive) for r in server.ranks
     )
@@ -152,8 +148,7 @@ def apply_members(server: ServerState, identity: ServerIdentity) -> ServerState:
 
 def left_over(server: ServerState) -> ServerState:
     """What an ended server left behind: its log may say that it serves, and it never will again."""
-    living = tuple(m.pid for m in server.identity.members if m.state != "Z")
-    server = msgspec.structs.replace(server, left_pids=living)
+    server = msgspec.structs.replace(server, left_pids=server.identity.living)
     return _enter(server, Phase.FAILED, None, "its leader has ended; ranks are left over")
 
 

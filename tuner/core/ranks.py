@@ -35,7 +35,7 @@ def _with_ranks(server: ServerState, engine: Engine | None, gpus: tuple[GpuInfo,
         return server
     places = engine.ranks(server.identity, server.settings)
     by_tag = {rank.tag: rank for rank in server.ranks}
-    alive = {m.pid for m in server.identity.members if m.state != "Z"} | {server.identity.pid}
+    alive = {*server.identity.living, server.identity.pid}
     titles = {m.pid: m.title for m in server.identity.members}
     ranks: list[RankState] = []
     for place in places:

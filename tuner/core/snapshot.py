@@ -170,7 +170,7 @@ def missing(state: HostState) -> tuple[Missing, ...]:
 
 
 def _untold(server: ServerState) -> str | None:
-    if server.log.source is None or server.log.end < server.log.backlog_end:
+    if server.log.source is None or server.log.behind:
         # Of a long log its start-up section comes first: what it says may be long over.
         return "log"
     if server.phase is Phase.UNKNOWN:

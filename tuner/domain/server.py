@@ -111,6 +111,11 @@ class ServerIdentity(Struct, frozen=True, kw_only=True):
     """Processes of an engine whose leader is gone."""
     log: LogSource | None = None
 
+    @property
+    def living(self) -> tuple[int, ...]:
+        """PIDs of the members that run: a zombie is dead and only not yet taken away."""
+        return tuple(member.pid for member in self.members if member.state != "Z")
+
 
 class SeriesPoint(Struct, frozen=True, array_like=True, gc=False):
     """One value of a series; `t` in seconds of the host's monotonic clock."""

@@ -147,6 +147,11 @@ class LogState(Struct, frozen=True, kw_only=True):
     facts_end: int = 0
     """Lines that begin before this offset were searched for facts already."""
 
+    @property
+    def behind(self) -> bool:
+        """The log was opened, and is not yet read up to where it was then."""
+        return self.source is not None and self.end < self.backlog_end
+
 
 class ErrorLine(Struct, frozen=True, kw_only=True):
     """The first line of an error in the log, with the ranks that showed the same one."""
@@ -207,6 +212,11 @@ class ServerState(Struct, frozen=True, kw_only=True):
     """Log time minus the host's wall clock: the zone of the log, and its missing year."""
     facts: tuple[LogFact, ...] = ()
     """Facts of the current start, for diagnosis; bounded."""
+
+    @property
+    def title(self) -> str:
+        """The engine's name as people write it; of an engine this version does not know, as its plan has it."""
+        return self.engine_title or self.identity.engine
 
 
 class ForeignProcess(Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from tuner.screens.base import TunerScreen, fits
 from tuner.screens.help import shown_keys
 from tuner.screens.logs import LogsScreen
 from tuner.widgets.spans import clean
-from tuner.widgets.status import model_name
+from tuner.widgets.status import server_name
 from tuner.widgets.themes import THEMES
 
 Command = tuple[str, str, str, Callable[[], object]]
@@ -129,9 +129,8 @@ class HostCommands(ListProvider):
             about = "a recording that has ended" if tab.ended else f"link {tab.word}"
             yield f"Host {clean(tab.name)}", "", about, partial(self.app.post_message, HostRequested(tab.name))
         for server in screen.shell.snapshot.servers if screen.shell.snapshot else ():
-            title = f"{server.engine_title or server.identity.engine} {model_name(server.model)}".strip()
             run = partial(self.app.post_message, ServerRequested(server.identity.key))
-            yield f"Server {clean(title)} pid {server.identity.pid}", "", str(server.phase), run
+            yield f"Server {clean(server_name(server))} pid {server.identity.pid}", "", str(server.phase), run
 
 
 class ThemeCommands(ListProvider):

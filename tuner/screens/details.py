@@ -128,7 +128,7 @@ def sections(
 def _server(state: HostState, server: ServerState) -> Iterator[Section]:
     identity = server.identity
     section = Section("server")
-    section.pair("engine", f"{server.engine_title or identity.engine} {server.version or ''}".strip())
+    section.pair("engine", f"{server.title} {server.version or ''}".strip())
     section.pair("LLM", server.model)
     phase = status.PHASE_NAMES.get(server.phase, str(server.phase))
     section.pair("phase", phase + (f"  ({server.phase_evidence})" if server.phase_evidence else ""))

@@ -147,8 +147,13 @@ class OverviewScreen(TunerScreen):
             if identity.key in left_out:
                 continue
             place = f"pid {identity.pid}" if each.gone or not identity.port else f":{identity.port}"
-            again = each.gone and not chosen and server is not None and _name(each) == _name(server)
-            words = place if again else f"{clean(_name(each))} {place}"
+            again = (
+                each.gone
+                and not chosen
+                and server is not None
+                and status.server_name(each) == status.server_name(server)
+            )
+            words = place if again else f"{clean(status.server_name(each))} {place}"
             words = f"[{words}]" if chosen else f" {words} "
             parts.append(((words, "strong" if chosen else "dim"), (" ", "text"), status.phase_word(each, self.glyphs)))
         if left_out:
@@ -296,7 +301,3 @@ class OverviewScreen(TunerScreen):
         parts = ("#status", "#phases", "#servers", "#table", "#legend", "#notes")
         lines = [text_of(line).rstrip() for part in parts for line in self.query_one(part, Rows).lines]
         return "\n".join(lines)
-
-
-def _name(server: ServerState) -> str:
-    return f"{server.engine_title or server.identity.engine} {status.model_name(server.model)}".strip()

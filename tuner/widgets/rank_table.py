@@ -137,7 +137,7 @@ def rows_of(state: HostState, server: ServerState | None) -> list[Row]:
     taken = {rank.gpu for rank in ranks}
     # The GPUs of the host's other servers keep their stacks; the label says whose they are.
     others = {
-        rank.gpu: (each.engine_title or each.identity.engine, rank, each)
+        rank.gpu: (each.title, rank, each)
         for each in state.servers
         if each is not server and not each.gone
         for rank in each.ranks

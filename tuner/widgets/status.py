@@ -58,6 +58,11 @@ def model_name(model: str | None) -> str:
     return text.rsplit("/", 1)[-1] if text.startswith(("/", "./", "~")) or text.count("/") > 1 else text
 
 
+def server_name(server: ServerState) -> str:
+    """Engine and LLM, as a server is told from others."""
+    return f"{server.title} {model_name(server.model)}".strip()
+
+
 def fabric(infos: Sequence[GpuInfo]) -> str:
     """How the GPUs are connected, in words; empty where it cannot be read."""
     counts = [info.nvlink_count for info in infos]
@@ -154,8 +159,7 @@ def status_line(
     if wide:
         parts.append(((fabric(infos), "text"),))
     if server is not None:
-        engine = server.engine_title or server.identity.engine
-        parts.append(((f"{engine} {clean(server.version or '')}".strip(), "text"),))
+        parts.append(((f"{server.title} {clean(server.version or '')}".strip(), "text"),))
         parts.append(((model_name(server.model), "strong"),))
         if wide:
             parts.append(owner_spans(state, server))
