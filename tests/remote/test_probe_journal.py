@@ -215,6 +215,8 @@ def test_a_warning_of_journalctl_costs_no_entry_and_is_no_trouble(tree: ProcTree
         probe.wait(has("one\ntwo\n"))
         book.write("three")
         probe.wait(has("one\ntwo\nthree\n"))
+        book.write("four")  # by now each journalctl has warned; its warning may come after the entry that it had
+        probe.wait(has("one\ntwo\nthree\nfour\n"))
         probe.problem("log-denied", cleared=True)
         assert "truncated" in probe.problem("log-denied").detail
         assert probe.of(e.ProblemSeen)[-1].cleared

@@ -156,10 +156,13 @@ class JournalTail(Tail):
         known = self._cursor
         waiting: List[Entry] = []
         since = 0.0
+        size = 0
 
         def send() -> None:
+            nonlocal size
             self._send(waiting)
             waiting.clear()
+            size = 0
             self.caught_up.set()
 
         for entry in self._reader.entries(how, lambda: self._stopped or (not dead and self._over), send):
@@ -177,7 +180,7 @@ class JournalTail(Tail):
             if not waiting:
                 since = time.monotonic()
             waiting.append(entry)
-            size = sum(len(entry.data) for entry in waiting)
+            size += len(entry.data)
             # One that writes steadily leaves no moment without an entry. A line that goes on in the next one is not
             # torn: the cursor stands for all of it.
             enough = len(waiting) >= 50 or size > 32_768 or time.monotonic() - since > 0.25
