@@ -85,11 +85,12 @@ async def test_healthy(version: str) -> None:
         check_shapes(host, version)
 
 
+@pytest.mark.timeout(150)  # a whole start, of nine processes that are begun for it: 7 s on an idle machine
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_start(version: str) -> None:
     async with simhost.start("start", version, speed=10) as host:
         assert "fired up" not in log_of(host, "base-88")
-        await until(lambda: "The server is fired up and ready to roll!" in log_of(host, "base-88"))
+        await until(lambda: "The server is fired up and ready to roll!" in log_of(host, "base-88"), 60)
         await until(lambda: re.search(r"gen throughput \(token/s\): [1-9]", log_of(host, "base-88")))
         check_shapes(host, version)
 
