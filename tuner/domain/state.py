@@ -17,6 +17,7 @@ from tuner.domain.events import (
     ProbeHello,
     ProblemSeen,
 )
+from tuner.domain.findings import Finding
 from tuner.domain.gpu import GpuProcess, GpuSample, ProcessInfo
 from tuner.domain.history import UsualTimes
 from tuner.domain.link import LinkPhase
@@ -24,6 +25,7 @@ from tuner.domain.logs import LogBlock, LogFact
 from tuner.domain.plan import NUMBERS_EVERY_S
 from tuner.domain.readings import MemoryTerms
 from tuner.domain.server import LogSource, Phase, SeriesPoint, ServerIdentity
+from tuner.domain.starts import Start
 
 Series = tuple[SeriesPoint, ...]
 
@@ -212,6 +214,10 @@ class ServerState(Struct, frozen=True, kw_only=True):
     """Log time minus the host's wall clock: the zone of the log, and its missing year."""
     facts: tuple[LogFact, ...] = ()
     """Facts of the current start, for diagnosis; bounded."""
+    findings: tuple[Finding, ...] = ()
+    """What is wrong with it or worth knowing, the root cause first."""
+    start: Start | None = None
+    """What its log tells of the start that the findings are about."""
 
     @property
     def title(self) -> str:
