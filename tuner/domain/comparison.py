@@ -1,0 +1,188 @@
+"""What differed between two starts of a server, and which of it matters.
+
+`core.compare` makes it from two `Start` values. Of the two, `good` is the baseline (the one that worked, or the first
+one named) and `bad` the one that is judged. Sizes are GiB and times seconds, as the logs print them.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from msgspec import Struct
+
+from tuner.domain.findings import Outcome
+
+Value = int | float | str | bool | tuple[int, ...] | None
+
+
+class Group(enum.StrEnum):
+    """What kind of thing differs."""
+
+    ARGUMENT = "argument"
+    """A server arg, by canonical name."""
+    ENVIRONMENT = "environment"
+    """An environment variable that a log proves or a process showed."""
+    VERSION = "version"
+    """Of a part: engine, torch, cuda, nccl, flashinfer, commit, ..."""
+    PHASE = "phase"
+    """Seconds of a phase of the start."""
+    MEMORY = "memory"
+    """GiB of a rank for one purpose."""
+    POOL = "pool"
+    """The KV pool: tokens, GiB, bytes per token."""
+    GRAPHS = "graphs"
+    """CUDA graphs: sizes, GiB, seconds."""
+    LIMIT = "limit"
+    """What the capacity line at the end of a start grants."""
+
+
+class Role(enum.StrEnum):
+    """What a difference has to do with the outcome."""
+
+    EXPLAINS = "explains"
+    """It alone turns one outcome into the other, by arithmetic."""
+    POSSIBLE = "possible"
+    """It may matter, and no number proves or refutes it."""
+    FOLLOWS = "follows"
+    """A consequence of another difference."""
+    ACQUITTED = "acquitted"
+    """It changed and does not matter; `note` has the number that shows it."""
+    NOISE = "noise"
+    """It differs between any two starts: ports, random seeds, log paths."""
+
+
+class Origin(enum.StrEnum):
+    """Where a value of one side comes from."""
+
+    GIVEN = "given"
+    """Its operator asked for it."""
+    RESOLVED = "resolved"
+    """The engine prints it, with its defaults and overrides applied."""
+    EFFECTIVE = "effective"
+    """It follows from what the start did: the fraction from the size of the KV pool."""
+    MEASURED = "measured"
+    """A line of the log states it as seen."""
+    UNKNOWN = "unknown"
+    """This log does not tell; the value is None."""
+
+
+class RankPair(Struct, frozen=True):
+    """One number of one global rank in both starts; None where a log does not tell it."""
+
+    rank: int
+    good: float | None
+    bad: float | None
+
+
+class Difference(Struct, frozen=True, kw_only=True):
+    """One thing that is not the same in both starts."""
+
+    group: Group
+    name: str
+    """Canonical name: a server arg, a variable, a part, a phase, or a purpose of memory."""
+    good: Value = None
+    bad: Value = None
+    """None: not told, or not set; `*_origin` says which."""
+    good_origin: Origin = Origin.UNKNOWN
+    bad_origin: Origin = Origin.UNKNOWN
+    unit: str = ""
+    good_at: int | None = None
+    bad_at: int | None = None
+    """The line of either log that tells it, as `Evidence.at` counts in that log."""
+    role: Role = Role.POSSIBLE
+    weight: float = 0.0
+    """How much of the outcome it can explain, 0 to 1: the order within a role."""
+    effect_gib: float | None = None
+    """What it did to the memory of the weakest rank's KV pool, bad minus good; None: not computable."""
+    pairs: tuple[RankPair, ...] = ()
+    """Rank by rank where the ranks have numbers of their own; `good` and `bad` are then the worst rank's."""
+    note: str = ""
+    """One sentence with the numbers."""
+
+    @property
+    def explains(self) -> bool:
+        """It is what turned one outcome into the other."""
+        return self.role is Role.EXPLAINS
+
+    @property
+    def ratio(self) -> float | None:
+        """Bad over good, of numbers above zero."""
+        return ratio(self.good, self.bad)
+
+
+class Measure(Struct, frozen=True, kw_only=True):
+    """One number that both starts have, the same or not: a row of the tables side by side."""
+
+    group: Group
+    name: str
+    unit: str = ""
+    good: float | None = None
+    bad: float | None = None
+    """Of the rank that is worst off: the slowest phase, the least memory free, the most memory used."""
+    pairs: tuple[RankPair, ...] = ()
+
+    @property
+    def ratio(self) -> float | None:
+        """Bad over good, of numbers above zero."""
+        return ratio(self.good, self.bad)
+
+
+class Side(Struct, frozen=True, kw_only=True):
+    """One of the two starts, in short."""
+
+    engine: str = ""
+    version: str | None = None
+    model: str | None = None
+    """As its arguments name it."""
+    outcome: Outcome = Outcome.UNKNOWN
+    phase: str = "unknown"
+    """The furthest it came."""
+    ranks: int = 0
+    files: tuple[str, ...] = ()
+    fraction: float | None = None
+    """The memory fraction that was in effect."""
+    fraction_origin: Origin = Origin.UNKNOWN
+    fraction_note: str = ""
+    """How an effective one was found: `1 - (21.71 - 10.42) / 94.04`."""
+    pool_gib: float | None = None
+    """The KV pool of the weakest rank; negative: what it would have had to be."""
+    f_min: float | None = None
+    """1 - A/T of the weakest rank, to four digits: at or below it there is no pool."""
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """Two starts side by side."""
+
+    good: Side
+    bad: Side
+    obstacles: tuple[str, ...] = ()
+    """Why the two do not compare: other LLM, other engine, other hardware. What can be is compared all the same."""
+    summary: str = ""
+    """One or two sentences: what made the difference, or that nothing told does."""
+    differences: tuple[Difference, ...] = ()
+    """Ranked: what explains the outcome first, noise last."""
+    measures: tuple[Measure, ...] = ()
+    """Phase times, memory, pool, graphs and limits of both, in the order of a start."""
+
+    def of(self, *roles: Role) -> tuple[Difference, ...]:
+        """The differences that have one of these roles, in order."""
+        return tuple(each for each in self.differences if each.role in roles)
+
+    @property
+    def explaining(self) -> tuple[Difference, ...]:
+        """What turned one outcome into the other."""
+        return self.of(Role.EXPLAINS)
+
+    @property
+    def acquitted(self) -> tuple[Difference, ...]:
+        """What changed and does not matter."""
+        return self.of(Role.ACQUITTED)
+
+
+def ratio(good: Value, bad: Value) -> float | None:
+    """`bad / good` where both are numbers above zero."""
+    if isinstance(good, bool) or isinstance(bad, bool):
+        return None
+    if isinstance(good, int | float) and isinstance(bad, int | float) and good > 0 and bad > 0:
+        return bad / good
+    return None
