@@ -1,0 +1,117 @@
+"""What a diagnosis says: causes with their evidence, remedies, and what would refute them.
+
+The ids of causes and phases are those of `core.causes`; `docs/findings.md` lists them. `core.report` turns these
+values into the JSON that `gputuner diagnose --json` promises.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from msgspec import Struct
+
+Number = int | float
+
+
+class Severity(enum.StrEnum):
+    """How bad a finding is. Only the first two make `diagnose` exit with 1."""
+
+    FATAL = "fatal"
+    """The start failed or the server died of it."""
+    ERROR = "error"
+    """Something is broken, and the server lives."""
+    PERFORMANCE = "performance"
+    """A proven slowdown."""
+    INFO = "info"
+    """Worth knowing: no failure and no proven slowdown."""
+
+
+class Confidence(enum.StrEnum):
+    """How sure a finding is."""
+
+    HIGH = "high"
+    """The log says so itself, or the arithmetic leaves nothing else."""
+    MEDIUM = "medium"
+    """The likeliest of few explanations."""
+    LOW = "low"
+    """A guess that something to collect would settle."""
+
+
+class Outcome(enum.StrEnum):
+    """How a start ended, by its log."""
+
+    READY = "ready"
+    """Readiness was seen, and it was alive at the end."""
+    RUNNING = "running"
+    """The start is unfinished, without an error."""
+    FAILED = "failed"
+    STOPPED = "stopped"
+    """By its operator, clean or not."""
+    UNKNOWN = "unknown"
+
+
+class Move(enum.StrEnum):
+    """What a remedy does to its knob."""
+
+    RAISE = "raise"
+    LOWER = "lower"
+    SET = "set"
+    UNSET = "unset"
+    OTHER = "other"
+
+
+class Evidence(Struct, frozen=True, kw_only=True):
+    """One number or word that a finding rests on."""
+
+    what: str
+    value: Number | str | None
+    """As printed, in the log's unit; derived ones in GiB where they are sizes."""
+    unit: str = ""
+    at: int | None = None
+    """Where the log says it, as `LogLine.offset` counts: a line number of a file read whole, a byte of a live log.
+    None: derived."""
+    file: str | None = None
+    line: int | None = None
+    """Counted from 1, where lines are counted."""
+
+    @property
+    def derived(self) -> bool:
+        """It was computed, and no line has it."""
+        return self.at is None
+
+
+class Remedy(Struct, frozen=True, kw_only=True):
+    """A proposed change, checked against the memory forecast where it moves memory."""
+
+    knob: str
+    """Canonical name of `engines/NAME/knobs.toml`, or a word for what is no knob: `gpu-processes`, `version`."""
+    flag: str | None = None
+    env: str | None = None
+    """How the version at hand spells it: a command line flag or an environment variable."""
+    move: Move = Move.OTHER
+    value: Number | str | bool | None = None
+    min: Number | None = None
+    max: Number | None = None
+    """The safe interval of the value, where one is known."""
+    why: str = ""
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """One cause, with everything that is needed to believe it or not."""
+
+    cause: str
+    severity: Severity
+    phase: str = "none"
+    """One of `core.causes.PHASES`."""
+    ranks: tuple[int, ...] | None = None
+    """Global ranks that show the root failure themselves; None: not rank specific."""
+    confidence: Confidence = Confidence.MEDIUM
+    title: str = ""
+    explanation: str = ""
+    evidence: tuple[Evidence, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
+    wrong_advice: tuple[str, ...] = ()
+    """What the log itself advises, and why it would not help."""
+    refuted_by: str = ""
+    at: int | None = None
+    """The line under which it is shown, as `Evidence.at` counts."""

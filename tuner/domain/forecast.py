@@ -1,0 +1,68 @@
+"""The memory of a start that has not happened yet."""
+
+from __future__ import annotations
+
+import enum
+
+from msgspec import Struct
+
+
+class Source(enum.StrEnum):
+    """Where a number of a forecast comes from."""
+
+    MEASURED = "measured"
+    """A start of this host printed it."""
+    FORMULA = "formula"
+    """The engine computes it so."""
+    ESTIMATE = "estimate"
+    """Fitted or assumed; `ForecastRow.error_bytes` says how far off it may be."""
+
+
+class Fit(enum.StrEnum):
+    """Whether a start will fit."""
+
+    FITS = "fits"
+    TOO_LOW = "too-low"
+    """The fraction is at or below the minimum: no KV pool."""
+    TOO_HIGH = "too-high"
+    """What is left beside the static share is too little for graphs and activations."""
+    NOWHERE = "nowhere"
+    """No fraction works."""
+    UNKNOWN = "unknown"
+    """A number that is needed is not known."""
+
+
+class ForecastRow(Struct, frozen=True, kw_only=True):
+    """One purpose of one rank's memory."""
+
+    rank: int
+    what: str
+    """weights, draft_weights, kv_pool, draft_kv_pool, graphs, context, activation, request_table, free."""
+    size_bytes: int | None
+    tokens: int | None = None
+    """Of a KV pool."""
+    source: Source = Source.MEASURED
+    error_bytes: int | None = None
+    note: str = ""
+    """How it was found, with the numbers: `21.71 - 94.03 x (1 - 0.88)`."""
+
+
+class Forecast(Struct, frozen=True, kw_only=True):
+    """What a start would do, per rank, and the interval in which its fraction is safe."""
+
+    fit: Fit
+    rows: tuple[ForecastRow, ...] = ()
+    fraction: float | None = None
+    """The effective one of the forecast start."""
+    f_min: float | None = None
+    """1 - A/T, to four digits: at or below it there is no pool."""
+    f_max: float | None = None
+    """Leaves graphs, the largest activation need and 1 GiB. Below `f_min`: no fraction works."""
+    kv_tokens: int | None = None
+    """Of the whole server's weakest rank."""
+    warnings: tuple[str, ...] = ()
+    """`less than 4 GiB are left: SGLang switches prefill graphs off`, ..."""
+    changed: dict[str, tuple[object, object]] = {}
+    """Knobs that differ from the start it is made from: old and new value."""
+    unknown: tuple[str, ...] = ()
+    """Numbers that are missing, in words, with what would tell them."""
