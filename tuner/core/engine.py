@@ -24,6 +24,10 @@ class LinePrefix(Struct, frozen=True, gc=False):
     level: Level | None = None
     prefixed: bool = True
     """False: a line without prefix, which belongs to the line before unless it is a known raw line."""
+    actor: str = ""
+    """The process that printed it, where the engine names it: `EngineCore_DP0`, `APIServer`."""
+    source: str = ""
+    """Where in the engine's code it was written, where all lines of one record repeat that: `core.py:515`."""
 
 
 class RankPlace(Struct, frozen=True, kw_only=True):
@@ -48,6 +52,9 @@ class Engine(Protocol):
 
     def prefix(self, text: str) -> LinePrefix:
         """Split a line (control sequences already stripped) into prefix and message."""
+
+    def message(self, text: str, prefix: LinePrefix) -> str:
+        """What a line says without its prefix; out of its JSON object where it is one."""
 
     def level(self, message: str) -> Level:
         """Severity of a message whose prefix tells none."""

@@ -80,6 +80,10 @@ class SGLang:
         """Split a line into prefix and message."""
         return lines.split(text)
 
+    def message(self, text: str, prefix: LinePrefix) -> str:
+        """What a line says without its prefix."""
+        return text[prefix.message_start :]
+
     def level(self, message: str) -> Level:
         """Severity by the words of the message."""
         return lines.level(message)

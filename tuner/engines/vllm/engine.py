@@ -85,6 +85,10 @@ class VLLM:
         """Split a line into prefix and message."""
         return lines.split(text)
 
+    def message(self, text: str, prefix: LinePrefix) -> str:
+        """What a line says without its prefix."""
+        return lines.message_of(text, prefix)
+
     def level(self, message: str) -> Level:
         """Severity of output that is no record."""
         return lines.level(message)

@@ -59,15 +59,18 @@ def _prefix(text: str) -> LinePrefix:
     tag = _TAG.match(text)
     start = 0 if tag is None else tag.end()
     rank = None if tag is None else rank_of(tag["name"], tag["rank"])
+    actor = "" if tag is None else tag["name"]
     record = _RECORD.match(text, start)
     if record is not None:
-        return LinePrefix(rank, _full_seconds(f"2000-{record['at']}"), record.end(), LEVELS[record["level"]])
+        at, level = _full_seconds(f"2000-{record['at']}"), LEVELS[record["level"]]
+        return LinePrefix(rank, at, record.end(), level, actor=actor, source=text[record.end("at") : record.end()])
     uvicorn = _UVICORN.match(text, start)
     if uvicorn is not None:
         polled = " HTTP/1." in text and _POLLED.search(text) is not None
-        return LinePrefix(rank, None, uvicorn.end(), Level.DEBUG if polled else LEVELS[uvicorn["level"]])
+        level = Level.DEBUG if polled else LEVELS[uvicorn["level"]]
+        return LinePrefix(rank, None, uvicorn.end(), level, actor=actor)
     # A tag alone marks output of that process that is no record: a bar, a traceback, a warning of Python's.
-    return _BARE if tag is None else LinePrefix(rank, None, start, None, False)
+    return _BARE if tag is None else LinePrefix(rank, None, start, None, False, actor=actor)
 
 
 _BARE = LinePrefix(None, None, 0, None, False)
@@ -127,7 +130,8 @@ def _json_prefix(text: str) -> LinePrefix:
         return _BARE
     name = str(record.get("vllm_process_name") or record.get("processName") or "")
     level_name = str(record.get("levelname", ""))
-    return LinePrefix(rank_of(name), _full_seconds(str(record.get("asctime", ""))), 0, LEVELS.get(level_name))
+    at = _full_seconds(str(record.get("asctime", "")))
+    return LinePrefix(rank_of(name), at, 0, LEVELS.get(level_name), actor=name)
 
 
 @functools.lru_cache(maxsize=16)

@@ -1,0 +1,187 @@
+"""Exceptions out of a log: tracebacks put together again, with the chain that led to them.
+
+Ranks share one stream without a lock. A traceback is one record in SGLang and one prefix a line in vLLM; either may
+be interrupted by another rank, lose its beginning to a log that was cut, or its end to a killed process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from tuner.core.records import Record
+from tuner.domain.starts import Failure
+
+TRACEBACK = "Traceback (most recent call last):"
+KEPT_MESSAGE = 4_000
+_FRAME = re.compile(r'\s+File "(?P<path>[^"]+)", line \d+(?:, in (?P<function>\S+))?')
+_EXCEPTION = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z_]\w*)(?::\s?(?P<message>.*))?\Z", re.DOTALL)
+_CHAINED = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+_UNDERLINE = re.compile(r"[\s~^]*[\^~][\s~^]*\Z")
+_HEADER_END = re.compile(r"[\s:]+\Z")
+
+
+class _Link:
+    """One exception of a chain."""
+
+    def __init__(self) -> None:
+        self.frames: list[str] = []
+        self.lines: list[str] = []
+        self.at = 0
+
+    @property
+    def raised(self) -> bool:
+        return bool(self.lines)
+
+
+class _Block:
+    """A traceback that is being read."""
+
+    def __init__(self, record: Record, header: str) -> None:
+        self.first = record
+        self.last = record.at
+        self.header = header
+        self.links = [_Link()]
+        self.chained = False
+
+    def open_to(self, record: Record) -> bool:
+        """Whether a line can go on with it."""
+        if record.prefixed:
+            return bool(record.source) and (record.source, record.actor, record.rank) == (
+                self.first.source,
+                self.first.actor,
+                self.first.rank,
+            )
+        return record.actor == self.first.actor or not record.actor
+
+    def add(self, record: Record) -> bool:
+        """Take a line; False: it belongs to something else."""
+        line, link = record.message, self.links[-1]
+        if line.strip() in _CHAINED:
+            self.chained = True
+        elif line.startswith(TRACEBACK):
+            if not self.chained:
+                return False
+            self.links.append(_Link())
+            self.chained = False
+        elif frame := _FRAME.match(line):
+            if link.raised:  # the message of an exception may quote frames, as a compiler's does
+                link.lines.append(line)
+            else:
+                link.frames.append(f"{frame['path']}:{frame['function'] or ''}")
+        elif not link.raised and (not line.strip() or line[:1] in " \t" or _UNDERLINE.match(line)):
+            pass
+        elif not link.raised:
+            if _EXCEPTION.match(line) is None:
+                return False
+            link.lines.append(line)
+            link.at = record.at
+        elif not self.chained:
+            link.lines.append(line)
+        elif line.strip() and _EXCEPTION.match(line) is not None:
+            # A chain whose second traceback was not printed, or whose frames were filtered out.
+            self.links.append(_Link())
+            self.chained = False
+            return self.add(record)
+        self.last = record.at
+        return True
+
+    def failure(self) -> Failure | None:
+        """What was read; None when it says nothing."""
+        raised = [link for link in self.links if link.raised]
+        whole = bool(raised) and raised[-1] is self.links[-1] and not self.chained
+        if not raised:
+            if not self.header and not self.links[0].frames:
+                return None
+            raised = [self.links[-1]]
+        root, final = raised[0], raised[-1]
+        name, message = _split(root.lines)
+        final_name, final_message = _split(final.lines)
+        return Failure(
+            at=self.first.at,
+            end=self.last,
+            rank=self.first.rank,
+            time=self.first.time,
+            header=self.header,
+            exception=name,
+            message=message,
+            message_at=root.at or self.first.at,
+            final_exception=final_name,
+            final_message=final_message,
+            final_at=final.at or self.first.at,
+            frames=tuple(root.frames),
+            whole=whole,
+        )
+
+
+def failures(stream: Iterable[Record]) -> tuple[list[Failure], list[Record]]:
+    """Put tracebacks together.
+
+    Args:
+        stream: Lines of one start, in order.
+
+    Returns:
+        The failures in the order in which they began, and the lines that belong to none.
+    """
+    open_blocks: list[_Block] = []
+    closed: list[_Block] = []
+    others: list[Record] = []
+    orphan: _Block | None = None
+    for record in stream:
+        block = next((b for b in reversed(open_blocks) if b.open_to(record)), None)
+        begins = TRACEBACK in record.message
+        if block is not None and block.add(record):
+            continue
+        if block is not None and (begins or record.prefixed):
+            open_blocks.remove(block)
+            closed.append(block)
+        if record.prefixed and not record.source:
+            # A record of SGLang's ends what was raised; what is still being told goes on behind it.
+            done = [b for b in open_blocks if b.links[-1].raised and not b.chained]
+            open_blocks = [b for b in open_blocks if b not in done]
+            closed.extend(done)
+        if begins:
+            head, _, _ = record.message.partition(TRACEBACK)
+            header = _HEADER_END.sub("", head) or _announced(others, record)
+            open_blocks.append(_Block(record, header))
+            continue
+        if not record.prefixed and _FRAME.match(record.message) and not open_blocks:
+            # The head of this one was cut off.
+            orphan = _Block(record, "")
+            orphan.add(record)
+            open_blocks.append(orphan)
+            continue
+        others.append(record)
+    found = [(block, block.failure()) for block in (*closed, *open_blocks)]
+    whole = [
+        msgspec.structs.replace(failure, whole=False) if block is orphan else failure
+        for block, failure in found
+        if failure is not None
+    ]
+    return sorted(whole, key=lambda failure: failure.at), others
+
+
+def _announced(others: list[Record], record: Record) -> str:
+    """`EngineCore failed to start.` stands on a line of its own above its traceback."""
+    if others and record.source and others[-1].source == record.source and others[-1].actor == record.actor:
+        return others[-1].message.strip().rstrip(".")
+    before = others[-1].message.strip() if others else ""
+    return before.rstrip(":") if before.startswith("Process ") and before.endswith(":") else ""
+
+
+def _split(lines: list[str]) -> tuple[str, str]:
+    """Type without its module, and message, of an exception's lines."""
+    if not lines:
+        return "", ""
+    found = _EXCEPTION.match(lines[0])
+    if found is None:
+        return "", "\n".join(lines).strip()[:KEPT_MESSAGE]
+    rest = [found["message"] or "", *lines[1:]]
+    return found["type"].rpartition(".")[2], "\n".join(rest).strip()[:KEPT_MESSAGE]
+
+

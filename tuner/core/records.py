@@ -1,0 +1,67 @@
+"""Lines of a log with their prefix taken apart: what `core.failures` and `core.story` read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec import Struct
+
+from tuner.core.engine import Engine
+from tuner.domain.logs import Level
+
+_TORCH_RANK = re.compile(r"\[rank(\d+)\]:")
+"""torch's C++ code names the global rank and nothing else."""
+_ENOUGH = 200
+"""So many lines of an engine's own settle which engine it is."""
+
+
+class Record(Struct, frozen=True, gc=False):
+    """One line."""
+
+    at: int
+    """Its place, as `LogLine.offset`."""
+    text: str
+    message: str
+    """Without prefix; for a line that continues another, all of it."""
+    prefixed: bool
+    rank: str | None
+    time: float | None
+    level: Level
+    actor: str
+    source: str
+
+
+def records(lines: Iterable[tuple[int, str]], engine: Engine) -> Iterator[Record]:
+    """Take lines apart; a line without prefix gets the rank of torch's own prefix, else none.
+
+    Args:
+        lines: Place and text, cleaned.
+        engine: Whose log it is.
+    """
+    for at, text in lines:
+        prefix = engine.prefix(text)
+        message = engine.message(text, prefix)
+        rank = prefix.rank
+        if rank is None and text.startswith("[rank") and (found := _TORCH_RANK.match(text)) is not None:
+            rank = f"TP{found[1]}"
+        level = prefix.level or engine.level(message)
+        yield Record(at, text, message, prefix.prefixed, rank, prefix.at, level, prefix.actor, prefix.source)
+
+
+def engine_of(lines: Iterable[tuple[int, str]], engines: Mapping[str, Engine]) -> Engine | None:
+    """The engine that printed most of some lines; None when nothing tells.
+
+    Old SGLang imports vLLM, and prints lines of its too, so that no single line decides.
+    """
+    scores = dict.fromkeys(engines, 0)
+    for _, text in lines:
+        for name, engine in engines.items():
+            if engine.interesting(text):
+                scores[name] += 3 * sum(not fact.fields.get("general") for fact in engine.facts(text, engine.prefix(text), 0))
+            if engine.plan().package in text:
+                scores[name] += 1
+        if max(scores.values(), default=0) > _ENOUGH:
+            break
+    best = max(scores, key=lambda name: scores[name], default=None)
+    return engines[best] if best is not None and scores[best] > 0 else None
