@@ -1,0 +1,359 @@
+"""What `gputuner diagnose --json` promises, made from a start, its findings and its forecast in one place.
+
+The keys are an interface for scripts: they are the field names here, `docs/diagnose.md` lists them, and the text for
+people is drawn from the same value, so the two cannot disagree. A key is never left out, except `comparison`, which is
+there when a baseline was given; what is not known is null. Secrets are masked here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from tuner.core.redact import mask
+from tuner.core.report_comparison import SCHEMA, ComparisonReport, Locate, digits
+from tuner.domain.findings import Confidence, Evidence, Finding, Move, Number, Outcome, Remedy, Severity
+from tuner.domain.forecast import Fit, Forecast, ForecastRow, Source
+from tuner.domain.starts import Figure, PhaseSpan, RankStory, Start
+from tuner.units import GIB
+
+MOST_EVIDENCE = 12
+FRACTIONS = frozenset({"mem_fraction_static", "gpu_memory_utilization"})
+"""Knobs that are shares of the GPU's memory."""
+
+
+class EvidenceReport(Struct, frozen=True, kw_only=True):
+    """A number or word that a finding rests on."""
+
+    what: str
+    value: Number | str | None
+    unit: str
+    file: str | None
+    line: int | None
+    derived: bool
+
+
+class RemedyReport(Struct, frozen=True, kw_only=True):
+    """A proposed change."""
+
+    knob: str
+    flag: str | None
+    env: str | None
+    move: Move
+    value: Number | str | bool | None
+    min: Number | None
+    max: Number | None
+    why: str
+
+
+class FindingReport(Struct, frozen=True, kw_only=True):
+    """One cause with its evidence."""
+
+    cause: str
+    severity: Severity
+    phase: str
+    ranks: tuple[int, ...] | None
+    confidence: Confidence
+    title: str
+    explanation: str
+    evidence: tuple[EvidenceReport, ...]
+    remedies: tuple[RemedyReport, ...]
+    wrong_advice: tuple[str, ...]
+    refuted_by: str
+
+
+class StartReport(Struct, frozen=True, kw_only=True):
+    """A start that is in the log before the one that is judged."""
+
+    engine: str | None
+    engine_version: str | None
+    outcome: Outcome
+    phase: str
+    file: str
+    first_line: int
+    last_line: int
+
+
+class PhaseReport(Struct, frozen=True, kw_only=True):
+    """One phase of one rank."""
+
+    phase: str
+    seconds: float | None
+    before_gib: float | None
+    after_gib: float | None
+    used_gib: float | None
+    ended: bool
+    file: str
+    line: int
+
+
+class MemoryReport(Struct, frozen=True, kw_only=True):
+    """GPU memory of one rank as the log tells it."""
+
+    total_gib: float | None
+    communicators_gib: float | None
+    before_weights_gib: float | None
+    weights_gib: float | None
+    draft_weights_gib: float | None
+    after_weights_gib: float | None
+    kv_gib: float | None
+    kv_tokens: int | None
+    draft_kv_gib: float | None
+    mamba_gib: float | None
+    after_pool_gib: float | None
+    graphs_gib: float | None
+    activation_gib: float | None
+    non_torch_gib: float | None
+    available_at_ready_gib: float | None
+
+
+class RankReport(Struct, frozen=True, kw_only=True):
+    """One rank: its phases and its memory."""
+
+    rank: int
+    tag: str
+    phases: tuple[PhaseReport, ...]
+    memory: MemoryReport
+
+
+class PlanRow(Struct, frozen=True, kw_only=True):
+    """One purpose of one rank's memory in the forecast."""
+
+    rank: int
+    what: str
+    gib: float | None
+    tokens: int | None
+    source: Source
+    error_gib: float | None
+    note: str
+
+
+class PlanReport(Struct, frozen=True, kw_only=True):
+    """The forecast of the same start, and the interval in which its fraction is safe."""
+
+    fit: Fit
+    fraction: float | None
+    f_min: float | None
+    f_max: float | None
+    kv_tokens: int | None
+    rows: tuple[PlanRow, ...]
+    warnings: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """The diagnosis of one start."""
+
+    schema: int = SCHEMA
+    engine: str | None
+    engine_version: str | None
+    engine_version_inferred: bool
+    model: str | None
+    outcome: Outcome
+    phase: str
+    files: tuple[str, ...]
+    findings: tuple[FindingReport, ...]
+    starts: tuple[StartReport, ...]
+    rank_report: tuple[RankReport, ...]
+    plan: PlanReport
+    comparison: ComparisonReport | UnsetType = UNSET
+
+    @property
+    def proven(self) -> bool:
+        """Something is broken: there is a fatal or an error finding."""
+        return any(finding.severity in (Severity.FATAL, Severity.ERROR) for finding in self.findings)
+
+
+def report(
+    start: Start,
+    findings: Iterable[Finding],
+    forecast: Forecast | None,
+    locate: Locate,
+    *,
+    earlier: Iterable[Start] = (),
+    comparison: ComparisonReport | None = None,
+) -> Report:
+    """What is promised of one start.
+
+    Args:
+        start: The one that is judged.
+        findings: Of it, the root cause first.
+        forecast: Of the same start once more; None: none can be made.
+        locate: Where a place of the log is.
+        earlier: Starts in the same log before it.
+        comparison: With the baseline, where one was given.
+    """
+    return Report(
+        engine=start.engine or None,
+        engine_version=start.version,
+        engine_version_inferred=start.version_inferred,
+        model=model_of(start),
+        outcome=start.outcome,
+        phase=str(start.phase),
+        files=start.files,
+        findings=tuple(_finding(each, locate) for each in findings),
+        starts=tuple(_start(each, locate) for each in earlier),
+        rank_report=tuple(_rank(each, locate) for each in start.ranks),
+        plan=_plan(forecast),
+        comparison=UNSET if comparison is None else comparison,
+    )
+
+
+def as_data(value: Report | ComparisonReport) -> dict[str, Any]:
+    """Values that JSON knows."""
+    data: dict[str, Any] = msgspec.to_builtins(value)
+    return data
+
+
+def model_of(start: Start) -> str | None:
+    """The LLM as the start's arguments name it."""
+    name = start.setting("model_path", "model", "model_tag")
+    return mask(str(name)) if name else None
+
+
+def rounded_up(fraction: float) -> float:
+    """An advised fraction: three digits, never below what was asked for."""
+    return math.ceil(round(fraction * 1000, 6)) / 1000
+
+
+def _finding(finding: Finding, locate: Locate) -> FindingReport:
+    return FindingReport(
+        cause=finding.cause,
+        severity=finding.severity,
+        phase=finding.phase,
+        ranks=finding.ranks,
+        confidence=finding.confidence,
+        title=mask(finding.title),
+        explanation=mask(finding.explanation),
+        evidence=tuple(_evidence(each, locate) for each in finding.evidence[:MOST_EVIDENCE]),
+        remedies=tuple(_remedy(each) for each in finding.remedies),
+        wrong_advice=tuple(mask(each) for each in finding.wrong_advice),
+        refuted_by=mask(finding.refuted_by),
+    )
+
+
+def _evidence(evidence: Evidence, locate: Locate) -> EvidenceReport:
+    file, line = evidence.file, evidence.line
+    if line is None and evidence.at is not None:
+        file, line = locate(evidence.at)
+    value = evidence.value
+    return EvidenceReport(
+        what=evidence.what,
+        value=mask(value) if isinstance(value, str) else _finite(value),
+        unit=evidence.unit,
+        file=file if line is not None else None,
+        line=line,
+        derived=line is None,
+    )
+
+
+def _remedy(remedy: Remedy) -> RemedyReport:
+    value, least, most = remedy.value, remedy.min, remedy.max
+    if remedy.knob in FRACTIONS:
+        value = rounded_up(value) if isinstance(value, float) else value
+        least = rounded_up(least) if isinstance(least, float) else least
+        most = math.floor(round(most * 1000, 6)) / 1000 if isinstance(most, float) else most
+    return RemedyReport(
+        knob=remedy.knob,
+        flag=remedy.flag,
+        env=remedy.env,
+        move=remedy.move,
+        value=mask(value) if isinstance(value, str) else value,
+        min=least,
+        max=most,
+        why=mask(remedy.why),
+    )
+
+
+def _start(start: Start, locate: Locate) -> StartReport:
+    file, first = locate(start.first)
+    return StartReport(
+        engine=start.engine or None,
+        engine_version=start.version,
+        outcome=start.outcome,
+        phase=str(start.phase),
+        file=file,
+        first_line=first,
+        last_line=locate(start.last)[1],
+    )
+
+
+def _rank(story: RankStory, locate: Locate) -> RankReport:
+    return RankReport(
+        rank=story.number,
+        tag=story.tag,
+        phases=tuple(_phase(span, locate) for span in story.phases),
+        memory=MemoryReport(
+            total_gib=_value(story.total_gib),
+            communicators_gib=_value(story.communicators_gib),
+            before_weights_gib=_value(story.before_weights),
+            weights_gib=_value(story.weights_gib),
+            draft_weights_gib=_value(story.draft_weights_gib),
+            after_weights_gib=_value(story.after_weights),
+            kv_gib=_value(story.kv_gib),
+            kv_tokens=None if story.kv_tokens is None else round(story.kv_tokens.value),
+            draft_kv_gib=_value(story.draft_kv_gib),
+            mamba_gib=_value(story.mamba_gib),
+            after_pool_gib=_value(story.after_pool),
+            graphs_gib=None if story.graphs_gib is None else round(story.graphs_gib, 2),
+            activation_gib=_value(story.activation_gib),
+            non_torch_gib=_value(story.non_torch_gib),
+            available_at_ready_gib=_value(story.available_at_ready),
+        ),
+    )
+
+
+def _phase(span: PhaseSpan, locate: Locate) -> PhaseReport:
+    file, line = locate(span.at)
+    return PhaseReport(
+        phase=str(span.phase),
+        seconds=None if span.seconds is None else round(span.seconds, 2),
+        before_gib=span.before_gib,
+        after_gib=span.after_gib,
+        used_gib=span.used_gib,
+        ended=span.ended,
+        file=file,
+        line=line,
+    )
+
+
+def _plan(forecast: Forecast | None) -> PlanReport:
+    if forecast is None:
+        return PlanReport(
+            fit=Fit.UNKNOWN, fraction=None, f_min=None, f_max=None, kv_tokens=None, rows=(), warnings=(), unknown=()
+        )
+    return PlanReport(
+        fit=forecast.fit,
+        fraction=forecast.fraction,
+        f_min=digits(forecast.f_min),
+        f_max=digits(forecast.f_max),
+        kv_tokens=forecast.kv_tokens,
+        rows=tuple(_row(row) for row in forecast.rows),
+        warnings=forecast.warnings,
+        unknown=forecast.unknown,
+    )
+
+
+def _row(row: ForecastRow) -> PlanRow:
+    return PlanRow(
+        rank=row.rank,
+        what=row.what,
+        gib=None if row.size_bytes is None else round(row.size_bytes / GIB, 3),
+        tokens=row.tokens,
+        source=row.source,
+        error_gib=None if row.error_bytes is None else round(row.error_bytes / GIB, 3),
+        note=row.note,
+    )
+
+
+def _value(figure: Figure | None) -> float | None:
+    return None if figure is None else figure.value
+
+
+def _finite(value: Number | None) -> Number | None:
+    """JSON has no word for what is no number."""
+    return value if value is None or math.isfinite(value) else None
