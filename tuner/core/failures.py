@@ -183,5 +183,3 @@ def _split(lines: list[str]) -> tuple[str, str]:
         return "", "\n".join(lines).strip()[:KEPT_MESSAGE]
     rest = [found["message"] or "", *lines[1:]]
     return found["type"].rpartition(".")[2], "\n".join(rest).strip()[:KEPT_MESSAGE]
-
-

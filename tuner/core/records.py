@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
-from tuner.core.engine import Engine
+from tuner.core.engine import Engine, LinePrefix
 from tuner.domain.logs import Level
 
 _TORCH_RANK = re.compile(r"\[rank(\d+)\]:")
@@ -24,12 +24,29 @@ class Record(Struct, frozen=True, gc=False):
     text: str
     message: str
     """Without prefix; for a line that continues another, all of it."""
-    prefixed: bool
+    prefix: LinePrefix
     rank: str | None
-    time: float | None
     level: Level
-    actor: str
-    source: str
+
+    @property
+    def prefixed(self) -> bool:
+        """It begins a record, or repeats the record's prefix."""
+        return self.prefix.prefixed
+
+    @property
+    def time(self) -> float | None:
+        """Log time, seconds."""
+        return self.prefix.at
+
+    @property
+    def actor(self) -> str:
+        """The process that printed it, where the engine names it."""
+        return self.prefix.actor
+
+    @property
+    def source(self) -> str:
+        """Where in the engine's code it was written, where lines repeat that."""
+        return self.prefix.source
 
 
 def records(lines: Iterable[tuple[int, str]], engine: Engine) -> Iterator[Record]:
@@ -46,7 +63,7 @@ def records(lines: Iterable[tuple[int, str]], engine: Engine) -> Iterator[Record
         if rank is None and text.startswith("[rank") and (found := _TORCH_RANK.match(text)) is not None:
             rank = f"TP{found[1]}"
         level = prefix.level or engine.level(message)
-        yield Record(at, text, message, prefix.prefixed, rank, prefix.at, level, prefix.actor, prefix.source)
+        yield Record(at, text, message, prefix, rank, level)
 
 
 def engine_of(lines: Iterable[tuple[int, str]], engines: Mapping[str, Engine]) -> Engine | None:
@@ -58,7 +75,8 @@ def engine_of(lines: Iterable[tuple[int, str]], engines: Mapping[str, Engine]) -
     for _, text in lines:
         for name, engine in engines.items():
             if engine.interesting(text):
-                scores[name] += 3 * sum(not fact.fields.get("general") for fact in engine.facts(text, engine.prefix(text), 0))
+                found = engine.facts(text, engine.prefix(text), 0)
+                scores[name] += 3 * sum(not fact.fields.get("general") for fact in found)
             if engine.plan().package in text:
                 scores[name] += 1
         if max(scores.values(), default=0) > _ENOUGH:

@@ -1,0 +1,233 @@
+"""A log's text to the starts it tells of. Pure: lines in, values out; the same for a file and for a live log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tuner.core import facts as f
+from tuner.core.engine import Engine
+from tuner.core.failures import failures
+from tuner.core.outcome import outcome_of
+from tuner.core.phases import by_frames, serving_frames
+from tuner.core.records import Record, engine_of, records
+from tuner.core.story import Layout, stories
+from tuner.domain.logs import LogFact, LogLine
+from tuner.domain.server import START_PHASES, Phase
+from tuner.domain.starts import BatchLine, Failure, Figure, PhaseSpan, RankStory, Sign, Start
+
+KEPT_LINES = 20_000
+_BATCHES = frozenset({f.DECODE, f.PREFILL, f.STATS})
+_PAST_ARGS = frozenset({f.WEIGHTS, f.KV_POOL, f.GRAPHS, f.READY, f.LIMITS, f.HTTP_UP, *_BATCHES})
+_ENDS = frozenset({f.STOPPED, f.STOPPING, f.STOP_ASKED, f.DIED, f.ERROR})
+_LIMITS = {
+    "kv_tokens": "max_total_num_tokens",
+    "context_length": "context_len",
+    "available_gib": "available_gpu_mem",
+}
+"""Fields of the capacity line that the engine calls otherwise."""
+
+Line = tuple[int, str]
+
+
+def starts_of(lines: Iterable[Line], engines: Mapping[str, Engine]) -> list[Start]:
+    """Every start that a log tells of, oldest first; none where no engine printed anything.
+
+    Args:
+        lines: Place and text of each line that may matter, unwrapped and cleaned, in order.
+        engines: By name.
+    """
+    kept = list(lines)
+    engine = engine_of(kept, engines)
+    if engine is None:
+        return []
+    return [start_of(part, engine) for part in _parts(kept, engine)]
+
+
+def start_of(lines: Sequence[Line], engine: Engine) -> Start:
+    """The one start that some lines tell of.
+
+    Args:
+        lines: As for `starts_of`, of one start.
+        engine: Whose log it is.
+    """
+    read = list(records(lines, engine))
+    raised, others = failures(read)
+    facts: list[LogFact] = []
+    signs: list[Sign] = []
+    batches: list[BatchLine] = []
+    for record in others:
+        found = engine.facts(record.text, record.prefix, record.at) if engine.interesting(record.text) else ()
+        for fact in found:
+            if fact.kind in _BATCHES:
+                batches.append(BatchLine(fact.offset, fact.at, fact.rank, fact.kind, fact.fields))
+            else:
+                facts.append(fact)
+        if not (found and found[0].kind in _BATCHES):
+            signs.extend(_placed(sign, record) for sign in engine.signs(record.message, prefixed=record.prefixed))
+    settings, at = _settings(facts)
+    layout = _layout(settings, engine)
+    ranks = stories(facts, layout)
+    ready = next((fact.offset for fact in facts if fact.kind == f.READY), None)
+    start = Start(
+        engine=engine.name,
+        version=next((fact.fields["version"] for fact in facts if fact.fields.get("version")), None),
+        first=read[0].at if read else 0,
+        last=read[-1].at if read else 0,
+        began=next((record.time for record in read if record.time is not None), None),
+        ended=next((record.time for record in reversed(read) if record.time is not None), None),
+        settings=settings,
+        settings_at=at,
+        given=_given(facts),
+        ranks=ranks,
+        ready_at=ready,
+        limits=_limits(facts),
+        lines=tuple(_line(record) for record in read[:KEPT_LINES]),
+        facts=tuple(facts),
+        signs=tuple(signs),
+        batches=tuple(batches),
+    )
+    start = msgspec.structs.replace(start, phase=_furthest(start))
+    told = tuple(msgspec.structs.replace(failure, phase=phase_at(start, failure)) for failure in raised)
+    signs.extend(sign for failure in told for sign in signs_of(failure, engine))
+    start = msgspec.structs.replace(start, failures=told, signs=tuple(sorted(signs, key=lambda sign: sign.at)))
+    version, inferred = engine.infer_version(start)
+    start = msgspec.structs.replace(start, version=version, version_inferred=inferred)
+    return msgspec.structs.replace(start, outcome=outcome_of(start))
+
+
+def signs_of(failure: Failure, engine: Engine) -> Iterator[Sign]:
+    """What an exception says, in its own words and in those the engine made of it; each sign once."""
+    seen: set[str] = set()
+    texts = [(failure.message_at, failure.exception, failure.message)]
+    if failure.final_at != failure.message_at:
+        texts.append((failure.final_at, failure.final_exception, failure.final_message))
+    for at, name, message in texts:
+        for sign in engine.signs(f"{name}: {message}", prefixed=False):
+            if sign.id not in seen:
+                seen.add(sign.id)
+                yield msgspec.structs.replace(sign, at=at, rank=failure.rank, time=failure.time)
+
+
+def phase_at(start: Start, failure: Failure) -> Phase | str:
+    """The phase in which an exception was raised."""
+    named = by_frames(failure.frames)
+    serving = serving_frames(failure.frames)
+    if named is not None and not (serving and named in ("graph-capture", "weight-load", "dist-init", "kv-alloc")):
+        return named
+    if start.ready_at is not None and start.ready_at < failure.at:
+        return serving_phase(start, failure.at)
+    if serving:
+        last = next((b for b in reversed(start.batches) if b.at < failure.at), None)
+        return Phase.WARMUP if last is None else last.kind
+    return start_phase(start, failure.rank, failure.at)
+
+
+def serving_phase(start: Start, at: int) -> str:
+    """What a serving engine did at a place in its log, by the batch line before it."""
+    last = next((b for b in reversed(start.batches) if b.at < at), None)
+    return "runtime" if last is None or last.kind == f.STATS else last.kind
+
+
+def start_phase(start: Start, rank: str | None, at: int) -> Phase:
+    """The phase that a rank, or the rank that is furthest back, was in at a place in the log."""
+    stories_ = [r for r in start.ranks if rank in (None, r.tag)] or list(start.ranks)
+    reached = [span.phase for r in stories_ if (span := _span_at(r, at)) is not None]
+    if reached:
+        return min(reached, key=START_PHASES.index)
+    return Phase.ARGS if start.settings_at is not None and start.settings_at < at else Phase.UNKNOWN
+
+
+def _span_at(rank: RankStory, at: int) -> PhaseSpan | None:
+    before = [span for span in rank.phases if span.at <= at]
+    return before[-1] if before else None
+
+
+def _parts(lines: list[Line], engine: Engine) -> Iterator[list[Line]]:
+    """Cut a log where another start begins: new arguments, or ranks that initialise again after the end of a start."""
+    part: list[Line] = []
+    past_args = ended = False
+    nodes: set[Any] = set()
+    for at, text in lines:
+        if engine.interesting(text):
+            for fact in engine.facts(text, engine.prefix(text), at):
+                kind = fact.kind
+                if kind in (f.ARGS, f.VERSION) and fact.rank is None:
+                    settings = fact.fields.get("settings") or {}
+                    node = settings.get("node_rank")
+                    other_node = (settings.get("nnodes") or 1) > 1 and node not in nodes
+                    if part and (past_args or ended) and not other_node and _begins(fact):
+                        yield part
+                        part, past_args, ended, nodes = [], False, False, set()
+                    nodes.add(node)
+                elif kind == f.PHASE_BEGIN and fact.fields.get("phase") == Phase.DIST_INIT and ended and past_args:
+                    yield part
+                    part, past_args, ended, nodes = [], False, False, set()
+                past_args = past_args or kind in _PAST_ARGS or kind == f.PHASE_BEGIN
+                ended = ended or (kind in _ENDS and not fact.fields.get("general"))
+        part.append((at, text))
+    if part:
+        yield part
+
+
+def _begins(fact: LogFact) -> bool:
+    """The line is the first of a start: vLLM's engine prints its configuration a second time, later."""
+    return fact.kind == f.VERSION or bool(fact.fields.get("resolved")) == (fact.format == "server-args")
+
+
+def _placed(sign: Sign, record: Record) -> Sign:
+    return msgspec.structs.replace(sign, at=record.at, rank=record.rank, time=record.time)
+
+
+def _line(record: Record) -> LogLine:
+    return LogLine(
+        offset=record.at, text=record.text, rank=record.rank, level=record.level, continued=not record.prefixed
+    )
+
+
+def _settings(facts: Sequence[LogFact]) -> tuple[dict[str, Any], int | None]:
+    merged: dict[str, Any] = {}
+    at: int | None = None
+    for fact in facts:
+        if fact.kind == f.ARGS and fact.fields.get("settings"):
+            merged.update(fact.fields["settings"])
+            at = fact.offset if at is None or fact.fields.get("resolved") else at
+    return merged, at
+
+
+def _given(facts: Sequence[LogFact]) -> dict[str, Any]:
+    return next(
+        (fact.fields["settings"] for fact in facts if fact.kind == f.ARGS and not fact.fields.get("resolved")), {}
+    )
+
+
+def _layout(settings: dict[str, Any], engine: Engine) -> Layout:
+    tp, pp, dp, shared = engine.layout(settings)
+    return Layout(tp=tp, pp=pp, dp=dp, shared=shared)
+
+
+def _limits(facts: Sequence[LogFact]) -> dict[str, Figure]:
+    found: dict[str, Figure] = {}
+    for fact in facts:
+        if fact.kind == f.LIMITS:
+            for name, value in fact.fields.items():
+                if isinstance(value, int | float):
+                    found.setdefault(_LIMITS.get(name, name), Figure(value, fact.offset))
+        elif fact.kind == f.KV_POOL and fact.rank is None and fact.fields.get("tokens") is not None:
+            found.setdefault("max_total_num_tokens", Figure(fact.fields["tokens"], fact.offset))
+    return found
+
+
+def _furthest(start: Start) -> Phase | str:
+    if start.ready_at is not None:
+        return Phase.READY
+    reached = [span.phase for rank in start.ranks for span in rank.phases]
+    if any(fact.kind == f.HTTP_UP for fact in start.facts):
+        return Phase.WARMUP
+    if reached:
+        return max(reached, key=START_PHASES.index)
+    if start.batches:
+        return Phase.READY
+    return Phase.ARGS if start.settings_at is not None else Phase.UNKNOWN

@@ -1,0 +1,129 @@
+"""Which of the things that went wrong in a log was the first: everything else is its consequence.
+
+The first exception is not always the first line: survivors of a dead rank raise too, an engine's main process repeats
+what its workers raised, and a stop looks like a crash to the processes that see their children go.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from tuner.core import facts as f
+from tuner.domain.logs import LogFact
+from tuner.domain.starts import Failure, Sign, Start
+
+STOP_SIGNALS = frozenset({-15, -2, 15, 2, 143, 130})
+"""Exit codes of processes that were asked to end."""
+_TOGETHER_S = 60.0
+"""Ranks that fail alike fail within so long; what is alike and later is another failure."""
+
+
+class Root(Struct, frozen=True, kw_only=True):
+    """The root failure and the ranks that show it themselves."""
+
+    at: int
+    failure: Failure | None = None
+    sign: Sign | None = None
+    """Where a line says it and no exception."""
+    died: LogFact | None = None
+    """Where all there is, is that a process died."""
+    alike: tuple[Failure, ...] = ()
+    """Failures of other ranks that say the same, in the order of the log."""
+    alike_signs: tuple[Sign, ...] = ()
+
+    @property
+    def tags(self) -> tuple[str | None, ...]:
+        """Tags of all ranks that show it."""
+        shown = [self.failure, *self.alike] if self.failure else [self.sign, *self.alike_signs]
+        return tuple(dict.fromkeys(each.rank for each in shown if each is not None))
+
+
+def stop_asked(start: Start) -> int | None:
+    """Where the operator's wish that it ends is first seen; None: never."""
+    return next((fact.offset for fact in start.facts if fact.kind in (f.STOP_ASKED, f.STOPPING)), None)
+
+
+def is_consequence(start: Start, failure: Failure) -> bool:
+    """An exception that only tells of somebody else's end."""
+    kinds = {sign.kind for sign in start.signs if failure.at <= sign.at <= failure.end}
+    return "harmless" in kinds or ("secondary" in kinds and "failure" not in kinds)
+
+
+def parent_gone(start: Start) -> Failure | None:
+    """A child that cannot reach its parent any more: the main process ended first, while loading."""
+    return next(
+        (
+            failure
+            for failure in start.failures
+            if failure.exception in ("BrokenPipeError", "EOFError", "ConnectionResetError")
+            and any("pipe_writer" in frame or "connection.py" in frame for frame in failure.frames)
+        ),
+        None,
+    )
+
+
+def root_of(start: Start) -> Root | None:
+    """The root failure of a start; None when nothing failed, or its operator ended it."""
+    end = stop_asked(start)
+    raised = [x for x in start.failures if (end is None or x.at < end) and not is_consequence(start, x)]
+    gone = parent_gone(start)
+    raised = [x for x in raised if x is not gone]
+    inside = [(x.at, x.end) for x in start.failures]
+    said = [
+        sign
+        for sign in start.signs
+        if sign.kind == "failure"
+        and (end is None or sign.at < end)
+        and not any(first <= sign.at <= last for first, last in inside)
+    ]
+    first = min(raised, key=_rank_of_witness, default=None)
+    line = said[0] if said else None
+    if first is not None and (line is None or line.at >= first.at or line.rank not in (None, first.rank)):
+        return _of_failure(start, raised, first)
+    if line is not None:
+        if first is not None and first.at - line.at < 400 and not _stands_alone(line):
+            return _of_failure(start, raised, first)
+        return Root(at=line.at, sign=line, alike_signs=tuple(s for s in said[1:] if s.id == line.id))
+    died = next((fact for fact in start.facts if fact.kind == f.DIED and _counts(start, fact, end)), None)
+    if died is not None:
+        return Root(at=died.offset, died=died)
+    survivor = next((x for x in start.failures if (end is None or x.at < end) and x is not gone), None)
+    if survivor is not None and is_consequence(start, survivor):
+        return _of_failure(start, [x for x in start.failures if x is not gone], survivor)
+    return None
+
+
+def _stands_alone(sign: Sign) -> bool:
+    """The line is a failure of its own and not the forerunner of the exception behind it."""
+    return sign.id in ("watchdog-timeout", "port-in-use", "argument-error", "killed")
+
+
+def _rank_of_witness(failure: Failure) -> tuple[int, int]:
+    """Workers know best, the engine's core repeats them, and the API server repeats that."""
+    header = failure.header
+    repeats = 0 if failure.rank is not None or "Worker" in header or "Scheduler" in header else 1
+    return (2 if not header else repeats, failure.at) if "EngineCore" in header or not header else (0, failure.at)
+
+
+def _of_failure(start: Start, raised: list[Failure], first: Failure) -> Root:
+    alike = tuple(
+        x
+        for x in raised
+        if x is not first
+        and x.exception == first.exception
+        and _words(x.message) == _words(first.message)
+        and (x.time is None or first.time is None or abs(x.time - first.time) <= _TOGETHER_S)
+    )
+    return Root(at=first.at, failure=first, alike=alike)
+
+
+def _words(message: str) -> str:
+    """A message's first line without its numbers: ranks differ in those."""
+    return "".join(c for c in message.partition("\n")[0] if not c.isdigit())
+
+
+def _counts(start: Start, fact: LogFact, end: int | None) -> bool:
+    """A process died, and not because it was asked to."""
+    if end is not None and fact.offset > end:
+        return False
+    return fact.fields.get("exit_code") not in STOP_SIGNALS
