@@ -12,6 +12,7 @@ from tuner.domain.logs import Level, LogFact
 from tuner.domain.plan import EnginePlan
 from tuner.domain.readings import Reading
 from tuner.domain.server import ServerIdentity
+from tuner.domain.starts import Sign, Start
 
 
 class LinePrefix(Struct, frozen=True, gc=False):
@@ -65,6 +66,17 @@ class Engine(Protocol):
     def facts(self, text: str, prefix: LinePrefix, offset: int) -> Sequence[LogFact]:
         """Recognise a line. Usually none or one fact, `core.facts` lists the kinds."""
 
+    def signs(self, message: str, *, prefixed: bool) -> Sequence[Sign]:
+        """What a message says that a diagnosis needs, in the order of the data files; usually nothing.
+
+        Args:
+            message: A line without its prefix, or all lines of one record or exception, joined by line ends.
+            prefixed: Whether it had a prefix.
+
+        Returns:
+            Signs whose place, rank and time are not filled in: a message does not know them.
+        """
+
     def ranks(self, identity: ServerIdentity, settings: dict[str, Any]) -> Sequence[RankPlace]:
         """The ranks among a server's processes, in rank order, by title and arguments, never by guess."""
 
@@ -76,3 +88,9 @@ class Engine(Protocol):
 
     def settings_from_argv(self, identity: ServerIdentity) -> dict[str, Any]:
         """Server args that the command line gives, by canonical (underscored) name, before anything resolved them."""
+
+    def layout(self, settings: dict[str, Any]) -> tuple[int, int, int, bool]:
+        """Sizes of tensor, pipeline and data parallelism, and whether replicas share the TP ranks (attention DP)."""
+
+    def infer_version(self, start: Start) -> tuple[str | None, bool]:
+        """The version of a start, and whether it follows from the wording of its log and from no statement."""

@@ -133,6 +133,8 @@ class Sign(Struct, frozen=True, kw_only=True):
     text: str = ""
     """The message, at most 2,000 characters."""
     fields: dict[str, Any] = {}
+    kind: str = "failure"
+    """`failure`, `secondary`, `harmless` or `info`: `engines/signs.py` says what each means."""
     secondary: bool = False
     """A consequence of what happened to another process."""
 

@@ -63,24 +63,33 @@ def read_entries(path: Path) -> list[tuple[FormatEntry, LogFormat]]:
     Raises:
         CatalogError: With the line of the format that is wrong.
     """
-    try:
-        source = path.read_text("utf-8")
-        tables = tomllib.loads(source).get("format", [])
-    except (OSError, UnicodeDecodeError) as error:
-        raise CatalogError(path, None, f"cannot be read ({error})") from error
-    except tomllib.TOMLDecodeError as error:
-        at = re.search(r"at line (\d+)", str(error))
-        raise CatalogError(path, int(at[1]) if at else None, f"is not TOML ({error})") from error
-    lines = [number for number, text in enumerate(source.splitlines(), 1) if text.strip() == "[[format]]"]
     entries = []
     seen: set[str] = set()
-    for table, line in zip(tables, lines, strict=True):
+    for line, table in read_tables(path, "format"):
         entry = _entry(path, line, table)
         if entry.id in seen:
             raise CatalogError(path, line, f"two formats are called {entry.id}")
         seen.add(entry.id)
         entries.append((entry, _compile(path, line, entry)))
     return entries
+
+
+def read_tables(path: Path, name: str) -> list[tuple[int, Any]]:
+    """The `[[name]]` tables of a data file, each with the line it begins on.
+
+    Raises:
+        CatalogError: It cannot be read, or is not TOML.
+    """
+    try:
+        source = path.read_text("utf-8")
+        tables = tomllib.loads(source).get(name, [])
+    except (OSError, UnicodeDecodeError) as error:
+        raise CatalogError(path, None, f"cannot be read ({error})") from error
+    except tomllib.TOMLDecodeError as error:
+        at = re.search(r"at line (\d+)", str(error))
+        raise CatalogError(path, int(at[1]) if at else None, f"is not TOML ({error})") from error
+    heads = [number for number, text in enumerate(source.splitlines(), 1) if text.strip() == f"[[{name}]]"]
+    return list(zip(heads, tables, strict=True))
 
 
 def _entry(path: Path, line: int, table: Any) -> FormatEntry:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tuner.core.engine import LinePrefix, RankPlace
+from tuner.core.versions import infer
 from tuner.domain.events import HttpAnswer
 from tuner.domain.logs import Level, LogFact
 from tuner.domain.plan import EnginePlan
 from tuner.domain.readings import Reading
 from tuner.domain.server import ServerIdentity
+from tuner.domain.starts import Sign, Start
 from tuner.engines.argv import as_int, read_flags
 from tuner.engines.reader import LogReader
 from tuner.engines.sglang import http, lines
+from tuner.engines.sglang.versions import TRAITS
+from tuner.engines.signs import COMMON, SignSet, read_signs
 
 _PYTHON = r"^\S*python[\d.]*(?:\s+-(?!m\s)\S+(?:\s+(?!-)\S+)??)*"
 _LEADERS = (
@@ -97,6 +102,14 @@ class SGLang:
         """What a line states."""
         return self._reader.facts(text, prefix, offset)
 
+    @functools.cached_property
+    def _signs(self) -> SignSet:
+        return read_signs(COMMON, Path(__file__).with_name("signs.toml"))
+
+    def signs(self, message: str, *, prefixed: bool) -> Sequence[Sign]:
+        """What a message says that a diagnosis needs."""
+        return self._signs.match(message, prefixed)
+
     def read(self, answer: HttpAnswer) -> Reading:
         """What an HTTP answer means."""
         return http.read(answer)
@@ -109,6 +122,17 @@ class SGLang:
     def settings_from_argv(self, identity: ServerIdentity) -> dict[str, Any]:
         """Flags by the name of the server arg they set."""
         return read_flags(_arguments(identity.argv), _ALIASES)
+
+    def layout(self, settings: dict[str, Any]) -> tuple[int, int, int, bool]:
+        """Sizes of tensor, pipeline and data parallelism, and whether replicas share the TP ranks."""
+        replicas, shared = _replicas(settings)
+        return as_int(settings.get("tp_size"), 1), as_int(settings.get("pp_size"), 1), replicas, shared
+
+    def infer_version(self, start: Start) -> tuple[str | None, bool]:
+        """The version by the wording of the log; none of its lines states it."""
+        if start.version is not None:
+            return start.version, False
+        return infer(TRAITS, [line.text for line in start.lines]), True
 
     def ranks(self, identity: ServerIdentity, settings: dict[str, Any]) -> Sequence[RankPlace]:
         """Schedulers by title; before they have one, the ranks that the arguments order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,14 +12,18 @@ import msgspec
 
 from tuner.core import facts as f
 from tuner.core.engine import LinePrefix, RankPlace
+from tuner.core.versions import infer
 from tuner.domain.events import HttpAnswer
 from tuner.domain.logs import Level, LogFact
 from tuner.domain.plan import EnginePlan
 from tuner.domain.readings import Reading
 from tuner.domain.server import Member, ServerIdentity
+from tuner.domain.starts import Sign, Start
 from tuner.engines.argv import as_int, read_flags
 from tuner.engines.reader import LogReader
+from tuner.engines.signs import COMMON, SignSet, read_signs
 from tuner.engines.vllm import http, lines
+from tuner.engines.vllm.versions import TRAITS
 
 _PYTHON = r"^\S*python[\d.]*(?:\s+-(?!m\s)\S+(?:\s+(?!-)\S+)??)*"
 _LEADERS = (
@@ -112,6 +117,14 @@ class VLLM:
             return [fact if _is_of_a_worker(fact) else msgspec.structs.replace(fact, rank=None) for fact in found]
         return found
 
+    @functools.cached_property
+    def _signs(self) -> SignSet:
+        return read_signs(COMMON, Path(__file__).with_name("signs.toml"))
+
+    def signs(self, message: str, *, prefixed: bool) -> Sequence[Sign]:
+        """What a message says that a diagnosis needs."""
+        return self._signs.match(message, prefixed)
+
     def read(self, answer: HttpAnswer) -> Reading:
         """What an HTTP answer means."""
         return http.read(answer)
@@ -134,6 +147,18 @@ class VLLM:
             if argument.endswith(("api_server", "api_server.py")):
                 return read_flags(argv[index + 1 :], _ALIASES)
         return {}
+
+    def layout(self, settings: dict[str, Any]) -> tuple[int, int, int, bool]:
+        """Sizes of tensor, pipeline and data parallelism; replicas never share ranks."""
+        sizes = (settings.get(f"{name}_parallel_size") for name in ("tensor", "pipeline", "data"))
+        tp, pp, dp = (as_int(size, 1) for size in sizes)
+        return tp, pp, dp, False
+
+    def infer_version(self, start: Start) -> tuple[str | None, bool]:
+        """The version as the head of the log states it, else by its wording."""
+        if start.version is not None:
+            return start.version, False
+        return infer(TRAITS, [line.text for line in start.lines]), True
 
     def ranks(self, identity: ServerIdentity, settings: dict[str, Any]) -> Sequence[RankPlace]:
         """Workers by title; the engine core where it works itself; before there are titles, as the arguments say."""

@@ -1,0 +1,348 @@
+"""Signs: lines whose meaning for a diagnosis is known. What they say is data, what follows from it is the core's.
+
+`engines/signs.toml` holds what torch, CUDA, NCCL, compilers, Python and the system print, `engines/NAME/signs.toml`
+what one engine prints. A sign names what a line says, not its cause, and one message may carry several.
+
+Its kind is one of
+
+- `failure`: something did not work; whether it is the root, the diagnosis decides,
+- `secondary`: a survivor tells of somebody else's failure, or a process of its orderly end after one,
+- `harmless`: reads like a failure and is none; it silences every failure in the same message,
+- `info`: a number, a version or a decision that explains something.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from tuner.core.formats import CASTS, HEAD, Cast, Fields
+from tuner.domain.starts import Sign
+from tuner.engines.catalogue import NearMiss, read_tables
+from tuner.errors import CatalogError
+
+COMMON = Path(__file__).with_name("signs.toml")
+KINDS = ("failure", "secondary", "harmless", "info")
+KEPT_TEXT = 2000
+"""Characters of a message that a sign keeps."""
+
+_SEARCHED = 20_000
+"""Characters of a message that are searched: prompts end up in messages, exceptions do not grow so long."""
+_WHOLE = re.compile(r"[-+]?\d{1,18}")
+_GROUPED = re.compile(r"\d{1,3}(?:,\d{3}){1,5}")
+_DECIMAL = re.compile(r"[-+]?\d{1,18}\.\d+(?:[eE][-+]?\d{1,3})?|[-+]?\d{1,18}[eE][-+]?\d{1,3}")
+_TEXT_FIELDS = ("version", "host", "path")
+_ROUTINE = "\n".join((
+    "Decode batch, #running-req: 3, #token: 4096, token usage: 0.02, cuda graph: True, gen throughput (token/s): 151",
+    "Prefill batch, #new-seq: 1, #new-token: 7, #cached-token: 0, input throughput (token/s): 12.09, #queue-req: 0",
+    '127.0.0.1:41382 - "POST /v1/chat/completions HTTP/1.1" 200 OK "GET /metrics HTTP/1.1" "GET /health HTTP/1.1"',
+    "Engine 000: Avg prompt throughput: 512.0 tokens/s, Avg generation throughput: 1973.4 tokens/s, Running: 64 reqs, ",
+    "Waiting: 3 reqs, GPU KV cache usage: 41.7%, Prefix cache hit rate: 22.5% Capturing batches (bs=8 avail_mem=62 GB)",
+    "Loading safetensors checkpoint shards:  50% Completed | 2/4 [00:07<00:07,  3.61s/it] [2026-02-26 20:05:31 TP0] ",
+    "(APIServer pid=27) INFO 11-02 09:20:40 [loggers.py:335] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC",
+))  # fmt: skip
+"""What a log is full of. Only the choice of gates depends on it, so it need not be complete."""
+_GATE = 5
+"""Characters of a gate at most."""
+
+
+def read_number(text: str) -> Any:
+    """A field's value: a number where the text is wholly one, else the text as printed."""
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    if _GROUPED.fullmatch(text):
+        return int(text.replace(",", ""))
+    return float(text) if _DECIMAL.fullmatch(text) else text
+
+
+class SignPattern:
+    """One kind of line.
+
+    Named groups of `pattern` and `parts` are its fields; those of `each` are lists, one entry for every place where
+    the expression matches. A field is a number where its text is one: sizes keep their unit and stay text, which
+    `core.quantity` splits, so that a diagnosis quotes them as printed.
+    """
+
+    def __init__(
+        self,
+        *,
+        id: str,  # noqa: A002 - as the data files call it
+        kind: str,
+        pattern: str,
+        starts: tuple[str, ...] = (),
+        contains: tuple[str, ...] = (),
+        parts: tuple[str, ...] = (),
+        each: dict[str, str] | None = None,
+        constants: Fields | None = None,
+        types: dict[str, str] | None = None,
+        raw: bool | None = None,
+    ) -> None:
+        """Compile a sign.
+
+        Args:
+            id: Unique among the common signs and those of an engine.
+            kind: One of `KINDS`.
+            pattern: Regular expression searched in the message; `^` is its beginning.
+            starts: How a message of this kind may begin; at least `HEAD` characters each.
+            contains: Or what it may contain. One of both is needed.
+            parts: Regular expressions searched anywhere, each optional.
+            each: Field to an expression; the field is the list of its matches.
+            constants: Fields that every match has.
+            types: Field to name in `CASTS`; text that does not read as its type leaves the field out.
+            raw: True: only messages without prefix. False: only messages with one. None: both.
+
+        Raises:
+            re.error: An expression is wrong.
+        """
+        self.id = id
+        self.kind = kind
+        self.starts = starts
+        self.contains = contains
+        self.raw = raw
+        self.constants = dict(constants or {})
+        self.expressions = tuple(re.compile(text) for text in (pattern, *parts))
+        self.each = {field: re.compile(text) for field, text in (each or {}).items()}
+        self._casts: dict[str, Cast] = {field: CASTS[name] for field, name in (types or {}).items()}
+
+    def match(self, message: str, prefixed: bool) -> Fields | None:
+        """The fields that a message states, or None when it says something else."""
+        if self.raw is not None and self.raw == prefixed:
+            return None
+        if not (message.startswith(self.starts) or any(needle in message for needle in self.contains)):
+            return None
+        pattern, *parts = self.expressions
+        found = pattern.search(message)
+        if found is None:
+            return None
+        fields = self.constants.copy()
+        self._collect(found, fields)
+        for part in parts:
+            hit = part.search(message)
+            if hit is not None:
+                self._collect(hit, fields)
+        for field, expression in self.each.items():
+            rows = []
+            for hit in expression.finditer(message):
+                row: Fields = {}
+                self._collect(hit, row)
+                rows.append(row)
+            if rows:
+                fields[field] = rows
+        return fields
+
+    def _collect(self, match: re.Match[str], fields: Fields) -> None:
+        for name, text in match.groupdict().items():
+            field = name.partition("__")[0]
+            if text is None or (field in fields and field not in self.constants):
+                continue
+            cast = self._casts.get(field)
+            if cast is None:
+                cast = str if field.endswith(_TEXT_FIELDS) else read_number
+            try:
+                fields[field] = cast(text.strip())
+            except ValueError:
+                continue
+
+
+class SignSet:
+    """All signs that one engine's lines may carry."""
+
+    def __init__(self, signs: Iterable[SignPattern], quiet: Iterable[Quiet] = ()) -> None:
+        self.signs = tuple(signs)
+        rules = tuple(quiet)
+        self._quiet_starts = tuple(start for rule in rules for start in rule.starts)
+        self._quiet_texts = tuple(text for rule in rules for text in rule.contains)
+        heads: dict[str, list[int]] = {}
+        needles: dict[str, list[int]] = {}
+        for index, sign in enumerate(self.signs):
+            for start in sign.starts:
+                heads.setdefault(start[:HEAD], []).append(index)
+            for needle in sign.contains:
+                needles.setdefault(needle, []).append(index)
+        self._heads = heads
+        self._gates = tuple(
+            (gate, tuple((needle, tuple(needles[needle])) for needle in members))
+            for gate, members in _gates(tuple(needles)).items()
+        )
+
+    def match(self, message: str, prefixed: bool = True) -> Sequence[Sign]:
+        """Every sign of a message, those of the data files' order first."""
+        wanted = list(self._heads.get(message[:HEAD], ()))
+        for gate, needles in self._gates:
+            if gate in message:
+                for needle, indices in needles:
+                    if needle in message:
+                        wanted += indices
+        return self._match(message, prefixed, wanted) if wanted else ()
+
+    def quiet(self, message: str) -> bool:
+        """Whether a message repeats what a request or an argument says, so that its words are no signs."""
+        return message.startswith(self._quiet_starts) or any(text in message for text in self._quiet_texts)
+
+    def _match(self, message: str, prefixed: bool, wanted: list[int]) -> Sequence[Sign]:
+        if len(message) > _SEARCHED:
+            message = message[:_SEARCHED]
+        if self.quiet(message):
+            return ()
+        found = []
+        for index in sorted(set(wanted)):
+            sign = self.signs[index]
+            fields = sign.match(message, prefixed)
+            if fields is not None:
+                found.append(
+                    Sign(
+                        id=sign.id,
+                        at=0,
+                        text=message[:KEPT_TEXT],
+                        fields=fields,
+                        kind=sign.kind,
+                        secondary=sign.kind == "secondary",
+                    )
+                )
+        if any(sign.kind == "harmless" for sign in found):
+            found = [sign for sign in found if sign.kind in {"harmless", "info"}]
+        return found
+
+
+def _gates(needles: Sequence[str]) -> dict[str, list[str]]:
+    """Short texts such that each needle contains one: few searches rule most lines out."""
+    rest = set(needles)
+    chosen: dict[str, list[str]] = {}
+    while rest:
+        counts = Counter(piece for needle in rest for piece in _pieces(needle))
+        gate = min(counts, key=lambda piece: (-counts[piece] + 40 * (piece in _ROUTINE), -len(piece), piece))
+        chosen[gate] = sorted(needle for needle in rest if gate in needle)
+        rest.difference_update(chosen[gate])
+    return chosen
+
+
+def _pieces(needle: str) -> set[str]:
+    size = min(_GATE, len(needle))
+    return {needle[at : at + size] for at in range(len(needle) - size + 1)}
+
+
+class SignExample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A line that carries the sign, and all it says."""
+
+    line: str
+    fields: dict[str, Any] = {}
+    version: str = ""
+
+
+class SignEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[sign]]` as written."""
+
+    id: str
+    kind: str
+    pattern: str
+    starts: tuple[str, ...] = ()
+    contains: tuple[str, ...] = ()
+    versions: str = ""
+    parts: tuple[str, ...] = ()
+    each: dict[str, str] = {}
+    set: dict[str, Any] = {}
+    types: dict[str, str] = {}
+    raw: bool | None = None
+    example: tuple[SignExample, ...] = ()
+    near_miss: tuple[NearMiss, ...] = ()
+
+
+class Quiet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[quiet]]`: lines that repeat somebody else's words."""
+
+    why: str
+    starts: tuple[str, ...] = ()
+    contains: tuple[str, ...] = ()
+
+
+def read_signs(*paths: Path) -> SignSet:
+    """Load and check files of signs, together.
+
+    Raises:
+        CatalogError: With the line of the sign that is wrong.
+    """
+    signs: list[SignPattern] = []
+    quiet: list[Quiet] = []
+    seen: set[str] = set()
+    for path in paths:
+        for line, entry, sign in read_entries(path):
+            if entry.id in seen:
+                raise CatalogError(path, line, f"two signs are called {entry.id}")
+            seen.add(entry.id)
+            signs.append(sign)
+        quiet += read_quiet(path)
+    return SignSet(signs, quiet)
+
+
+def read_entries(path: Path) -> list[tuple[int, SignEntry, SignPattern]]:
+    """Line, text and pattern of each sign of a file, for tests and tools too.
+
+    Raises:
+        CatalogError: With the line of the sign that is wrong.
+    """
+    entries = []
+    seen: set[str] = set()
+    for line, table in read_tables(path, "sign"):
+        try:
+            entry = msgspec.convert(table, SignEntry)
+        except msgspec.ValidationError as error:
+            raise CatalogError(path, line, f"sign is wrong ({error})") from error
+        if entry.id in seen:
+            raise CatalogError(path, line, f"two signs are called {entry.id}")
+        seen.add(entry.id)
+        entries.append((line, entry, _compile(path, line, entry)))
+    return entries
+
+
+def read_quiet(path: Path) -> list[Quiet]:
+    """The `[[quiet]]` tables of a file.
+
+    Raises:
+        CatalogError: With the line of the table that is wrong.
+    """
+    rules = []
+    for line, table in read_tables(path, "quiet"):
+        try:
+            rule = msgspec.convert(table, Quiet)
+        except msgspec.ValidationError as error:
+            raise CatalogError(path, line, f"quiet is wrong ({error})") from error
+        if not rule.starts + rule.contains or not all(rule.starts + rule.contains):
+            raise CatalogError(path, line, "quiet names no text", "Fill `starts` or `contains`.")
+        rules.append(rule)
+    return rules
+
+
+def _compile(path: Path, line: int, entry: SignEntry) -> SignPattern:
+    if entry.kind not in KINDS:
+        raise CatalogError(path, line, f"sign {entry.id} has the unknown kind {entry.kind}")
+    if not entry.starts + entry.contains or not all(entry.contains):
+        raise CatalogError(path, line, f"sign {entry.id} names no substring", "Fill `starts` or `contains`.")
+    if short := [start for start in entry.starts if len(start) < HEAD]:
+        raise CatalogError(path, line, f"sign {entry.id} starts with less than {HEAD} characters: {short[0]!r}")
+    if short := [needle for needle in entry.contains if len(needle) < HEAD]:
+        raise CatalogError(path, line, f"sign {entry.id} contains less than {HEAD} characters: {short[0]!r}")
+    if not entry.example:
+        raise CatalogError(path, line, f"sign {entry.id} has no example", "Add a [[sign.example]].")
+    if unknown := set(entry.types.values()) - set(CASTS):
+        raise CatalogError(path, line, f"sign {entry.id} has the unknown type {sorted(unknown)[0]}")
+    try:
+        return SignPattern(
+            id=entry.id,
+            kind=entry.kind,
+            pattern=entry.pattern,
+            starts=entry.starts,
+            contains=entry.contains,
+            parts=entry.parts,
+            each=entry.each,
+            constants=entry.set,
+            types=entry.types,
+            raw=entry.raw,
+        )
+    except re.error as error:
+        raise CatalogError(path, line, f"sign {entry.id} has a bad pattern ({error})") from error
