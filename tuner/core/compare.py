@@ -1,0 +1,189 @@
+"""Two starts side by side: what differed, ranked by what it explains, and what changed without mattering.
+
+The KV pool is a straight line in the fraction, with two numbers that the start's memory decides (`core.share`). So
+whether the fraction, or the memory, turned one outcome into the other is arithmetic: put the other start's value in,
+leave the rest, and see whether there is a pool. What can only act through memory and moved it by less than is lacking
+is acquitted by the same arithmetic. Where a start failed of something else, the remedies of its finding name the knobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tuner.core import share as shares
+from tuner.core.differences import arguments, llm, measures, missing, unlike, variables, versions
+from tuner.core.share import Share, pool_of, share_of
+from tuner.core.weighing import Case, follows, judge
+from tuner.domain.comparison import Comparison, Difference, Group, Measure, Origin, Role, Side
+from tuner.domain.findings import Finding, Outcome, Severity
+from tuner.domain.starts import Start
+
+_ROLES = (Role.EXPLAINS, Role.POSSIBLE, Role.FOLLOWS, Role.ACQUITTED, Role.NOISE)
+_GROUPS = tuple(Group)
+_MODEL = ("model_path", "model", "model_tag")
+
+
+def compare(good: Start, bad: Start, findings: Sequence[Finding] = ()) -> Comparison:
+    """What differed between two starts.
+
+    Args:
+        good: The baseline: the one that worked, or the first one named.
+        bad: The one that is judged.
+        findings: Of the one that failed, the root cause first: their remedies tell which knobs matter.
+    """
+    case = Case(
+        good=_side(good),
+        bad=_side(bad),
+        good_share=share_of(good),
+        bad_share=share_of(bad),
+        findings=tuple(each for each in findings if each.severity in (Severity.FATAL, Severity.ERROR)),
+        measures=tuple(measures(good, bad)),
+    )
+    same_engine = not (good.engine and bad.engine) or good.engine == bad.engine
+    found = [*variables(good, bad), *versions(good, bad)]
+    if same_engine:
+        found += [each for each in arguments(good, bad) if each.name not in shares.KNOBS]
+    judged = [judge(each, case) for each in found]
+    judged += _fraction(good, bad, case) if same_engine else []
+    judged += [follows(each, case) for each in case.measures if unlike(each) or missing(each, good, bad)]
+    ranked = tuple(sorted(judged, key=_rank))
+    comparison = Comparison(
+        good=case.good,
+        bad=case.bad,
+        obstacles=tuple(_obstacles(good, bad, case.measures)),
+        differences=ranked,
+        measures=case.measures,
+    )
+    return msgspec.structs.replace(comparison, summary=_summary(comparison, case))
+
+
+def _rank(each: Difference) -> tuple[int, float, int, str]:
+    return _ROLES.index(each.role), -each.weight, _GROUPS.index(each.group), each.name
+
+
+def _side(start: Start) -> Side:
+    share = share_of(start)
+    fraction, origin, note = _in_effect(start, share)
+    pool = pool_of(start)
+    if pool is None and share is not None and fraction is not None:
+        pool = share.pool(fraction)
+    name = start.setting(*_MODEL)
+    return Side(
+        engine=start.engine,
+        version=start.version,
+        model=str(name) if name else None,
+        outcome=start.outcome,
+        phase=str(start.phase),
+        ranks=len(start.ranks),
+        files=start.files,
+        fraction=fraction,
+        fraction_origin=origin,
+        fraction_note=note,
+        pool_gib=pool,
+        f_min=None if share is None else round(share.f_min, 4),
+    )
+
+
+def _in_effect(start: Start, share: Share | None) -> tuple[float | None, Origin, str]:
+    """The fraction a start ran with: as its arguments say, unless the pool that it got says otherwise."""
+    asked, shown = shares.asked(start), shares.effective(start, share)
+    capped = start.setting("max_total_tokens", "kv_cache_memory_bytes", "num_gpu_blocks_override") is not None
+    note = "" if share is None or shown is None or capped else _inferred(share, shown, pool_of(start))
+    if asked is None:
+        if shown is None:
+            return None, Origin.UNKNOWN, ""
+        return shown, Origin.EFFECTIVE, note
+    name, value = asked
+    if shown is not None and share is not None and share.knob == name and not capped and abs(shown - value) > 0.01:
+        return shown, Origin.EFFECTIVE, f"{name}={value:g} was asked for, the pool shows {note}"
+    return value, Origin.GIVEN if name in start.given else Origin.RESOLVED, note
+
+
+def _inferred(share: Share, fraction: float, pool: float | None) -> str:
+    if share.after is None or share.before is None or pool is None:
+        return ""
+    return f"1 - ({share.after.value:.2f} - {pool:.2f}) / {share.before.value:.2f} = {fraction:g}"
+
+
+def _fraction(good: Start, bad: Start, case: Case) -> list[Difference]:
+    before, after = case.good.fraction, case.bad.fraction
+    if before is None or after is None or abs(before - after) <= shares.SAME:
+        return []
+    share = case.bad_share or case.good_share
+    names = [asked[0] for asked in (shares.asked(bad), shares.asked(good)) if asked is not None]
+    difference = Difference(
+        group=Group.ARGUMENT,
+        name=names[0] if names else share.knob if share is not None else shares.KNOBS[0],
+        good=before,
+        bad=after,
+        good_origin=case.good.fraction_origin,
+        bad_origin=case.bad.fraction_origin,
+        good_at=good.settings_at,
+        bad_at=bad.settings_at,
+        effect_gib=None if share is None else share.slope * (after - before),
+    )
+    return [judge(difference, case)]
+
+
+def _obstacles(good: Start, bad: Start, measured: Sequence[Measure]) -> list[str]:
+    found = []
+    if good.engine and bad.engine and good.engine != bad.engine:
+        found.append(f"other engines: {good.engine} and {bad.engine}")
+    names = [start.setting(*_MODEL) for start in (good, bad)]
+    if all(names) and llm(names[0]) != llm(names[1]):
+        found.append(f"other LLMs: {names[0]} and {names[1]}")
+    cards = [each for each in measured if each.name in ("total", "before weights") and each.pairs]
+    for each in cards:
+        pairs = [(pair.good, pair.bad) for pair in each.pairs if pair.good and pair.bad]
+        # A foreign process takes memory from some ranks; another kind of GPU has another size on all of them.
+        if pairs and all(abs(one - other) > 0.15 * max(one, other) for one, other in pairs):
+            what = "GPUs of another size" if each.name == "total" else "other GPUs, or other processes on all of them"
+            found.append(f"{what}: {each.good:.2f} and {each.bad:.2f} GiB {_SAID[each.name]}")
+            break
+    return found
+
+
+_SAID = {"total": "in all", "before weights": "free before the weights"}
+
+
+def _summary(comparison: Comparison, case: Case) -> str:
+    explaining = comparison.explaining
+    if case.failed is not None and explaining:
+        first = explaining[0]
+        alone = "is the only change that matters" if len(explaining) == 1 else "matters most"
+        return f"{first.name} {shown(first.good)} -> {shown(first.bad)} {alone}: {first.note}"
+    if case.failed is not None:
+        told = comparison.of(Role.POSSIBLE)
+        if not told:
+            return (
+                "The logs tell no difference that could explain it. What they do not tell may: files and packages"
+                " that changed, other processes on the host, drivers."
+            )
+        names = ", ".join(each.name for each in told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
+        return f"No difference that the logs tell explains it by arithmetic. It may be one of {names}."
+    if case.good.outcome is Outcome.FAILED:
+        return f"Both failed, the baseline in {case.good.phase} and the other in {case.bad.phase}."
+    changed = ", ".join(f"{each.name} {shown(each.good)} -> {shown(each.bad)}" for each in explaining[:3])
+    texts = ("Neither failed.", _pools(case), f"What changed it: {changed}." if changed else "")
+    return " ".join(text for text in texts if text)
+
+
+def _pools(case: Case) -> str:
+    tokens = next((each for each in case.measures if each.group is Group.POOL and each.name == "tokens"), None)
+    if tokens is None or tokens.good is None or tokens.bad is None:
+        return ""
+    if tokens.good == tokens.bad:
+        return f"The KV pool holds {tokens.bad:,.0f} tokens in both."
+    return f"The KV pool holds {tokens.bad:,.0f} tokens, the baseline's {tokens.good:,.0f}."
+
+
+def shown(value: object) -> str:
+    """A value in a sentence."""
+    if value is None:
+        return "not set"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+__all__ = ["compare", "shown"]

@@ -1,0 +1,306 @@
+"""What is not the same in two starts, before anything is said of why: arguments, variables, versions, measures.
+
+`core.compare` judges what is found here.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tuner.core.literals import parse_settings
+from tuner.core.versions import Version, parse_version
+from tuner.domain.comparison import Difference, Group, Measure, Origin, RankPair, Role, Value
+from tuner.domain.server import START_PHASES
+from tuner.domain.starts import Figure, RankStory, Start
+
+NOISE = frozenset({
+    "random_seed", "seed", "port", "host", "nccl_port", "dist_init_addr", "master_port", "data_parallel_rpc_port",
+    "disaggregation_bootstrap_port", "grpc_port", "metrics_port", "api_key", "admin_api_key", "ssl_keyfile",
+    "ssl_certfile", "ssl_ca_certs", "served_model_name", "tokenizer_path", "tokenizer", "download_dir",
+    "crash_dump_folder", "file_storage_path", "export_metrics_to_file_dir", "debug_tensor_dump_output_folder",
+    "log_requests_target", "log_file", "otlp_traces_endpoint", "instance_id", "engine_id", "run_id", "pid",
+    "checkpoint_hash", "config_file", "uds",
+})  # fmt: skip
+"""Arguments that differ between any two starts, and explain none."""
+NOISE_VARIABLES = re.compile(
+    r"PWD|OLDPWD|HOME|USER|LOGNAME|SHLVL|_|SSH_\w+|TERM|TMUX\w*|STY|WINDOWID|XDG_\w+|DBUS_\w+|INVOCATION_ID"
+    r"|JOURNAL_STREAM|SYSTEMD_EXEC_PID|HOSTNAME|MASTER_PORT|\w*_PORT|SLURM_JOB\w*|NCCL_DEBUG(_FILE|_SUBSYS)?"
+)
+UNLIKE = 0.005
+"""GiB by which a size must differ: half of the last digit that is printed."""
+SLOWER = 1.25
+"""A phase that took this much longer, and two seconds more, is told apart."""
+SLOWER_S = 2.0
+
+_MEMORY: tuple[tuple[str, Callable[[RankStory], Figure | None], Callable[..., float]], ...] = (
+    ("total", lambda rank: rank.total_gib, min),
+    ("communicators", lambda rank: rank.communicators_gib, max),
+    ("before weights", lambda rank: rank.before_weights, min),
+    ("weights", lambda rank: rank.weights_gib, max),
+    ("draft weights", lambda rank: rank.draft_weights_gib, max),
+    ("after weights", lambda rank: rank.after_weights, min),
+    ("activation", lambda rank: rank.activation_gib, max),
+    ("non-torch", lambda rank: rank.non_torch_gib, max),
+    ("mamba state", lambda rank: rank.mamba_gib, max),
+    ("after pool", lambda rank: rank.after_pool, min),
+    ("at ready", lambda rank: rank.available_at_ready, min),
+)
+"""A purpose, where a rank's story tells it, and which rank is the one that counts: of what is free the least, of what
+is used the most."""
+_POOL: tuple[tuple[str, str, Callable[[RankStory], Figure | None], Callable[..., float]], ...] = (
+    ("tokens", "tokens", lambda rank: rank.kv_tokens, min),
+    ("size", "GiB", lambda rank: rank.kv_gib, min),
+    ("draft pool", "GiB", lambda rank: rank.draft_kv_gib, max),
+)
+_ECHOES = frozenset({"max_total_num_tokens", "available_gpu_mem", "chunked_prefill_size", "max_prefill_tokens"})
+"""Limits that repeat a measure or an argument."""
+FREE = frozenset({"before weights", "after weights", "after pool", "at ready"})
+"""Purposes that are memory left over and not memory used."""
+
+
+def arguments(good: Start, bad: Start) -> Iterator[Difference]:
+    """Server args that have other values, by name.
+
+    A value that only one log tells counts where its operator asked for it; arguments that one version has and the
+    other has not are noise. With only one of the two logs telling its arguments there is nothing to compare.
+    """
+    if not good.settings or not bad.settings:
+        return
+    one, other = flat(good.settings), flat(bad.settings)
+    whole = {(repr(one.get(name)), repr(other.get(name))) for name in one.keys() | other.keys() if "." not in name}
+    for name in sorted(one.keys() | other.keys()):
+        before, after = one.get(name), other.get(name)
+        if same(name, before, after):
+            continue
+        in_both = name in one and name in other
+        was_asked = name in good.given or name in bad.given
+        echo = "." in name and (repr(before), repr(after)) in whole
+        noise = name in NOISE or echo or not (in_both or was_asked)
+        whose = "baseline" if name in one else "other start"
+        yield Difference(
+            group=Group.ARGUMENT,
+            name=name,
+            good=plain(before),
+            bad=plain(after),
+            good_origin=_origin(good, name),
+            bad_origin=_origin(bad, name),
+            good_at=good.settings_at,
+            bad_at=bad.settings_at,
+            role=Role.NOISE if noise else Role.POSSIBLE,
+            note="" if in_both or was_asked else f"only the {whose} has it",
+        )
+
+
+def variables(good: Start, bad: Start) -> Iterator[Difference]:
+    """Environment variables that one log proves and the other does not, or that have other values."""
+    for name in sorted(good.env.keys() | bad.env.keys()):
+        before, after = good.env.get(name), bad.env.get(name)
+        if before == after:
+            continue
+        yield Difference(
+            group=Group.ENVIRONMENT,
+            name=name,
+            good=before,
+            bad=after,
+            good_origin=Origin.UNKNOWN if before is None else Origin.MEASURED,
+            bad_origin=Origin.UNKNOWN if after is None else Origin.MEASURED,
+            role=Role.NOISE if NOISE_VARIABLES.fullmatch(name) else Role.POSSIBLE,
+        )
+
+
+def versions(good: Start, bad: Start) -> Iterator[Difference]:
+    """Parts of which both logs tell a version, and not the same; of an editable install what either tells."""
+    before: dict[str, str] = {**good.versions}
+    after: dict[str, str] = {**bad.versions}
+    if good.version and bad.version and good.engine == bad.engine and not _overlap(good.version, bad.version):
+        before.setdefault("engine", good.version)
+        after.setdefault("engine", bad.version)
+    for name in sorted(before.keys() | after.keys(), key=lambda part: (part != "engine", part)):
+        old, new = before.get(name), after.get(name)
+        if old == new or (name not in _INSTALL and (old is None or new is None)):
+            continue
+        yield Difference(
+            group=Group.VERSION,
+            name=name,
+            good=old,
+            bad=new,
+            good_origin=Origin.UNKNOWN if old is None else Origin.MEASURED,
+            bad_origin=Origin.UNKNOWN if new is None else Origin.MEASURED,
+        )
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two versions, of which either may be the range that a log's wording allows, can be the same."""
+    (low, high), (least, most) = _bounds(one), _bounds(other)
+    return low <= most and least <= high
+
+
+def _bounds(version: str) -> tuple[Version, Version]:
+    first, dash, last = version.partition(" - ")
+    number = parse_version(first) or ()
+    if version.startswith("<="):
+        return (), number
+    if version.startswith(">="):
+        return number, (sys.maxsize,)
+    return number, (parse_version(last) or ()) if dash else number
+
+
+_INSTALL = frozenset({"commit", "dirty"})
+"""What an editable install tells: differing from a release matters even when the other log says nothing."""
+
+
+def measures(good: Start, bad: Start) -> Iterator[Measure]:
+    """Every number that either log tells, in the order of a start: phases, memory, pool, graphs, limits."""
+    yield from _phases(good, bad)
+    for name, of, worst in _MEMORY:
+        yield from _measure(Group.MEMORY, name, "GiB", _figures(good, of), _figures(bad, of), worst)
+    for name, unit, figure, worst in _POOL:
+        yield from _measure(Group.POOL, name, unit, _figures(good, figure), _figures(bad, figure), worst)
+    yield from _measure(Group.POOL, "bytes per token", "B", cells(good), cells(bad), max)
+    yield from _graphs(good, bad)
+    for name in dict.fromkeys([*good.limits, *bad.limits]):
+        before, after = good.limits.get(name), bad.limits.get(name)
+        yield Measure(
+            group=Group.LIMIT,
+            name=name,
+            good=None if before is None else before.value,
+            bad=None if after is None else after.value,
+        )
+
+
+def missing(measure: Measure, good: Start, bad: Start) -> bool:
+    """Whether graphs were captured in one start only, though the other got past where it captures them."""
+    if measure.group is not Group.GRAPHS or measure.unit != "GiB" or (measure.good is None) == (measure.bad is None):
+        return False
+    without = good if measure.good is None else bad
+    return without.ready_at is not None
+
+
+def unlike(measure: Measure) -> bool:
+    """Whether two numbers differ by more than how they were printed, or than two equal starts do."""
+    if measure.name in _ECHOES or measure.good is None or measure.bad is None or measure.good == measure.bad:
+        return False
+    gap = abs(measure.bad - measure.good)
+    if measure.group is Group.PHASE or measure.unit == "s":
+        times = measure.ratio
+        return gap >= SLOWER_S and (times is None or max(times, 1 / times) >= SLOWER)
+    if measure.name == "bytes per token":
+        return gap > 0.01 * abs(measure.good)
+    return gap > UNLIKE if measure.unit == "GiB" else True
+
+
+def same(name: str, one: Any, other: Any) -> bool:
+    """Whether two values of an argument mean the same: of paths that lead to an LLM only the LLM counts."""
+    if one == other:
+        return True
+    if name in ("model_path", "model", "speculative_draft_model_path"):
+        return bool(one) and bool(other) and llm(one) == llm(other)
+    return False
+
+
+def llm(name: Any) -> str:
+    """The LLM that a path, a hub id or a cached snapshot names, in lower case."""
+    text = str(name).rstrip("/")
+    cached = re.search(r"models--([^/]+)/snapshots/", text + "/")
+    last = cached[1].rpartition("--")[2] if cached else text.rpartition("/")[2]
+    return last.lower()
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings whose parts have names of their own: `cuda_graph_config.decode.max_bs`."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        parts = parse_settings(value) if isinstance(value, str) and _COMPOSED.match(value) else value
+        if isinstance(parts, Mapping) and parts and name.count(".") < _DEEPEST:
+            found |= flat({str(part): each for part, each in parts.items()}, f"{name}.")
+        else:
+            found[name] = value
+    return found
+
+
+_COMPOSED = re.compile(r"[A-Za-z_][\w.]*\(\w+=|\{['\"]")
+_DEEPEST = 3
+
+
+def plain(value: Any) -> Value:
+    """A value as a table shows it."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple) and all(isinstance(each, int) for each in value):
+        return tuple(value)
+    return str(value)
+
+
+def cells(start: Start) -> dict[int, float]:
+    """Bytes of a token in each rank's pool."""
+    return {
+        rank.number: rank.kv_gib.value * (1 << 30) / rank.kv_tokens.value
+        for rank in start.ranks
+        if rank.kv_gib is not None and rank.kv_tokens is not None and rank.kv_tokens.value > 0
+    }
+
+
+def _origin(start: Start, name: str) -> Origin:
+    if name in start.given:
+        return Origin.GIVEN
+    return Origin.RESOLVED if name in start.settings else Origin.UNKNOWN
+
+
+def _phases(good: Start, bad: Start) -> Iterator[Measure]:
+    for phase in START_PHASES:
+        yield from _measure(Group.PHASE, phase.value, "s", _seconds(good, phase), _seconds(bad, phase), max)
+
+
+def _seconds(start: Start, phase: str) -> dict[int, float]:
+    """A phase that a rank meets more than once, as the draft model's weights, counts with all its spans."""
+    found: dict[int, float] = {}
+    for rank in start.ranks:
+        spans = [span.seconds for span in rank.phases if span.phase == phase and span.seconds is not None]
+        if spans:
+            found[rank.number] = sum(spans)
+    return found
+
+
+def _graphs(good: Start, bad: Start) -> Iterator[Measure]:
+    names = dict.fromkeys(each.what for start in (good, bad) for rank in start.ranks for each in rank.graphs)
+    for what in names:
+        sides = [
+            [(rank.number, each) for rank in start.ranks for each in rank.graphs if each.what == what]
+            for start in (good, bad)
+        ]
+        sizes = [{n: each.used_gib for n, each in side if each.used_gib is not None} for side in sides]
+        times = [{n: each.seconds for n, each in side if each.seconds is not None} for side in sides]
+        counts = [{n: float(len(each.sizes)) for n, each in side if each.sizes} for side in sides]
+        largest = [{n: float(max(each.sizes)) for n, each in side if each.sizes} for side in sides]
+        yield from _measure(Group.GRAPHS, f"{what} memory", "GiB", sizes[0], sizes[1], max)
+        yield from _measure(Group.GRAPHS, f"{what} time", "s", times[0], times[1], max)
+        yield from _measure(Group.GRAPHS, f"{what} sizes", "", counts[0], counts[1], max)
+        yield from _measure(Group.GRAPHS, f"{what} largest", "", largest[0], largest[1], max)
+
+
+def _figures(start: Start, of: Callable[[RankStory], Figure | None]) -> dict[int, float]:
+    return {rank.number: figure.value for rank in start.ranks if (figure := of(rank)) is not None}
+
+
+def _measure(
+    group: Group,
+    name: str,
+    unit: str,
+    good: Mapping[int, float],
+    bad: Mapping[int, float],
+    worst: Callable[..., float],
+) -> Iterator[Measure]:
+    if not good and not bad:
+        return
+    yield Measure(
+        group=group,
+        name=name,
+        unit=unit,
+        good=worst(good.values(), default=None),
+        bad=worst(bad.values(), default=None),
+        pairs=tuple(RankPair(n, good.get(n), bad.get(n)) for n in sorted(good.keys() | bad.keys())),
+    )

@@ -1,0 +1,126 @@
+"""The arithmetic of the static share: what a fraction leaves for the KV pool, and which fraction was in effect.
+
+SGLang sizes its pool as `after - before x (1 - fraction)`, both the least free memory of any rank: before the weights,
+and when the pool is sized. vLLM sizes it as `total x utilisation - what everything else takes`. Both are a straight
+line in the fraction, `pool = slope x fraction - rest`, and that is all that is needed to judge one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from msgspec import Struct
+
+from tuner.domain.starts import Figure, RankStory, Start
+
+KNOBS = ("mem_fraction_static", "gpu_memory_utilization")
+"""How the engines name the fraction."""
+SAME = 0.002
+"""Fractions that differ by less are one: a log prints sizes with two decimals."""
+
+
+class Share(Struct, frozen=True, kw_only=True):
+    """What a start's log tells of its static share. Sizes are GiB of the weakest rank."""
+
+    knob: str
+    slope: float
+    """What the pool grows by when the fraction grows by one: free before the weights, or the whole card."""
+    rest: float
+    """What the pool lacks at fraction zero."""
+    formula: str
+    """With the numbers, and `{f}` for the fraction."""
+    after: Figure | None = None
+    """Free when the pool is sized, where the log tells it."""
+    before: Figure | None = None
+
+    def pool(self, fraction: float) -> float:
+        """The pool that this fraction gives; negative: what is lacking."""
+        return self.slope * fraction - self.rest
+
+    @property
+    def f_min(self) -> float:
+        """At or below it there is no pool."""
+        return self.rest / self.slope
+
+    def fraction(self, pool: float) -> float:
+        """The fraction that gives this pool."""
+        return (pool + self.rest) / self.slope
+
+    def shortest(self, pool: float) -> float:
+        """The same, as somebody would have typed it: the fewest digits that the log's two decimals leave possible."""
+        exact = self.fraction(pool)
+        unsure = 0.02 / self.slope
+        return next((round(exact, n) for n in (1, 2, 3) if abs(round(exact, n) - exact) <= unsure), round(exact, 4))
+
+    def told(self, fraction: float) -> str:
+        """The arithmetic in one line: `21.70 - 94.04 x (1 - 0.55) = -20.62 GiB`."""
+        return f"{self.formula.format(f=f'{fraction:g}')} = {self.pool(fraction):.2f} GiB"
+
+
+def share_of(start: Start) -> Share | None:
+    """The static share of a start; None where its log does not tell enough."""
+    before = least(start.ranks, lambda rank: rank.before_weights)
+    after = least(start.ranks, lambda rank: rank.after_weights)
+    if before is not None and after is not None and before.value > 0:
+        total, free = before.value, after.value
+        return Share(
+            knob=KNOBS[0],
+            slope=total,
+            rest=total - free,
+            formula=f"{free:.2f} - {total:.2f} x (1 - {{f}})",
+            before=before,
+            after=after,
+        )
+    total_gib = least(start.ranks, lambda rank: rank.total_gib)
+    pool, fraction = pool_of(start), _number(start.setting(KNOBS[1]))
+    if total_gib is None or pool is None or fraction is None or total_gib.value <= 0:
+        return None
+    taken = total_gib.value * fraction - pool
+    return Share(
+        knob=KNOBS[1],
+        slope=total_gib.value,
+        rest=taken,
+        formula=f"{total_gib.value:.2f} x {{f}} - {taken:.2f}",
+        before=total_gib,
+    )
+
+
+def pool_of(start: Start) -> float | None:
+    """GiB of the weakest rank's pool as it was allocated, with all that came out of the same budget."""
+    sizes = []
+    for rank in start.ranks:
+        if rank.kv_gib is None:
+            continue
+        parts = [rank.kv_gib, rank.mamba_gib]
+        if rank.draft_weights_gib is not None and rank.draft_weights_gib.at < rank.kv_gib.at:
+            parts.append(rank.draft_kv_gib)  # the draft model was there when the pool was sized, and shares it
+        sizes.append(sum(part.value for part in parts if part is not None))
+    return min(sizes, default=None)
+
+
+def effective(start: Start, share: Share | None) -> float | None:
+    """The fraction that gives the pool which was allocated; None where either is not known.
+
+    With a cap on the tokens it is only the least it can have been.
+    """
+    pool = pool_of(start)
+    return None if share is None or pool is None else share.shortest(pool)
+
+
+def asked(start: Start) -> tuple[str, float] | None:
+    """The fraction that the arguments or the engine's own words tell, and its name."""
+    for knob in KNOBS:
+        value = _number(start.setting(knob))
+        if value is not None:
+            return knob, value
+    return None
+
+
+def least(ranks: Iterable[RankStory], of: Callable[[RankStory], Figure | None]) -> Figure | None:
+    """The smallest figure of any rank, and where it is."""
+    figures = [figure for figure in map(of, ranks) if figure is not None]
+    return min(figures, key=lambda figure: figure.value, default=None)
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

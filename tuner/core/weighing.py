@@ -1,0 +1,306 @@
+"""What a difference between two starts has to do with the outcome: by arithmetic, or by the remedies of a finding."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from tuner.core.differences import FREE
+from tuner.core.share import Share
+from tuner.domain.comparison import Difference, Group, Measure, Role, Side
+from tuner.domain.findings import Finding, Move, Outcome, Remedy
+from tuner.domain.server import Phase
+
+NETWORK = re.compile(r"NCCL|CUSTOM_AR|ALL_?REDUCE|MSCCLPP|SYMM_MEM|NVLS|P2P|MNNVL|QUICK_REDUCE", re.IGNORECASE)
+"""What decides how ranks talk to each other: its memory is what distributed initialisation takes."""
+GRAPHS = re.compile(r"cuda_?graph|piecewise|torch_compile|compilation_config|enforce_eager", re.IGNORECASE)
+CELL = re.compile(r"kv_cache_dtype|quantization_param_path")
+CAP = re.compile(r"max_total_tokens|num_gpu_blocks_override|kv_cache_memory")
+
+
+class Case(Struct, frozen=True, kw_only=True):
+    """Two starts as far as a single difference is judged by them."""
+
+    good: Side
+    bad: Side
+    good_share: Share | None
+    bad_share: Share | None
+    findings: tuple[Finding, ...]
+    """Fatal ones and errors of the one that failed."""
+    measures: tuple[Measure, ...]
+
+    @property
+    def failed(self) -> Side | None:
+        """The one that failed where the other did not."""
+        if (self.good.outcome is Outcome.FAILED) == (self.bad.outcome is Outcome.FAILED):
+            return None
+        return self.bad if self.bad.outcome is Outcome.FAILED else self.good
+
+    @property
+    def failed_share(self) -> Share | None:
+        """The static share of the one that failed."""
+        return self.bad_share if self.failed is self.bad else self.good_share if self.failed is self.good else None
+
+    @property
+    def other(self) -> Side:
+        """The one that is held against the failed one."""
+        return self.good if self.failed is self.bad else self.bad
+
+    @property
+    def other_share(self) -> Share | None:
+        """Its static share."""
+        return self.good_share if self.failed is self.bad else self.bad_share
+
+    @property
+    def lack(self) -> float | None:
+        """GiB that the failed one's pool lacks to be there at all; None: that is not what it failed of."""
+        failed, share = self.failed, self.failed_share
+        if failed is None or share is None or failed.fraction is None or failed.phase != Phase.KV_ALLOC:
+            return None
+        pool = share.pool(failed.fraction)
+        return -pool if pool <= 0 else None
+
+    @property
+    def regained(self) -> float | None:
+        """GiB of pool that the failed one would gain with the other one's memory and its own fraction."""
+        failed, mine, other = self.failed, self.failed_share, self.other_share
+        if failed is None or mine is None or other is None or failed.fraction is None:
+            return None
+        return other.pool(failed.fraction) - mine.pool(failed.fraction)
+
+    def measure(self, group: Group, name: str) -> Measure | None:
+        """One that both starts tell."""
+        found = (each for each in self.measures if each.group is group and each.name == name)
+        return next((each for each in found if each.good is not None and each.bad is not None), None)
+
+
+def judge(each: Difference, case: Case) -> Difference:
+    """Say of an argument, a variable or a version what it has to do with the outcome."""
+    remedy = _named(each, case.findings)
+    if each.role is Role.NOISE and remedy is None:
+        return each
+    if each.effect_gib is not None:
+        verdict = _by_fraction(each, case)
+    elif remedy is not None:
+        verdict = _by_remedy(each, remedy, case)
+    elif case.lack is not None:
+        verdict = _by_lack(each, case)
+    else:
+        verdict = _by_result(each, case)
+    return verdict
+
+
+def follows(measure: Measure, case: Case) -> Difference:
+    """A number that differs, as a difference: a cause where memory alone makes the outcome, else a consequence."""
+    role, weight, effect, note = Role.FOLLOWS, 0.0, None, ""
+    if measure.group is Group.MEMORY and measure.good is not None and measure.bad is not None:
+        free = measure.name in FREE
+        effect = (measure.bad - measure.good) * (1 if free else -1)
+        lack = case.lack
+        if measure.name in _BEFORE_POOL and lack is not None:
+            gain = -effect if case.failed is case.bad else effect
+            weight = max(0.0, min(1.0, gain / lack)) if lack else 0.0
+            role = Role.EXPLAINS if gain > lack else Role.ACQUITTED if gain < 0.1 * lack else Role.POSSIBLE
+            note = f"{_gap(measure)}: {abs(effect):.2f} GiB, the pool lacks {lack:.1f}"
+        elif measure.name == "before weights" and case.failed is not None and abs(effect) > 1:
+            role, weight = Role.POSSIBLE, 0.7
+            note = f"{_gap(measure)}: another process holds memory on a GPU, or it is another GPU"
+    elif measure.good is None or measure.bad is None:
+        weight, note = (
+            1.0,
+            f"{_name(measure).removesuffix(' memory')}: captured in {'this start' if measure.good is None else 'the baseline'} only",
+        )
+    elif measure.ratio is not None:
+        weight = min(1.0, abs(measure.ratio - 1))
+    return Difference(
+        group=measure.group,
+        name=measure.name,
+        good=measure.good,
+        bad=measure.bad,
+        unit=measure.unit,
+        role=role,
+        weight=weight,
+        effect_gib=effect,
+        pairs=measure.pairs,
+        note=note or _times(measure),
+    )
+
+
+_BEFORE_POOL = (
+    "communicators",
+    "before weights",
+    "weights",
+    "draft weights",
+    "after weights",
+    "activation",
+    "non-torch",
+)
+_WORDS = {
+    "communicators": "NCCL and custom all-reduce",
+    "before weights": "free before the weights",
+    "after weights": "free after the weights",
+    "weights": "the weights",
+    "draft weights": "the draft model's weights",
+    "activation": "activations",
+    "non-torch": "memory that is not torch's",
+}
+
+
+def _by_fraction(each: Difference, case: Case) -> Difference:
+    failed, mine, lack = case.failed, case.failed_share, case.lack
+    if lack is not None and failed is not None and mine is not None:
+        mended = mine.pool(_fraction(case.other))
+        told = mine.told(_fraction(failed))
+        if mended > 0:
+            note = (
+                f"{told}, nothing is left for the pool; {_fraction(case.other):g} gives {mended:.2f} GiB."
+                f" It must be above {mine.f_min:.4f}"
+            )
+            return _is(each, Role.EXPLAINS, 1.0, note)
+        gain = mended + lack
+        return _is(each, Role.POSSIBLE, max(0.0, gain / lack) if lack else 0.0, f"{told}; it moves {gain:.2f} of them")
+    assert each.effect_gib is not None
+    moved = f"it moves {abs(each.effect_gib):.2f} GiB"
+    if failed is not None:
+        remedy = _named(each, case.findings)
+        if remedy is not None:
+            return _by_remedy(each, remedy, case)
+        return _is(each, Role.POSSIBLE, 0.6, f"{moved} between the pool and what is left for graphs and activations")
+    pools = (case.good.pool_gib, case.bad.pool_gib)
+    if pools[0] is None or pools[1] is None or abs(pools[1] - pools[0]) < 0.01 * max(pools[0], pools[1]):
+        return _is(each, Role.POSSIBLE, 0.5, moved)
+    gap = pools[1] - pools[0]
+    part = each.effect_gib / gap
+    note = f"{moved}; the pool went from {pools[0]:.2f} to {pools[1]:.2f} GiB"
+    return _is(each, Role.EXPLAINS if part > 0.5 else Role.POSSIBLE, max(0.0, min(1.0, part)), note)
+
+
+def _by_remedy(each: Difference, remedy: Remedy, case: Case) -> Difference:
+    """The failed one's finding names this knob: it explains where the other start has it as the remedy wants it."""
+    forward = case.failed is not case.good
+    lost, kept = (each.bad, each.good) if forward else (each.good, each.bad)
+    because = f"the remedy of {case.findings[0].cause} for the start that failed"
+    if _mends(kept, lost, remedy):
+        return _is(each, Role.EXPLAINS, 0.9, f"what the other start has is {because}")
+    return _is(each, Role.POSSIBLE, 0.6, f"{because} is about it, and the other start does not have it so")
+
+
+def _mends(kept: Any, lost: Any, remedy: Remedy) -> bool:
+    numbers = _numeric(kept) and _numeric(lost)
+    if numbers and remedy.min is not None and kept < remedy.min:
+        return False
+    if numbers and remedy.max is not None and kept > remedy.max:
+        return False
+    match remedy.move:
+        case Move.RAISE:
+            return bool(numbers and kept > lost)
+        case Move.LOWER:
+            return bool(numbers and kept < lost)
+        case Move.SET:
+            return bool(kept == remedy.value or (remedy.value is None and kept not in (None, False)))
+        case Move.UNSET:
+            return kept in (None, False, "", "0")
+    return False
+
+
+def _by_lack(each: Difference, case: Case) -> Difference:
+    """The pool lacks memory: what moved too little of it cannot be the reason, whatever it is."""
+    lack, regained = case.lack, case.regained
+    assert lack is not None
+    taken = case.measure(Group.MEMORY, "communicators")
+    if NETWORK.search(each.name) and taken is not None and taken.good is not None and taken.bad is not None:
+        moved = abs(taken.bad - taken.good)
+        if moved < 0.1 * lack:
+            return _is(each, Role.ACQUITTED, moved / lack, f"{_gap(taken)}: {moved:.2f} GiB, the pool lacks {lack:.1f}")
+    if regained is not None and regained < 0.1 * lack:
+        moved = max(0.0, regained)
+        after = case.measure(Group.MEMORY, "after weights")
+        text = f"{_gap(after)}: " if after is not None else ""
+        return _is(each, Role.ACQUITTED, moved / lack, f"{text}at most {moved:.2f} GiB, the pool lacks {lack:.1f}")
+    return _is(each, Role.POSSIBLE, 0.3, "")
+
+
+def _by_result(each: Difference, case: Case) -> Difference:
+    """What it does shows in a number of its own; where that did not move, nor did the outcome by it."""
+    for form, group, names in _RESULTS:
+        if not form.search(each.name):
+            continue
+        changed = [m for m in (case.measure(group, name) for name in names or _names(case, group)) if m is not None]
+        moved = [m for m in changed if _moved(m)]
+        if moved:
+            note = ", ".join(f"{_name(m)} {_told(m.good)} -> {_told(m.bad)} {m.unit}".rstrip() for m in moved)
+            role = Role.POSSIBLE if case.failed is not None else Role.EXPLAINS
+            return _is(each, role, 0.6 if case.failed is not None else 0.5, note)
+        if changed and case.failed is None and form is not NETWORK:  # a start does not show what it does to speed
+            note = ", ".join(f"{_name(m)} {_told(m.good)} {m.unit} in both".replace("  ", " ") for m in changed)
+            return _is(each, Role.ACQUITTED, 0.0, note)
+    weight = {Group.VERSION: 0.5, Group.ARGUMENT: 0.3, Group.ENVIRONMENT: 0.25}.get(each.group, 0.1)
+    return _is(each, Role.POSSIBLE, weight, each.note)
+
+
+_RESULTS: tuple[tuple[re.Pattern[str], Group, tuple[str, ...]], ...] = (
+    (GRAPHS, Group.GRAPHS, ()),
+    (CELL, Group.POOL, ("bytes per token",)),
+    (CAP, Group.POOL, ("tokens",)),
+    (NETWORK, Group.MEMORY, ("communicators",)),
+)
+"""Names of arguments, and the numbers in which they show; no name: all of the group."""
+
+
+def _names(case: Case, group: Group) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(each.name for each in case.measures if each.group is group and each.unit == "GiB"))
+
+
+def _named(each: Difference, findings: tuple[Finding, ...]) -> Remedy | None:
+    """The remedy that is about this argument or variable."""
+    for finding in findings[:1]:
+        for remedy in finding.remedies:
+            flag = (remedy.flag or "").lstrip("-").partition("=")[0].partition(" ")[0].replace("-", "_")
+            if each.name in (remedy.knob, flag, remedy.env) or (
+                each.group is Group.VERSION and each.name == "engine" and remedy.knob == "version"
+            ):
+                return remedy
+    return None
+
+
+def _is(each: Difference, role: Role, weight: float, note: str) -> Difference:
+    return msgspec.structs.replace(each, role=role, weight=weight, note=note)
+
+
+def _fraction(side: Side) -> float:
+    return 0.0 if side.fraction is None else side.fraction
+
+
+def _numeric(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _moved(measure: Measure) -> bool:
+    assert measure.good is not None and measure.bad is not None
+    return abs(measure.bad - measure.good) > max(0.005, 0.01 * abs(measure.good))
+
+
+def _gap(measure: Measure) -> str:
+    return f"{_name(measure)} {_told(measure.bad)} against {_told(measure.good)} GiB"
+
+
+def _name(measure: Measure) -> str:
+    if measure.group is Group.GRAPHS:
+        return f"graphs, {measure.name}"
+    return _WORDS.get(measure.name, measure.name)
+
+
+def _told(value: float | None) -> str:
+    if value is None:
+        return "n/a"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
+
+
+def _times(measure: Measure) -> str:
+    times = measure.ratio
+    if measure.unit != "s" or times is None:
+        return ""
+    return f"{times:.1f} times as long" if times >= 1 else f"{1 / times:.1f} times faster"
