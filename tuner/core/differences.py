@@ -70,15 +70,14 @@ def arguments(good: Start, bad: Start) -> Iterator[Difference]:
     if not good.settings or not bad.settings:
         return
     one, other = flat(good.settings), flat(bad.settings)
-    whole = {(repr(one.get(name)), repr(other.get(name))) for name in one.keys() | other.keys() if "." not in name}
+    echoes = _echoes(one, other)
     for name in sorted(one.keys() | other.keys()):
         before, after = one.get(name), other.get(name)
         if same(name, before, after):
             continue
         in_both = name in one and name in other
         was_asked = name in good.given or name in bad.given
-        echo = "." in name and (repr(before), repr(after)) in whole
-        noise = name in NOISE or echo or not (in_both or was_asked)
+        noise = name in NOISE or name.rpartition(".")[0] in echoes or not (in_both or was_asked)
         whose = "baseline" if name in one else "other start"
         yield Difference(
             group=Group.ARGUMENT,
@@ -92,6 +91,17 @@ def arguments(good: Start, bad: Start) -> Iterator[Difference]:
             role=Role.NOISE if noise else Role.POSSIBLE,
             note="" if in_both or was_asked else f"only the {whose} has it",
         )
+
+
+def _echoes(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
+    """Parts of composed settings that repeat, with what follows from it, what an argument of its own says."""
+    changed = {
+        name: (repr(one.get(name)), repr(other.get(name)))
+        for name in one.keys() | other.keys()
+        if not same(name, one.get(name), other.get(name))
+    }
+    whole = {pair for name, pair in changed.items() if "." not in name}
+    return {name.rpartition(".")[0] for name, pair in changed.items() if "." in name and pair in whole}
 
 
 def variables(good: Start, bad: Start) -> Iterator[Difference]:

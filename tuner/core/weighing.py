@@ -109,10 +109,8 @@ def follows(measure: Measure, case: Case) -> Difference:
             role, weight = Role.POSSIBLE, 0.7
             note = f"{_gap(measure)}: another process holds memory on a GPU, or it is another GPU"
     elif measure.good is None or measure.bad is None:
-        weight, note = (
-            1.0,
-            f"{_name(measure).removesuffix(' memory')}: captured in {'this start' if measure.good is None else 'the baseline'} only",
-        )
+        only = "this start" if measure.good is None else "the baseline"
+        weight, note = 1.0, f"{_name(measure).removesuffix(' memory')}: captured in {only} only"
     elif measure.ratio is not None:
         weight = min(1.0, abs(measure.ratio - 1))
     return Difference(
