@@ -1,0 +1,210 @@
+"""The arithmetic of a server's GPU memory that holds for every engine: pools, fractions, cells, graphs.
+
+GiB are floats here, as logs print them; whoever shows them turns them into bytes. Nothing raises: a number that makes
+no sense gives None or 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from tuner.domain.starts import Start
+from tuner.units import GIB
+
+ROUNDING_GIB = 0.005
+"""Half of the last digit that engines print."""
+NARROW = 1e-3
+"""A cell whose printed interval is narrower than this part of it is taken as its roundest number."""
+
+
+def pool_gib(total_gib: float, available_gib: float, fraction: float) -> float:
+    """What the static share leaves for the KV pool: `A - T x (1 - f)`. Not positive: nothing.
+
+    Args:
+        total_gib: T, free before the weights, the least of all ranks.
+        available_gib: A, free when the pool is sized, the least of all ranks.
+        fraction: f.
+    """
+    return available_gib - total_gib * (1.0 - fraction)
+
+
+def minimum_fraction(total_gib: float | None, available_gib: float | None) -> float | None:
+    """`1 - A/T` to four digits: at or below it there is no pool. None where T or A is not known."""
+    if total_gib is None or available_gib is None or not _positive(total_gib) or not math.isfinite(available_gib):
+        return None
+    return round(1.0 - available_gib / total_gib, 4)
+
+
+def fraction_of_pool(total_gib: float, available_gib: float, pool: float) -> float | None:
+    """The fraction that gives a pool of so many GiB: `1 - (A - pool)/T`."""
+    if not _positive(total_gib) or not math.isfinite(available_gib - pool):
+        return None
+    return 1.0 - (available_gib - pool) / total_gib
+
+
+def fraction_for_tokens(total_gib: float, available_gib: float, cell_bytes: float, tokens: int) -> float | None:
+    """The fraction that gives a pool of so many tokens."""
+    return fraction_of_pool(total_gib, available_gib, tokens * cell_bytes / GIB)
+
+
+def advised(fraction: float) -> float:
+    """A fraction that may be told to people: rounded up to three digits."""
+    return math.ceil(round(fraction * 1000, 6)) / 1000
+
+
+def tokens_for(pool: float, cell_bytes: float | None, page: int = 1, cap: int | None = None) -> int:
+    """Tokens of a pool of so many GiB, whole pages, at most `cap`; 0 where there is no pool."""
+    if cell_bytes is None or not _positive(cell_bytes) or not math.isfinite(pool) or pool <= 0:
+        return 0
+    tokens = int(pool * GIB / cell_bytes)
+    if cap is not None and cap >= 0:
+        tokens = min(tokens, cap)
+    return tokens // max(page, 1) * max(page, 1)
+
+
+class Cell(Struct, frozen=True):
+    """Bytes of one token of KV on one rank."""
+
+    value: float
+    error: float = 0.0
+    """Off by at most this part of it."""
+
+
+def printed_cell(size_gib: float, tokens: int, page: int = 1, parts: int = 1) -> Cell | None:
+    """The cell that a printed pool size and its tokens imply.
+
+    The size is rounded, so there is an interval of cells; cells are products of powers of two and few other numbers,
+    so the value in a narrow interval with the greatest power of two in it is the one.
+
+    Args:
+        size_gib: As printed, all parts together.
+        tokens: Usable tokens; the buffer has one page more.
+        page: Tokens of a page.
+        parts: How many rounded numbers the size is the sum of: 2 for K and V.
+    """
+    slots = tokens + max(page, 1)
+    if tokens <= 0 or not _positive(size_gib):
+        return None
+    half = ROUNDING_GIB * parts * GIB / slots
+    middle = size_gib * GIB / slots
+    error = half / middle
+    if error > NARROW or half < 1:
+        return Cell(middle, error)
+    step = 1 << (2 * math.floor(half) + 1).bit_length()
+    while step > 1:
+        candidate = math.floor((middle + half) / step) * step
+        if candidate >= middle - half:
+            return Cell(float(candidate), abs(candidate - middle) / middle)
+        step //= 2
+    return Cell(middle, error)
+
+
+def cell_bytes(start: Start) -> Cell | None:
+    """The cell of a start by its own log, the best of what its ranks print; None before the pool is allocated."""
+    page = _int(start.setting("page_size", "block_size")) or 1
+    parts = 2 if any(f.kind == "kv-pool" and "V size" in f.text for f in start.facts) else 1
+    cells = [
+        cell
+        for rank in start.ranks
+        if rank.kv_gib is not None and rank.kv_tokens is not None
+        if (cell := printed_cell(rank.kv_gib.value, int(rank.kv_tokens.value), page, parts)) is not None
+    ]
+    return min(cells, key=lambda cell: cell.error, default=None)
+
+
+def mla_cell(layers: int, lora_rank: int, rope_dim: int, dtype_bytes: float) -> float:
+    """Bytes of a token where attention is latent: every rank of a TP group holds all of it."""
+    return (lora_rank + rope_dim) * layers * dtype_bytes
+
+
+def mha_cell(layers: int, kv_heads: int, head_dim: int, tp: int, dtype_bytes: float, v_head_dim: int = 0) -> float:
+    """Bytes of a token on one rank of plain or grouped attention: at least one head each, so beyond that TP is no help."""
+    heads = max(1, kv_heads // max(tp, 1))
+    return heads * (head_dim + (v_head_dim or head_dim)) * layers * dtype_bytes
+
+
+class Capture(Struct, frozen=True):
+    """One measured set of CUDA graphs."""
+
+    sizes: int
+    """How many batch sizes or token counts."""
+    largest: int
+    gib: float
+
+
+class Estimate(Struct, frozen=True):
+    """A value in GiB and how far off it may be."""
+
+    gib: float
+    error_gib: float
+    note: str = ""
+    measured: bool = False
+
+
+def fit_captures(captures: Iterable[Capture], sizes: int) -> Estimate | None:
+    """Memory of a set of CUDA graphs, from sets that were captured before.
+
+    A graph costs about the same whatever its batch, so memory goes with the number of graphs. One measured set gives
+    a proportion; several of different size give a line through them. A set of exactly so many graphs is the answer.
+
+    Args:
+        captures: Of the same kind of graph, LLM, tp and engine.
+        sizes: Number of graphs of the set that is asked for.
+    """
+    known = sorted({(each.sizes, round(each.gib, 3)) for each in captures if each.sizes > 0 and each.gib >= 0})
+    if sizes <= 0:
+        return Estimate(0.0, 0.0, "no graphs", measured=True)
+    if not known:
+        return None
+    same = [gib for count, gib in known if count == sizes]
+    if same:
+        value = max(same)
+        return Estimate(value, max(0.02, value - min(same)), f"{sizes} graphs, as captured before", measured=True)
+    low, high = known[0], known[-1]
+    if low[0] == high[0]:
+        worst = max(gib for _, gib in known)
+        value = worst / high[0] * sizes
+        note = f"{worst:.2f} GiB / {high[0]} graphs x {sizes}"
+        return Estimate(value, max(0.1, abs(value - worst) / 2), note)
+    slope = max(0.0, (high[1] - low[1]) / (high[0] - low[0]))
+    value = max(0.0, low[1] + slope * (sizes - low[0]))
+    beyond = max(0, sizes - high[0], low[0] - sizes)
+    note = f"{low[1]:.2f} GiB of {low[0]} graphs and {high[1]:.2f} of {high[0]}, for {sizes}"
+    return Estimate(value, max(0.1, slope * beyond / 2), note)
+
+
+def rounded_pool_error(total_gib: float, fraction: float) -> float:
+    """How far a pool computed from printed numbers may be off, GiB: A and T are each rounded."""
+    return ROUNDING_GIB * (1.0 + max(0.0, 1.0 - fraction))
+
+
+def least(values: Iterable[float | None]) -> float | None:
+    """The smallest of those that are known and finite."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return min(known) if known else None
+
+
+def nccl_gib(channels: int, buffer_bytes: int, connections: int = 1) -> float:
+    """Buffers of one NCCL communicator on one GPU.
+
+    Each channel and connection takes 0.5 MiB for LL, 4.6875 MiB for LL128 and the buffer for Simple, rounded up to
+    2 MiB. A ring has one connection inside a host, ring and trees together about three.
+    """
+    each = math.ceil((0.5 + 4.6875 + max(buffer_bytes, 0) / (1 << 20)) / 2) * 2
+    return max(channels, 0) * max(connections, 1) * each / 1024
+
+
+def _positive(value: float) -> bool:
+    return math.isfinite(value) and value > 0
+
+
+def _int(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def spread(values: Sequence[float]) -> float:
+    """Greatest minus smallest; 0 of fewer than two."""
+    return max(values) - min(values) if len(values) > 1 else 0.0

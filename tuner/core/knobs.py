@@ -1,0 +1,185 @@
+"""The knobs of one engine, looked up by any of their names, and values read from what people type."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from tuner.core.versions import in_range, parse_version
+from tuner.domain.knobs import Hazard, Knob, KnobKind, KnobType, SpelledAs, Spelling
+
+_UNSET = frozenset({"", "auto", "none", "null", "default", "unset"})
+_ON = frozenset({"1", "on", "true", "yes"})
+_OFF = frozenset({"0", "off", "false", "no"})
+_SIZES = {"k": 1024, "m": 1024**2, "g": 1024**3}
+_NUMBER = re.compile(r"([+-]?\d[\d_,]*(?:\.\d+)?)\s*([kmg]i?b?)?", re.IGNORECASE)
+_LARGEST = 1 << 62
+
+
+class KnobTable(Mapping[str, Knob]):
+    """The knobs of one engine by canonical name.
+
+    Args:
+        knobs: In the order in which they are shown.
+        newest: The newest version they were checked against; what is newer is spelled as it, and said to be assumed.
+    """
+
+    def __init__(self, knobs: Iterable[Knob], newest: str = "") -> None:
+        self._knobs = {knob.name: knob for knob in knobs}
+        self._newest = parse_version(newest)
+        self._names: dict[str, str] = {}
+        for knob in self._knobs.values():
+            for name in (*knob.also, *_spelled(knob)):
+                self._names.setdefault(_plain(name), knob.name)
+        # A canonical name means its own knob, whatever else is called so.
+        self._names.update((_plain(name), name) for name in self._knobs)
+
+    def __getitem__(self, name: str) -> Knob:
+        return self._knobs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._knobs)
+
+    def __len__(self) -> int:
+        return len(self._knobs)
+
+    def find(self, text: str) -> Knob | None:
+        """The knob that a canonical name, flag, variable, settings key or other engine's name means."""
+        name = self._names.get(_plain(text))
+        return None if name is None else self._knobs[name]
+
+    def spelling(self, name: str, version: str | None) -> Spelling | None:
+        """How a version spells a knob; None when it has none, or when there is no such knob.
+
+        A version that is not known, or newer than all that were checked, takes the newest spelling and is `assumed`.
+        """
+        knob = self.find(name)
+        if knob is None:
+            return None
+        at = parse_version(version)
+        if at is None:
+            return _spelling(knob, knob.spellings[-1], assumed=True)
+        for spelled in reversed(knob.spellings):
+            if in_range(at, spelled.versions):
+                return _spelling(knob, spelled, assumed=self._newest is not None and at > self._newest)
+        return None
+
+    def absent(self, name: str, version: str | None) -> str:
+        """Why a version does not have a knob, in words; empty when it has it."""
+        knob, at = self.find(name), parse_version(version)
+        if knob is None:
+            return f"there is no knob {name}"
+        if at is None or any(in_range(at, spelled.versions) for spelled in knob.spellings):
+            return ""
+        verb = "read" if knob.kind is KnobKind.ENV else "known"
+        spans = " and ".join(spelled.versions.strip() for spelled in knob.spellings)
+        return f"{knob.spellings[-1].text} is {verb} only by {_in_words(spans)}"
+
+    def value(self, settings: Mapping[str, Any], name: str, version: str | None = None) -> Any:
+        """The value of a knob in an engine's settings, under whatever key its version keeps it; None: not set."""
+        knob = self.find(name)
+        if knob is None:
+            return None
+        spelling = self.spelling(name, version)
+        keys = ([spelling.setting] if spelling is not None else []) + list(_spelled(knob))
+        return next((settings[key] for key in keys if settings.get(key) is not None), None)
+
+    def hazards(self, name: str, value: Any, version: str | None) -> tuple[Hazard, ...]:
+        """What is known to go wrong with a value."""
+        knob, at = self.find(name), parse_version(version)
+        if knob is None:
+            return ()
+        return tuple(
+            hazard
+            for hazard in knob.hazards
+            if str(hazard.value).lower() == str(value).lower()
+            and (at is None or not hazard.versions or in_range(at, hazard.versions))
+        )
+
+
+def read_value(knob: Knob, text: str) -> Any:
+    """What a person typed as a knob's value; None for `auto`, `none` and the like.
+
+    Raises:
+        ValueError: It is none; the message is a clear line without the knob's name.
+    """
+    word = text.strip()
+    if knob.type is KnobType.BOOL:
+        if word.lower() in _ON | _OFF:
+            return word.lower() in _ON
+        raise ValueError(f"on or off is meant, not {word!r}")
+    if word.lower() in _UNSET:
+        return None
+    if knob.type is KnobType.TEXT:
+        return word
+    if knob.type is KnobType.INTS:
+        return [_whole(part) for part in word.strip("[]").split(",")]
+    value: int | float = _whole(word) if knob.type is KnobType.INT else _real(word)
+    if knob.min is not None and value < knob.min:
+        raise ValueError(f"{word} is less than {knob.min:g}")
+    if knob.max is not None and value > knob.max:
+        raise ValueError(f"{word} is more than {knob.max:g}")
+    return value
+
+
+def _whole(text: str) -> int:
+    """`512`, `4_096`, `16MiB`."""
+    found = _NUMBER.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"a whole number is meant, not {text.strip()!r}")
+    digits, unit = found.groups()
+    value = float(digits.replace("_", "").replace(",", "")) * (_SIZES[unit[0].lower()] if unit else 1)
+    if not value.is_integer() or abs(value) > _LARGEST:
+        raise ValueError(f"a whole number is meant, not {text.strip()!r}")
+    return int(value)
+
+
+def _real(text: str) -> float:
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"a number is meant, not {text!r}")
+    return value
+
+
+def _spelling(knob: Knob, spelled: SpelledAs, *, assumed: bool) -> Spelling:
+    return Spelling(
+        knob=knob.name,
+        kind=knob.kind,
+        text=spelled.text,
+        setting=spelled.setting or _key(spelled.text),
+        default=spelled.default,
+        choices=spelled.choices,
+        note=spelled.note,
+        assumed=assumed,
+    )
+
+
+def _spelled(knob: Knob) -> Iterator[str]:
+    """Settings keys, newest first."""
+    for spelled in reversed(knob.spellings):
+        yield spelled.setting or _key(spelled.text)
+        yield _key(spelled.text)
+
+
+def _key(text: str) -> str:
+    return text if not text.startswith("-") else text.lstrip("-").replace("-", "_")
+
+
+def _plain(text: str) -> str:
+    return text.strip().lstrip("-").replace("-", "_").lower()
+
+
+def _in_words(spans: str) -> str:
+    words = [
+        f"{first.strip()} and later" if dash and not last.strip() else span.strip()
+        for span in spans.split(" and ")
+        for first, dash, last in [span.partition("-")]
+    ]
+    return " and ".join(words)
+
+

@@ -1,0 +1,108 @@
+"""What can be turned on an inference server: one name for each knob, and how each version spells it."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from msgspec import Struct
+
+
+class KnobKind(enum.StrEnum):
+    """How a knob reaches the server."""
+
+    FLAG = "flag"
+    """An argument of the command line."""
+    ENV = "env"
+    """A variable in the environment of the command."""
+
+
+class KnobType(enum.StrEnum):
+    """What a knob's value is."""
+
+    INT = "int"
+    FLOAT = "float"
+    BOOL = "bool"
+    TEXT = "text"
+    INTS = "ints"
+    """A list of whole numbers."""
+
+
+class Effects(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a higher value, or switching it on, does: `up`, `down`, `either`; empty for nothing worth a word."""
+
+    memory: str = ""
+    """Of the GPU, outside or inside the static share."""
+    throughput: str = ""
+    latency: str = ""
+
+
+class Hazard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A value that is known to do harm."""
+
+    value: Any
+    outcome: str
+    """hang, corrupt, crash, slow or ignored."""
+    why: str
+    versions: str = ""
+
+
+class SpelledAs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a range of versions spells a knob."""
+
+    versions: str = ""
+    """`0.4.6 - 0.5.13`, `0.5.14 -`; empty: all. For a variable: the versions that read it."""
+    text: str
+    """`--cuda-graph-max-bs`, `NCCL_BUFFSIZE`."""
+    setting: str | None = None
+    """Key in the engine's dump of resolved settings, where it is not the flag's own name."""
+    default: Any = None
+    """Where it is fixed; None: not set, or chosen by the engine."""
+    choices: tuple[str, ...] = ()
+    note: str = ""
+
+
+class Knob(Struct, frozen=True, kw_only=True):
+    """One thing that can be turned."""
+
+    name: str
+    """Canonical: the same for every engine and version that has it."""
+    kind: KnobKind
+    type: KnobType
+    title: str
+    """What it is, in a few words."""
+    min: float | None = None
+    max: float | None = None
+    unit: str = ""
+    effects: Effects = Effects()
+    also: tuple[str, ...] = ()
+    """Other names that people and the other engine use for it."""
+    spellings: tuple[SpelledAs, ...] = ()
+    """Oldest first. Versions in none of them do not have it."""
+    hazards: tuple[Hazard, ...] = ()
+    forecast: bool = False
+    """The memory forecast knows what it does."""
+
+
+class Spelling(Struct, frozen=True, kw_only=True):
+    """How one version spells a knob."""
+
+    knob: str
+    kind: KnobKind
+    text: str
+    setting: str
+    default: Any = None
+    choices: tuple[str, ...] = ()
+    note: str = ""
+    assumed: bool = False
+    """The version is not known, or newer than all that are: this is the newest spelling."""
+
+    @property
+    def flag(self) -> str | None:
+        """The argument, when it is one."""
+        return self.text if self.kind is KnobKind.FLAG else None
+
+    @property
+    def env(self) -> str | None:
+        """The variable, when it is one."""
+        return self.text if self.kind is KnobKind.ENV else None

@@ -1,0 +1,133 @@
+"""Reads the catalogues of knobs: `knobs.toml` of both engines, and of each. An entry without an example is refused."""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from tuner.core.knobs import KnobTable
+from tuner.core.versions import parse_version
+from tuner.domain.knobs import Effects, Hazard, Knob, KnobKind, KnobType, SpelledAs
+from tuner.errors import CatalogError
+
+SHARED = Path(__file__).with_name("knobs.toml")
+"""Variables of NCCL, CUDA and PyTorch, which mean the same to every engine."""
+
+
+class KnobExample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a version calls the knob; an empty text: it does not have it."""
+
+    version: str
+    text: str = ""
+
+
+class KnobEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[knob]]` as written."""
+
+    name: str
+    kind: KnobKind = KnobKind.FLAG
+    type: KnobType
+    title: str
+    min: float | None = None
+    max: float | None = None
+    unit: str = ""
+    effects: Effects = Effects()
+    also: tuple[str, ...] = ()
+    forecast: bool = False
+    spelled: tuple[SpelledAs, ...]
+    hazard: tuple[Hazard, ...] = ()
+    example: tuple[KnobExample, ...] = ()
+
+
+class Catalogue(Struct, frozen=True):
+    """One file."""
+
+    newest: str
+    """The newest version that it was checked against."""
+    entries: tuple[KnobEntry, ...]
+
+
+@functools.cache
+def load_knobs(path: Path) -> KnobTable:
+    """The knobs of an engine: those of its own file, then the shared ones.
+
+    Raises:
+        CatalogError: With the line of the entry that is wrong.
+    """
+    own = read_knobs(path)
+    knobs = [_knob(entry) for entry in own.entries]
+    known = {knob.name for knob in knobs}
+    knobs += [_knob(entry) for entry in read_knobs(SHARED).entries if entry.name not in known]
+    return KnobTable(knobs, own.newest)
+
+
+def read_knobs(path: Path) -> Catalogue:
+    """One file with its examples, for tests and tools.
+
+    Raises:
+        CatalogError: With the line of the entry that is wrong.
+    """
+    try:
+        source = path.read_text("utf-8")
+        document = tomllib.loads(source)
+    except (OSError, UnicodeDecodeError) as error:
+        raise CatalogError(path, None, f"cannot be read ({error})") from error
+    except tomllib.TOMLDecodeError as error:
+        at = re.search(r"at line (\d+)", str(error))
+        raise CatalogError(path, int(at[1]) if at else None, f"is not TOML ({error})") from error
+    lines = [number for number, text in enumerate(source.splitlines(), 1) if text.strip() == "[[knob]]"]
+    entries: list[KnobEntry] = []
+    for table, line in zip(document.get("knob", []), lines, strict=True):
+        entry = _entry(path, line, table)
+        if any(entry.name == other.name for other in entries):
+            raise CatalogError(path, line, f"two knobs are called {entry.name}")
+        entries.append(entry)
+    return Catalogue(newest=str(document.get("newest", "")), entries=tuple(entries))
+
+
+def _entry(path: Path, line: int, table: Any) -> KnobEntry:
+    try:
+        entry = msgspec.convert(table, KnobEntry)
+    except msgspec.ValidationError as error:
+        raise CatalogError(path, line, f"knob is wrong ({error})") from error
+    if not entry.spelled:
+        raise CatalogError(path, line, f"knob {entry.name} has no spelling", "Add a [[knob.spelled]].")
+    if not entry.example:
+        raise CatalogError(path, line, f"knob {entry.name} has no example", "Add a [[knob.example]].")
+    bad = [s.text for s in entry.spelled if s.text.startswith("--") != (entry.kind is KnobKind.FLAG)]
+    if bad:
+        raise CatalogError(path, line, f"knob {entry.name} is spelled {bad[0]}, and is a {entry.kind}")
+    if any(parse_version(example.version) is None for example in entry.example):
+        raise CatalogError(path, line, f"an example of knob {entry.name} has no version")
+    table_of_it = KnobTable([_knob(entry)])
+    for example in entry.example:
+        spelling = table_of_it.spelling(entry.name, example.version)
+        found = "" if spelling is None else spelling.text
+        if found != example.text:
+            raise CatalogError(
+                path, line, f"knob {entry.name} is {found or 'absent'} in {example.version}, not as its example says"
+            )
+    return entry
+
+
+def _knob(entry: KnobEntry) -> Knob:
+    return Knob(
+        name=entry.name,
+        kind=entry.kind,
+        type=entry.type,
+        title=entry.title,
+        min=entry.min,
+        max=entry.max,
+        unit=entry.unit,
+        effects=entry.effects,
+        also=entry.also,
+        spellings=entry.spelled,
+        hazards=entry.hazard,
+        forecast=entry.forecast,
+    )

@@ -1,0 +1,173 @@
+"""What SGLang chooses by itself: fraction, prefill chunk and CUDA graph sizes, by version and by the card's memory.
+
+`gpu_mib` is what `nvidia-smi` calls memory.total, the smallest of all GPUs of the host. Found in `server_args.py`
+(0.4.6, 0.4.9, 0.5.3, 0.5.9, 0.5.12, 0.5.14, 0.5.16) and `arg_groups/memory_hook.py` (0.5.23).
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from tuner.core.versions import at_least
+
+CARDS_MIB = (
+    15_360, 16_384, 23_028, 23_034, 24_564, 32_607, 32_768, 40_960, 46_068, 49_140, 81_559, 81_920, 95_830, 97_871,
+    97_887, 143_771, 183_359, 196_592,
+)  # fmt: skip
+"""memory.total of cards that serve LLMs: T4, V100, A10, L4, 4090, 5090, A100, L40S, A6000, H100, H20, RTX PRO 6000,
+H200, B200, MI300X. The driver and the context take a few hundred MiB of it before anything is printed."""
+
+_CONTEXT_MIB = (100, 2_600)
+"""What is gone from a card when a rank has its context and its communicators: more than the least, rarely more than
+the most."""
+
+
+class AutoInputs(Struct, frozen=True, kw_only=True):
+    """What the automatic fraction is made from."""
+
+    gpu_mib: float
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    dp_attention: bool = False
+    chunk: int = 8192
+    max_prefill_tokens: int = 16384
+    graph_bs: int = 0
+    """Largest batch of decode graphs; 0 where they are off."""
+    prefill_sizes: int = 0
+    """Number of prefill or piecewise graphs; 0 where they are off."""
+    mla: bool = False
+    speculative: str | None = None
+
+
+def auto_fraction(version: str | None, inputs: AutoInputs) -> float:
+    """The fraction that SGLang takes when none is given, before any factor for multimodal models."""
+    gpu, parallel = inputs.gpu_mib, inputs.tp * inputs.pp
+    if not at_least(version, "0.4.7"):
+        if gpu <= 81_920:
+            steps = ((16, 0.79), (8, 0.81), (4, 0.85), (2, 0.87))
+            return next((fraction for tp, fraction in steps if inputs.tp >= tp), 0.88)
+        return (gpu - 13 * 1024) / gpu
+    if not at_least(version, "0.5.3"):
+        if gpu < 35 * 1024:
+            reserved = (2.8 + parallel / 10) * 1024
+        elif gpu < 160 * 1024:
+            reserved = ((9.5 if gpu < 90 * 1024 else 12) + parallel / 2) * 1024
+        else:
+            reserved = 32 * 1024
+        if inputs.speculative is not None:
+            reserved += 6 * 1024 if inputs.speculative == "STANDALONE" and at_least(version, "0.5.2") else 2 * 1024
+        if inputs.dp_attention:
+            reserved += 4 * 1024
+        return round((gpu - reserved) / gpu, 3)
+    tokens = inputs.chunk if inputs.chunk > 0 else inputs.max_prefill_tokens
+    reserved = 512 + 1.5 * max(tokens, 2048) + 2 * inputs.graph_bs + parallel / 8 * 1024
+    if inputs.dp_attention:
+        reserved += inputs.graph_bs * inputs.dp * (4.5 if inputs.graph_bs > 300 else 3)
+    if inputs.prefill_sizes > 0:
+        heavy = inputs.mla and at_least(version, "0.5.10")
+        reserved += 1.5 * 1024 if heavy else 8 * inputs.prefill_sizes
+    if gpu > 60 * 1024:
+        reserved = max(reserved, 10 * 1024)
+    if inputs.speculative is not None and not at_least(version, "0.5.14"):
+        if inputs.speculative == "STANDALONE":
+            reserved += 6 * 1024
+        elif inputs.speculative != "NGRAM":
+            reserved += 4 * 1024 if at_least(version, "0.5.10") else 2 * 1024
+    return round((gpu - reserved) / gpu, 3)
+
+
+def vision_factor(layers: int, hidden: int) -> float:
+    """The factor of the automatic fraction for a multimodal model by its vision tower, 0.5.3 and later."""
+    growth = layers * hidden**2 / (24 * 1024**2) - 1.0
+    return 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * growth))
+
+
+def auto_chunk(version: str | None, gpu_mib: float) -> int:
+    """Tokens of a prefill step when none are given."""
+    if not at_least(version, "0.4.7"):
+        return 2048 if gpu_mib < 25_000 else 8192
+    if gpu_mib >= 160 * 1024:
+        return 16_384
+    if not at_least(version, "0.5.3"):
+        return 2048 if gpu_mib < 35 * 1024 else 8192
+    if gpu_mib < 20 * 1024:
+        return 2048
+    if gpu_mib < 35 * 1024:
+        return 4096 if at_least(version, "0.5.21") else 2048
+    return 4096 if gpu_mib < 60 * 1024 else 8192
+
+
+def auto_graph_bs(version: str | None, gpu_mib: float, tp: int, max_running_requests: int | None = None) -> int:
+    """The largest batch with a decode graph when none is given."""
+    wide = tp >= 4
+    if not at_least(version, "0.4.7"):
+        if gpu_mib < 25_000:
+            return 80 if wide else 8
+        return 256 if gpu_mib > 81_920 else 160
+    if not at_least(version, "0.5.3"):
+        if gpu_mib < 35 * 1024:
+            return 80 if wide else 8
+        return 512 if gpu_mib > 160_000 else 256 if gpu_mib > 90 * 1024 else 160
+    if gpu_mib < 20 * 1024:
+        largest = 8
+    elif gpu_mib < 35 * 1024:
+        newest = at_least(version, "0.5.21")
+        largest = (160 if newest else 80) if wide else (48 if newest else 24)
+    elif gpu_mib < 60 * 1024:
+        largest = 160 if wide else 32
+    elif gpu_mib < 160 * 1024:
+        largest = 512 if wide else 256
+    else:
+        largest = 512
+    if max_running_requests is not None and max_running_requests > 0 and at_least(version, "0.5.21"):
+        largest = min(largest, max_running_requests)
+    return largest
+
+
+def graph_sizes(version: str | None, largest: int, *, speculative: bool = False, padding: bool = True) -> list[int]:
+    """Batch sizes of decode graphs up to a largest one."""
+    if largest <= 0:
+        return []
+    if not at_least(version, "0.5.3"):
+        return _old_graph_sizes(largest, speculative=speculative, padding=padding)
+    if not padding:
+        return list(range(1, largest + 1))
+    if speculative:
+        steps = ((1, 9, 1), (10, 33, 2), (40, 65, 4), (72, 257, 8), (272, largest + 1, 16))
+    else:
+        steps = ((1, 3, 1), (4, 13, 4), (16, 257, 8), (272, 512, 16), (512, largest + 1, 32))
+    sizes = [size for first, end, step in steps for size in range(first, end, step) if size <= largest]
+    return sizes if largest in sizes or not at_least(version, "0.5.4") else [*sizes, largest]
+
+
+def _old_graph_sizes(largest: int, *, speculative: bool, padding: bool) -> list[int]:
+    if speculative:
+        steps: tuple[tuple[int, int, int], ...] = ((1, 9, 1), (10, 33, 2), (40, 64, 8), (80, 161, 16))
+    elif not padding:
+        steps = ((1, 33, 1), (48, 161, 16))
+    else:
+        steps = ((1, 3, 1), (4, 9, 4), (16, 161, 8))
+    base = [size for first, end, step in steps for size in range(first, end, step)]
+    sizes = [size for size in base if size <= largest]
+    sizes += range(168, min(largest, 256) + 1, 8)
+    sizes += range(272, largest + 1, 16)
+    return sorted({*sizes, largest} if sizes else {largest})
+
+
+def prefill_sizes(largest: int) -> list[int]:
+    """Token counts of prefill (piecewise) graphs up to a largest one, 0.5.4 and later."""
+    steps = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256), (4608, largest + 1, 512))
+    return [size for first, end, step in steps for size in range(first, end, step) if size <= largest]
+
+
+def card_of(free_mib: float) -> tuple[float, bool]:
+    """memory.total of the card on which so much was free beside context and communicators.
+
+    Returns:
+        MiB, and whether it is a card that is known. One that is not is taken to be a context larger than what was
+        free.
+    """
+    least, most = _CONTEXT_MIB
+    known = [card for card in CARDS_MIB if free_mib + least <= card <= free_mib + most]
+    return (float(known[0]), True) if known else (free_mib + 600, False)
