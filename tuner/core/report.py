@@ -111,13 +111,23 @@ class MemoryReport(Struct, frozen=True, kw_only=True):
     available_at_ready_gib: float | None
 
 
+class GraphReport(Struct, frozen=True, kw_only=True):
+    """One set of CUDA graphs of one rank."""
+
+    what: str
+    gib: float | None
+    seconds: float | None
+    sizes: tuple[int, ...]
+
+
 class RankReport(Struct, frozen=True, kw_only=True):
-    """One rank: its phases and its memory."""
+    """One rank: its phases, its memory, its graphs."""
 
     rank: int
     tag: str
     phases: tuple[PhaseReport, ...]
     memory: MemoryReport
+    graphs: tuple[GraphReport, ...]
 
 
 class PlanRow(Struct, frozen=True, kw_only=True):
@@ -157,6 +167,8 @@ class Report(Struct, frozen=True, kw_only=True):
     phase: str
     files: tuple[str, ...]
     findings: tuple[FindingReport, ...]
+    failures: int
+    """Exceptions in the log of this start; those beyond the root follow from it or say the same."""
     starts: tuple[StartReport, ...]
     rank_report: tuple[RankReport, ...]
     plan: PlanReport
@@ -196,6 +208,7 @@ def report(
         phase=str(start.phase),
         files=start.files,
         findings=tuple(_finding(each, locate) for each in findings),
+        failures=len(start.failures),
         starts=tuple(_start(each, locate) for each in earlier),
         rank_report=tuple(_rank(each, locate) for each in start.ranks),
         plan=_plan(forecast),
@@ -303,6 +316,10 @@ def _rank(story: RankStory, locate: Locate) -> RankReport:
             activation_gib=_value(story.activation_gib),
             non_torch_gib=_value(story.non_torch_gib),
             available_at_ready_gib=_value(story.available_at_ready),
+        ),
+        graphs=tuple(
+            GraphReport(what=each.what, gib=each.used_gib, seconds=each.seconds, sizes=each.sizes)
+            for each in story.graphs
         ),
     )
 

@@ -1,0 +1,101 @@
+"""Lines of text for people: wrapped, aligned, in colour where there is a terminal that shows it.
+
+Text of a log is made harmless before it is laid out. Every sign has a plain ASCII stand-in for outputs that have no
+other letters, and no meaning is told by colour alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+import click
+
+from tuner.cli.tables import plain
+
+NARROWEST, WIDEST = 60, 140
+"""Lines longer than these are hard to read, whatever the terminal has."""
+IN_A_PIPE = 100
+_ASCII = str.maketrans({
+    "│": "|", "┌": "+", "└": "+", "─": "-", "✗": "x", "▼": "v", "·": "-", "→": ">", "×": "x", "…": "~", "✓": "+",
+})  # fmt: skip
+_STYLES = {
+    "bad": {"fg": "red", "bold": True},
+    "warn": {"fg": "yellow"},
+    "good": {"fg": "green"},
+    "note": {"fg": "cyan"},
+    "dim": {"dim": True},
+    "strong": {"bold": True},
+}
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What is written on."""
+
+    width: int = IN_A_PIPE
+    colour: bool = False
+    ascii: bool = False
+
+    @classmethod
+    def of(cls, stream: TextIO | None = None) -> Paper:
+        """The paper that an output is; the standard output where none is named."""
+        out = sys.stdout if stream is None else stream
+        screen = out.isatty()
+        colour = screen and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        width = shutil.get_terminal_size().columns - 1 if screen or os.environ.get("COLUMNS") else IN_A_PIPE
+        letters = (out.encoding or "ascii").lower().replace("-", "").startswith("utf")
+        return cls(width=min(max(width, NARROWEST), WIDEST), colour=colour, ascii=not letters)
+
+    def ink(self, text: str, style: str = "") -> str:
+        """Text in a colour, where there is one."""
+        return click.style(text, **_STYLES[style]) if style and self.colour and text else text  # type: ignore[arg-type]
+
+    def letters(self, text: str) -> str:
+        """Text in the letters that the output has."""
+        return text.translate(_ASCII).encode("ascii", "replace").decode() if self.ascii else text
+
+    def wrapped(self, text: str, *, indent: str = "", label: str = "", hang: int = 0) -> Iterator[str]:
+        """A text in lines, the first behind a label and the others below its begin.
+
+        Args:
+            text: Of ours or of a log; made harmless here.
+            indent: Before every line.
+            label: Before the first line, padded to `hang`.
+            hang: How far the text is from the indent.
+        """
+        room = max(20, self.width - len(indent) - hang)
+        lines = textwrap.wrap(plain(text), room, break_on_hyphens=False) or [""]
+        for number, line in enumerate(lines):
+            head = self.ink(label.ljust(hang), "dim") if number == 0 else " " * hang
+            yield self.letters(f"{indent}{head}{line}".rstrip())
+
+    def rule(self, title: str = "", style: str = "", corner: str = "") -> str:
+        """A line across, with a title at its left."""
+        start = f"{corner} {title} " if title else corner
+        rest = max(0, self.width - len(start))
+        return self.letters(self.ink(start, style) + self.ink("─" * rest, style if corner else "dim"))
+
+    def columns(self, rows: Sequence[Sequence[str]], *, left: Sequence[int] = (0,), gap: int = 2) -> Iterator[str]:
+        """Rows of cells in columns as wide as their widest cell; those in `left` flush left, the others right.
+
+        The last column may be of any length: it goes on below itself where the line ends.
+        """
+        if not rows:
+            return
+        count = max(len(row) for row in rows)
+        widths = [max((len(row[i]) for row in rows if i < len(row)), default=0) for i in range(count - 1)]
+        for row in rows:
+            cells = [
+                cell.ljust(width) if i in left else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=False))
+            ]
+            head = (" " * gap).join([*cells, ""])
+            room = max(20, self.width - len(head))
+            for number, part in enumerate(textwrap.wrap("".join(row[count - 1 :]), room) or [""]):
+                yield self.letters(f"{head if number == 0 else ' ' * len(head)}{part}".rstrip())

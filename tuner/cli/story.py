@@ -1,0 +1,327 @@
+"""A diagnosis as text for people: who, how it ended, the story phase by phase, then each finding as a card.
+
+Drawn from the values that `--json` prints, so the two cannot disagree. Ranks that agree are one row, with the odd ones
+out beside it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from tuner.cli.paper import Paper
+from tuner.cli.tables import plain
+from tuner.core.report import EvidenceReport, FindingReport, PhaseReport, PlanReport, RankReport, RemedyReport, Report
+from tuner.domain.findings import Move, Outcome, Severity
+from tuner.domain.forecast import Fit
+from tuner.domain.server import START_PHASES, Phase
+from tuner.units import format_duration
+
+_GLYPHS = {Severity.FATAL: "✗", Severity.ERROR: "✗", Severity.PERFORMANCE: "▼", Severity.INFO: "i"}
+_INKS = {Severity.FATAL: "bad", Severity.ERROR: "bad", Severity.PERFORMANCE: "warn", Severity.INFO: "note"}
+_OUTCOMES = {
+    Outcome.READY: ("READY", "good"),
+    Outcome.RUNNING: ("STARTING", "note"),
+    Outcome.FAILED: ("FAILED", "bad"),
+    Outcome.STOPPED: ("STOPPED by its operator", "note"),
+    Outcome.UNKNOWN: ("UNKNOWN: the log just ends", "warn"),
+}
+_LABEL = 10
+_ODD_SECONDS = 1.0
+_MANY = 4
+"""Odd ranks that are named one by one; more are counted."""
+_PLANS = {
+    Fit.TOO_LOW: "the fraction is too low",
+    Fit.TOO_HIGH: "the fraction is too high",
+    Fit.NOWHERE: "no fraction works",
+}
+
+
+def lines(report: Report, paper: Paper) -> Iterator[str]:
+    """The whole diagnosis."""
+    yield from head(report, paper)
+    rows = list(_phases(report.rank_report))
+    if rows:
+        yield ""
+        yield from _table(rows, report, paper)
+    for finding in report.findings:
+        yield ""
+        yield from card(finding, report.rank_report, paper)
+    if not report.findings:
+        yield ""
+        yield paper.letters(paper.ink("✓ nothing found", "good") + _silence(report))
+    if report.failures > 1 and report.findings:
+        yield from paper.wrapped(
+            f"The log has {report.failures} exceptions; the others say the same or follow from it."
+        )
+    yield from plan(report.plan, paper)
+    if report.starts:
+        yield ""
+        yield paper.ink("earlier starts in this log", "strong")
+        for start in report.starts:
+            what = " ".join(part for part in (start.engine, start.engine_version) if part) or "unknown engine"
+            where = f"{start.file}, lines {start.first_line} to {start.last_line}"
+            yield from paper.wrapped(f"{what}  {start.outcome} ({start.phase})  {where}", indent="  ")
+
+
+def head(report: Report, paper: Paper) -> Iterator[str]:
+    """Engine, version, LLM, ranks, outcome, files."""
+    version = report.engine_version or "of an unknown version"
+    inferred = " (by its wording)" if report.engine_version_inferred and report.engine_version else ""
+    who = [f"{report.engine} {version}{inferred}" if report.engine else "no engine recognised"]
+    if report.model:
+        who.append(plain(_last(report.model)))
+    if report.rank_report:
+        count = len(report.rank_report)
+        who.append(f"{count} rank{'s' if count != 1 else ''}")
+    words, ink = _OUTCOMES[report.outcome]
+    if report.outcome is Outcome.FAILED and report.phase not in ("unknown", "failed"):
+        phase = report.findings[0].phase if report.findings and report.findings[0].phase != "none" else report.phase
+        words += f" in {phase}" if phase != "ready" else " while serving"
+    title = " · ".join(who)
+    room = paper.width - len(title) - len(words) - 2
+    if room > 0:
+        yield paper.letters(paper.ink(title, "strong") + " " * (room + 2) + paper.ink(words, ink))
+    else:
+        yield paper.letters(paper.ink(title, "strong"))
+        yield paper.letters(paper.ink(words, ink))
+    if report.files:
+        yield from paper.wrapped(", ".join(plain(file) for file in report.files))
+
+
+def card(finding: FindingReport, ranks: Sequence[RankReport], paper: Paper) -> Iterator[str]:
+    """One finding."""
+    ink = _INKS[finding.severity]
+    where = "" if finding.phase == "none" else f" in {finding.phase}"
+    parts = [
+        finding.cause,
+        f"{finding.severity}{where}",
+        _who(finding.ranks, ranks),
+        f"{finding.confidence} confidence",
+    ]
+    title = f"{_GLYPHS[finding.severity]} " + " · ".join(part for part in parts if part)
+    yield paper.rule(title, ink, "┌")
+    bar = paper.letters(paper.ink("│", ink)) + " "
+    inner = Paper(width=paper.width - 2, colour=paper.colour, ascii=paper.ascii)
+    for line in _inside(finding, inner):
+        yield (bar + line).rstrip()
+    yield paper.rule("", ink, "└")
+
+
+def _inside(finding: FindingReport, paper: Paper) -> Iterator[str]:
+    if finding.title:
+        yield paper.ink(paper.letters(plain(finding.title)), "strong")
+    if finding.explanation:
+        yield from paper.wrapped(finding.explanation)
+    if finding.evidence:
+        yield ""
+        yield from _evidence(finding.evidence, paper)
+    if finding.remedies:
+        yield ""
+        for number, remedy in enumerate(finding.remedies):
+            text = move(remedy) + (f". {remedy.why}" if remedy.why else "")
+            yield from paper.wrapped(text, label="do" if number == 0 else "or", hang=_LABEL)
+    for number, advice in enumerate(finding.wrong_advice):
+        yield from paper.wrapped(advice, label="do not" if number == 0 else "", hang=_LABEL)
+    if finding.refuted_by:
+        yield from paper.wrapped(finding.refuted_by, label="unless", hang=_LABEL)
+
+
+def move(remedy: RemedyReport) -> str:
+    """A remedy as an order: `raise --mem-fraction-static to 0.88 (0.77 to 0.945 is safe)`."""
+    name = remedy.flag or remedy.env or remedy.knob.replace("_", " ").replace("-", " ")
+    value = "" if remedy.value is None else str(remedy.value)
+    switch = remedy.value is True
+    match remedy.move:
+        case Move.RAISE | Move.LOWER:
+            text = f"{remedy.move} {name}" + (f" to {value}" if value else "")
+        case Move.SET:
+            sign = "=" if remedy.env and not remedy.flag else " "
+            text = f"set {name}" if switch or not value else f"set {name}{sign}{value}"
+        case Move.UNSET:
+            text = f"leave out {name}" if remedy.flag else f"unset {name}"
+        case _:
+            text = name + (f": {value}" if value else "")
+    least, most = remedy.min, remedy.max
+    if least is not None and most is not None:
+        return f"{text} ({least} to {most} is safe)"
+    if least is not None:
+        return f"{text} (at least {least})"
+    return text if most is None else f"{text} (at most {most})"
+
+
+def plan(plan: PlanReport, paper: Paper) -> Iterator[str]:
+    """The interval of the fraction, in one line, where it is known."""
+    if plan.f_min is None and plan.f_max is None:
+        return
+    low = "" if plan.f_min is None else f"above {plan.f_min:.4f}"
+    high = "" if plan.f_max is None else f"up to {plan.f_max:.4f}"
+    words = " and ".join(part for part in (low, high) if part)
+    fit = _PLANS.get(plan.fit, "")
+    yield ""
+    yield from paper.wrapped(
+        f"a fraction {words} fits the same start again"
+        + (f"; {fit}" if fit else "")
+        + ". `gputuner plan` has the rows.",
+        label="memory",
+        hang=_LABEL,
+    )
+    for warning in plan.warnings:
+        yield from paper.wrapped(warning, hang=_LABEL)
+
+
+def _silence(report: Report) -> str:
+    if report.outcome is Outcome.UNKNOWN:
+        return ", but the log just ends: neither a readiness line nor a failure is in it"
+    return ""
+
+
+def _evidence(evidence: Sequence[EvidenceReport], paper: Paper) -> Iterator[str]:
+    """One row each: what, value with unit, and where."""
+    files = {each.file for each in evidence if each.file}
+    rows = []
+    for number, each in enumerate(evidence):
+        value = f"{plain(each.value)} {each.unit}".strip()
+        where = "computed" if each.derived else f"line {each.line}"
+        if len(files) > 1 and each.file:
+            where = f"{each.file}:{each.line}"
+        rows.append(("evidence" if number == 0 else "", plain(each.what), value, where))
+    longest = max(len(row[2]) for row in rows)
+    if longest <= paper.width // 3:
+        body = list(paper.columns([row[1:] for row in rows], left=(0,)))
+        for row, line in zip(rows, body, strict=True):
+            yield (paper.ink(row[0].ljust(_LABEL), "dim") + line).rstrip()
+        return
+    for label, what, value, where in rows:
+        yield from paper.wrapped(f"{what}: {value} ({where})", label=label, hang=_LABEL)
+
+
+def _who(numbers: Sequence[int] | None, ranks: Sequence[RankReport]) -> str:
+    if numbers is None:
+        return ""
+    if len(numbers) == len(ranks) > 1:
+        return f"all {len(ranks)} ranks"
+    tags = {rank.rank: rank.tag for rank in ranks}
+    named = [tags.get(number, f"rank {number}") for number in numbers]
+    if not named:
+        return ""
+    few = ", ".join(named[:_MANY])
+    return few if len(named) <= _MANY else f"{few} and {len(named) - _MANY} more ranks"
+
+
+class _Row:
+    """One phase of all ranks, their spans of it added in order."""
+
+    def __init__(self, name: str, label: str, spans: dict[str, PhaseReport], ranks: int) -> None:
+        self.name, self.label, self.spans, self.ranks = name, label, spans, ranks
+
+    def common(self, of: Callable[[PhaseReport], float | None]) -> float | None:
+        """What most ranks have."""
+        values = [value for span in self.spans.values() if (value := of(span)) is not None]
+        return Counter(values).most_common(1)[0][0] if values else None
+
+    def slowest(self) -> float | None:
+        """Of the ranks that are not out of line."""
+        return max((span.seconds for span in self.spans.values() if span.seconds is not None), default=None)
+
+    def odd(self) -> str:
+        """Ranks whose numbers are not those of the others."""
+        found: dict[str, list[str]] = {}
+        for words, of in (("before", _before), ("after", _after), ("used", _used)):
+            common = self.common(of)
+            for tag, span in self.spans.items():
+                value = of(span)
+                if value is not None and value != common:
+                    found.setdefault(tag, []).append(f"{value:.2f} {words}")
+        times = sorted(span.seconds for span in self.spans.values() if span.seconds is not None)
+        middle = times[len(times) // 2] if times else 0.0
+        for tag, span in self.spans.items():
+            if span.seconds is not None and abs(span.seconds - middle) > max(_ODD_SECONDS, 0.2 * middle):
+                found.setdefault(tag, []).insert(0, _time(span.seconds))
+        if len(found) > _MANY:
+            return f"{len(found)} ranks differ"
+        return "  ".join(f"{tag} {', '.join(values)}" for tag, values in found.items())
+
+    def unended(self) -> list[str]:
+        """Ranks that began it and did not end it."""
+        return [tag for tag, span in self.spans.items() if not span.ended]
+
+
+def _before(span: PhaseReport) -> float | None:
+    return span.before_gib
+
+
+def _after(span: PhaseReport) -> float | None:
+    return span.after_gib
+
+
+def _used(span: PhaseReport) -> float | None:
+    return span.used_gib
+
+
+def _phases(ranks: Sequence[RankReport]) -> Iterator[_Row]:
+    """The phases in the order in which a start meets them; one that comes twice, twice."""
+    order: dict[tuple[str, int], dict[str, PhaseReport]] = {}
+    for rank in ranks:
+        seen: Counter[str] = Counter()
+        for span in rank.phases:
+            order.setdefault((span.phase, seen[span.phase]), {})[rank.tag] = span
+            seen[span.phase] += 1
+    begun = {key: min(span.line for span in spans.values()) for key, spans in order.items()}
+    known = {phase.value: number for number, phase in enumerate(START_PHASES)}
+    for key in sorted(order, key=lambda each: (begun[each], known.get(each[0], 99))):
+        yield _Row(key[0], _label(key, ranks), order[key], len(ranks))
+
+
+def _label(key: tuple[str, int], ranks: Sequence[RankReport]) -> str:
+    """A phase's name; a capture's with what it captures, where there are several."""
+    name, number = key
+    captures = max((rank.graphs for rank in ranks), key=len, default=())
+    if name == Phase.GRAPH_CAPTURE and len(captures) > 1 and number < len(captures):
+        return f"{name} {captures[number].what}"
+    return name
+
+
+def _table(rows: Sequence[_Row], report: Report, paper: Paper) -> Iterator[str]:
+    cells: list[tuple[str, ...]] = [("phase", "time", "free before", "after", "used", "")]
+    for row in rows:
+        sizes = (_gib(row.common(of)) for of in (_before, _after, _used))
+        cells += [(row.label, _time(row.slowest()), *sizes, _beside(row, report))]
+    kept = [i for i in range(5) if i < 2 or any(line[i] for line in cells[1:])]
+    table = [tuple(line[i] for i in (*kept, 5)) for line in cells]
+    if any("GiB" in line for line in table) or len(kept) > 2:
+        table[0] = (*table[0][:-1], "GiB")
+    body = list(paper.columns(table, left=(0,)))
+    yield paper.ink(body[0], "dim")
+    yield from body[1:]
+
+
+def _beside(row: _Row, report: Report) -> str:
+    parts = []
+    if row.name == Phase.KV_ALLOC and (tokens := {rank.memory.kv_tokens for rank in report.rank_report} - {None}):
+        parts.append(f"{min(tokens):,} tokens")  # type: ignore[type-var]
+    unended = row.unended() if report.outcome not in (Outcome.READY, Outcome.STOPPED) else []
+    if unended:
+        more = f" and {len(unended) - _MANY} more" if len(unended) > _MANY else ""
+        everyone = len(unended) == row.ranks > 1
+        named = f"all {row.ranks} ranks" if everyone else ", ".join(unended[:_MANY]) + more
+        parts.append(f"not ended: {named}")
+    if len(row.spans) < row.ranks:
+        parts.append(f"{len(row.spans)} of {row.ranks} ranks")
+    if odd := row.odd():
+        parts.append(odd)
+    return " · ".join(parts)
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{seconds:.1f} s" if seconds < 60 else format_duration(seconds)
+
+
+def _gib(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2] or path
