@@ -23,6 +23,11 @@ CASES = {
     "overview-shared": ("shared", NARROW, (), {}),
     "overview-ascii": ("serving", WIDE, (), {"ascii": True}),
     "logs-failed": ("failed", NARROW, ("l", "e"), {}),
+    "overview-explained": ("explained", NARROW, (), {}),
+    "overview-explained-wide": ("explained", WIDE, (), {}),
+    "logs-explained": ("explained", NARROW, ("l",), {}),
+    "logs-explained-unfolded": ("explained", NARROW, ("l", "u", "down", "down", "down"), {}),
+    "logs-slowed-wide": ("slowed", WIDE, ("l", "home"), {}),
     "details": ("serving", NARROW, ("i",), {}),
     "help-light": ("serving", NARROW, ("question_mark",), {"theme": "gputuner-light"}),
 }

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec.structs
 
+from tests.support import explained as explaining
 from tuner.domain.events import GpuTable, GpuXid, HostSample, ProbeHello, ProblemSeen
 from tuner.domain.gpu import GpuInfo, GpuProcess, GpuSample, ProcessInfo
 from tuner.domain.history import UsualTimes
@@ -424,6 +425,28 @@ def failed() -> HostState:
     return REPLACE(base, servers=(dead,), samples=samples([0.6] * 8, busy=False, capped=()), foreign=())
 
 
+def explained() -> HostState:
+    """The same failure with what it comes from: the finding stands at the line of TP5."""
+    base = failed()
+    held = base.servers[0]
+    lines = [each for block in held.log.blocks for each in block.lines]
+    at = next(each.offset for each in lines if each.text == FAILURE)
+    weights = next(each.offset for each in lines if "avail mem=21.70" in each.text)
+    root = explaining.too_low(at=at, before=weights, args=lines[0].offset)
+    findings = (root, explaining.variable_ignored(at=lines[0].offset))
+    return REPLACE(base, servers=(REPLACE(held, findings=findings, start=explaining.failed_start()),))
+
+
+def slowed() -> HostState:
+    """It serves, and the log tells of a slowdown."""
+    base = serving()
+    held = base.servers[0]
+    lines = [each for block in held.log.blocks for each in block.lines]
+    at = next(each.offset for each in lines if "Disable prefill" in each.text)
+    findings = (explaining.graphs_off(at=at), explaining.variable_ignored(at=lines[0].offset))
+    return REPLACE(base, servers=(REPLACE(held, findings=findings, start=explaining.good_start()),))
+
+
 def empty() -> HostState:
     """GPUs, no server, one job of somebody else."""
     base = serving()
@@ -646,6 +669,8 @@ ALL = {
     "serving": serving,
     "starting": starting,
     "failed": failed,
+    "explained": explained,
+    "slowed": slowed,
     "empty": empty,
     "connecting": connecting,
     "down": down,

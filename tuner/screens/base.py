@@ -138,6 +138,13 @@ class TunerScreen(Screen[None]):
         """What is copied when nothing is selected."""
         return ""
 
+    def key_words(self) -> dict[str, str]:
+        """Other words for keys in the key bar, by id: what one does now."""
+        return {}
+
+    def show_place(self, at: int) -> None:
+        """Show a place of the log, where this screen has it."""
+
     def on_host_tabs_chosen(self, message: HostTabs.Chosen) -> None:
         """A tab was clicked."""
         message.stop()

@@ -16,6 +16,7 @@ from textual.widgets import Static
 from tuner.screens import SCREENS
 from tuner.screens.base import TunerScreen
 from tuner.screens.dialogs import Modal
+from tuner.screens.explained import FINDING_KEYS, ON_A_FINDING
 from tuner.widgets.log_view import LogView
 from tuner.widgets.rows import Rows
 from tuner.widgets.spans import Line, width_of
@@ -82,7 +83,8 @@ def all_keys(
     """
     sources: list[tuple[str, Iterable[BindingType]]] = [("Everywhere", everywhere)]
     sources += [(entry.screen.HELP_TITLE, entry.screen.BINDINGS) for entry in SCREENS]
-    sources += [(IN_A_LOG, LogView.BINDINGS), (TunerScreen.HELP_TITLE, TunerScreen.BINDINGS)]
+    sources += [(ON_A_FINDING, FINDING_KEYS), (IN_A_LOG, LogView.BINDINGS)]
+    sources += [(TunerScreen.HELP_TITLE, TunerScreen.BINDINGS)]
     sources.sort(key=lambda source: source[0] not in first)
     return [(title, [key for key in keys if key.id not in without]) for title, keys in sections(sources, overrides)]
 

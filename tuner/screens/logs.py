@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import ClassVar
 
 from msgspec.structs import replace
@@ -11,24 +10,16 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from tuner.domain.logs import Level, LogLine
+from tuner.domain.logs import Level
 from tuner.domain.state import HostState, ServerState
-from tuner.messages import (
-    LineOpened,
-    LogMoved,
-    LogPartArrived,
-    LogPartRequested,
-    NewerLinesRequested,
-    OlderLinesRequested,
-    SearchProgressed,
-    SearchRequested,
-)
-from tuner.screens.base import TunerScreen
+from tuner.messages import LineOpened, LogMoved, SearchProgressed, SearchRequested
 from tuner.screens.dialogs import LineDialog
-from tuner.screens.log_parts import LogParts, Wanted, held
+from tuner.screens.log_parts import LogParts
+from tuner.screens.log_travel import LogTraveller
 from tuner.widgets.entry import Entry
+from tuner.widgets.finding_card import Card
 from tuner.widgets.log_head import LEVELS, head_line, name_at
-from tuner.widgets.log_index import LogFilter, LogIndex, hides
+from tuner.widgets.log_index import LogFilter, LogIndex
 from tuner.widgets.log_view import LogView
 from tuner.widgets.rows import Rows
 from tuner.widgets.search_panel import SearchPanel, regex_problem
@@ -37,7 +28,7 @@ SHOWN = LogFilter(level=Level.INFO)
 """What is shown as long as nothing was chosen: servers log our own requests for numbers, and those are no news."""
 
 
-class LogsScreen(TunerScreen):
+class LogsScreen(LogTraveller):
     """A log of any size, from its end backwards."""
 
     DEFAULT_CSS = """
@@ -75,17 +66,12 @@ class LogsScreen(TunerScreen):
     def on_mount(self) -> None:
         """Start with what a server tells of itself, folded, following."""
         super().on_mount()
-        self._of: tuple[str, str] | None = None
+        self._of = None
         self._filter = SHOWN
         self._folding = True
         self._building = False
         self._parts = LogParts(self.view)
         self.view.focus()
-
-    @property
-    def view(self) -> LogView:
-        """The log."""
-        return self.query_one(LogView)
 
     @property
     def entry(self) -> Entry:
@@ -113,7 +99,10 @@ class LogsScreen(TunerScreen):
             self._parts = LogParts(view)
             view.use(LogIndex(), self._filter, folding=self._folding)
         view.all_ranks = tuple(rank.tag for rank in server.ranks)
+        changed = self.keep_cards(server)
         view.show_log(server.log, dimmed=stale)
+        if changed:
+            view.show_cards(self.cards)
         self._build()
         self._draw_filters()
 
@@ -142,13 +131,50 @@ class LogsScreen(TunerScreen):
             return
         line = head_line(server, view, self._filter, self.size.width, self.glyphs)
         self.query_one("#filters", Rows).show([line])
-        if self.changed("keys", view.following, self._filter, self.query_one(SearchPanel).open):
+        view.active = self.card
+        if self.changed("keys", view.following, self._filter, self.query_one(SearchPanel).open, view.active):
             self.refresh_bindings()
 
     def on_log_moved(self, message: LogMoved) -> None:
         """The view shows another place."""
         message.stop()
         self._draw_filters()
+
+    # Findings ------------------------------------------------------------------------------------------------
+
+    @property
+    def card(self) -> Card | None:
+        """That of the current line, else that of the root cause."""
+        view = self.view
+        here = None if view.following else view.cards.get(view.current)
+        return here or super().card
+
+    def action_unfold(self) -> None:
+        """Unfold a card and go to it, or fold it."""
+        card, view = self.card, self.view
+        if card is None or (card.unfolded and view.open_card is card):
+            super().action_unfold()
+            return
+        card.fold(unfolded=True)
+        row = view.row_of(card)
+        if row is not None:
+            view.go_to(row)
+        elif card.finding.at is not None:
+            self.go_to_offset(card.finding.at)
+        else:
+            self.notify("No line of the log shows it: x tells all of it", timeout=4)
+        self.draw_cards()
+
+    def draw_cards(self) -> None:
+        """A card takes more or fewer lines."""
+        self.view.repaint()
+        self._draw_filters()
+        self.refresh_bindings()
+
+    async def on_log_view_card_entered(self, message: LogView.CardEntered) -> None:
+        """Go where a line of a card leads."""
+        message.stop()
+        await self.enter(message.line)
 
     # Filters -------------------------------------------------------------------------------------------------
 
@@ -162,7 +188,8 @@ class LogsScreen(TunerScreen):
         """Escape is shown where it would do something."""
         if action == "back" and self.is_mounted:
             opened = self.entry.display or self.query_one(SearchPanel).open
-            return opened or self._filter != SHOWN or not self.view.following
+            unfolded = any(card.unfolded for card in self.cards)
+            return opened or unfolded or self._filter != SHOWN or not self.view.following
         return super().check_action(action, parameters)
 
     def action_rank(self, step: int) -> None:
@@ -196,6 +223,8 @@ class LogsScreen(TunerScreen):
         """Close what is open, innermost first."""
         if self.entry.display:
             self._close_entry()
+        elif self.fold_all():
+            pass
         elif self.query_one(SearchPanel).open:
             self._end_search()
             self.set_focus(self.view)
@@ -288,38 +317,6 @@ class LogsScreen(TunerScreen):
         else:
             self.notify("No older hit was found" if step > 0 else "No newer hit was found", timeout=3)
 
-    def go_to_offset(self, offset: int) -> None:
-        """Show the line at a byte offset of the current log."""
-        view, server = self.view, self.shell.server()
-        if server is None:
-            return
-        log = server.log
-        if held(log, offset):
-            view.action_follow()
-            view.when_built(lambda: self._go_to_held(offset))
-        else:
-            self._fetch(self._parts.around(offset))
-
-    def _go_to_held(self, offset: int) -> None:
-        server = self.shell.server()
-        block = held(server.log, offset) if server is not None else None
-        if block is not None and self._show_also(block.lines, offset):
-            self.view.when_built(lambda: self._go_to_held(offset))
-            return
-        found = self.view.live.at_offset(offset)
-        if found is not None:
-            self.view.go_to(found)
-        else:
-            self._fetch(self._parts.around(offset))
-
-    def _show_also(self, lines: Sequence[LogLine], offset: int) -> bool:
-        """Take filters away that would hide the line one goes to. Returns whether there were any."""
-        hidden = bool(lines) and self._filter.active and hides(self._filter, lines, offset)
-        if hidden:
-            self._apply(LogFilter())
-            self.notify("All lines are shown: this one was filtered out", timeout=4)
-        return hidden
-
     def action_hit(self, step: int) -> None:
         """The next line that matches, older or newer."""
         view, asked = self.view, self.query_one(SearchPanel).asked
@@ -350,42 +347,6 @@ class LogsScreen(TunerScreen):
                 return
             self.notify("Round to the other end", timeout=2)
         view.go_to(found)
-
-    # Older parts ---------------------------------------------------------------------------------------------
-
-    def _fetch(self, wanted: Wanted | None) -> None:
-        if wanted is not None and self._of is not None:
-            message = LogPartRequested(self, *self._of, wanted.offset, wanted.length, wanted.purpose)
-            self.post_message(message)
-
-    def on_older_lines_requested(self, message: OlderLinesRequested) -> None:
-        """The reader is at the oldest line held: fetch more."""
-        message.stop()
-        server = self.shell.server()
-        if self._parts.full:
-            self.notify("So far back one goes by search: press /", timeout=4)
-        elif server is not None:
-            self._fetch(self._parts.older(server))
-
-    def on_newer_lines_requested(self, message: NewerLinesRequested) -> None:
-        """The reader is at the end of a part shown apart: go on, with what is held if it is that."""
-        message.stop()
-        server = self.shell.server()
-        offset = self._parts.reached_live(server) if server is not None else None
-        if offset is not None:
-            self.go_to_offset(offset)
-        else:
-            self._fetch(self._parts.newer())
-
-    def on_log_part_arrived(self, message: LogPartArrived) -> None:
-        """Older or later lines came from the host."""
-        message.stop()
-        if message.purpose == "hit":
-            self._show_also(message.lines, self._parts.about)
-        self._parts.arrived(message)
-        if message.error:
-            self.notify(message.error, severity="warning", title="Older lines")
-        self._draw_filters()
 
     # Lines ---------------------------------------------------------------------------------------------------
 

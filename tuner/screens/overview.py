@@ -8,11 +8,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 
+from tuner.domain.findings import Severity
 from tuner.domain.logs import Level
 from tuner.domain.server import Phase
 from tuner.domain.state import HostState, ServerState
 from tuner.messages import ScreenRequested, ServerRequested
-from tuner.screens.base import TunerScreen
+from tuner.screens.explained import Explained
 from tuner.units import format_bytes
 from tuner.widgets import notes, status
 from tuner.widgets.chart import Chart, sparkline
@@ -29,13 +30,18 @@ CHART_FROM = 136
 _CHART_SHARE = 0.31
 _CHART_HEIGHT = 15
 _LOG_MIN = 4
+_LOG_BELOW_CARD = 1
+"""Lines of log that an unfolded card leaves."""
+_TALL = 40
+"""Lines from which on a failure is unfolded by itself, and what is no failure has a card too."""
+_TABLE_MIN = 3
 _ENDED_MAX = 3
 """Servers that ended and are named; a key shows the others too."""
 _PROBLEMS_MAX = 3
 """What does not work on the host, at most so many; the details have all."""
 
 
-class OverviewScreen(TunerScreen):
+class OverviewScreen(Explained):
     """Ranks, memory, speed, what is wrong, and the end of the log."""
 
     DEFAULT_CSS = """
@@ -68,6 +74,10 @@ class OverviewScreen(TunerScreen):
             tooltip="Draw another number over time",
         ),
         Binding("f", "follow", "Log", show=False, id="overview.log", tooltip="Open the log at its end"),
+        Binding("enter", "enter", "Its line", show=False, id="overview.line", tooltip="The line a finding is about"),
+        Binding("up,k", "move(-1)", "Up", show=False, id="overview.up", tooltip="Up in an unfolded finding"),
+        Binding("down,j", "move(1)", "Down", show=False, id="overview.down", tooltip="Down in an unfolded finding"),
+        Binding("escape", "fold", "Fold", show=False, id="overview.fold", tooltip="Fold the finding"),
     ]
 
     def compose_content(self) -> ComposeResult:
@@ -82,6 +92,7 @@ class OverviewScreen(TunerScreen):
                 yield Rows(id="legend")
                 yield Rows(id="notes")
             yield Chart(self.glyphs, id="chart")
+        yield Rows(id="card")
         yield Rows(id="log-head")
         index = LogIndex(keep_rows=200)
         index.refilter(LogFilter(level=Level.INFO), folding=True)
@@ -92,6 +103,7 @@ class OverviewScreen(TunerScreen):
         super().on_mount()
         self._tail_of: tuple[str, str] | None = None
         self._curve = CURVES[0]
+        self._unfolded_once: set[tuple[str, int | None]] = set()
 
     @property
     def wide(self) -> bool:
@@ -109,6 +121,7 @@ class OverviewScreen(TunerScreen):
         with_chart = self.wide and server is not None and bool(curves_of(server))
         left = width - (self._chart_width if with_chart else 0)
         table = self._draw_table(state, server, left, age, stale=stale)
+        self._draw_card(server, width, stale=stale)
         noted = self._draw_notes(state, server, left, table)
         self._lay_out(table, noted, with_chart=with_chart)
         if with_chart and server is not None:
@@ -180,6 +193,36 @@ class OverviewScreen(TunerScreen):
             legend.show([line] if line else [], dimmed=stale)
         return len(table.lines)
 
+    def _draw_card(self, server: ServerState | None, width: int, *, stale: bool) -> None:
+        """Draw what is wrong, as much of it as there is room for."""
+        tall = self.size.height >= _TALL
+        rows, card = self.query_one("#card", Rows), None
+        self.keep_cards(server)
+        if self.cards:
+            card = self.cards[0]
+            finding = card.finding
+            mark = (finding.cause, finding.at)
+            if tall and finding.severity is Severity.FATAL and mark not in self._unfolded_once:
+                card.fold(unfolded=True)
+            self._unfolded_once.add(mark)
+        if card is None:
+            rows.show([])
+        elif card.unfolded or tall or card.finding.severity in (Severity.FATAL, Severity.ERROR):
+            rows.show([((" ", "text"), *line) for line in card.lines(width - 2, self._card_room)], dimmed=stale)
+        elif card.finding.severity is Severity.PERFORMANCE:
+            rows.show([card.summary(width)], dimmed=stale)
+        else:
+            rows.show([])
+
+    @property
+    def _card_room(self) -> int:
+        """The most lines of an unfolded card: table and log keep a few, and what wants a look two."""
+        return max(5, self.size.height - self._frame - _TABLE_MIN - _LOG_BELOW_CARD - 2)
+
+    @property
+    def _log_min(self) -> int:
+        return _LOG_BELOW_CARD if self.card is not None and self.card.unfolded else _LOG_MIN
+
     def _draw_notes(self, state: HostState, server: ServerState | None, width: int, table: int) -> int:
         """Draw what wants a look, as much as there is room for; returns its height."""
         rows_below = self.query_one("#notes", Rows)
@@ -191,11 +234,16 @@ class OverviewScreen(TunerScreen):
             else ()
         )
         silence = notes.silence(state, server)
-        if self.changed("notes", *parts, *about, silence, width, self.size.height, table):
+        # Where there is little room the card says it all, and the log below has the words.
+        explained = self.size.height < _TALL and self.card is not None and self.card.finding.severity is Severity.FATAL
+        rest = (silence, explained, width, self.size.height, table, self._fixed)
+        if self.changed("notes", *parts, *about, *rest):
             rows = rows_of(state, server)
             silent = rows if layout_for(rows, width, self.glyphs).note <= 1 else ()
-            room = max(2, self.size.height - self._fixed - max(3, table) - _LOG_MIN)
+            table = _TABLE_MIN if self._log_min != _LOG_MIN else max(_TABLE_MIN, table)
+            room = max(2, self.size.height - self._fixed - table - self._log_min)
             options: dict[str, Any] = {"rows": silent, "problems": _PROBLEMS_MAX, "ended": self.shell.ended()}
+            options["explained"] = explained
             whole, compact = (
                 notes.note_items(state, server, width, self.glyphs, most=most, **options) for most in (3, 1)
             )
@@ -206,6 +254,11 @@ class OverviewScreen(TunerScreen):
     @property
     def _fixed(self) -> int:
         """Lines of everything but table, notes and log."""
+        return self._frame + len(self.query_one("#card", Rows).lines)
+
+    @property
+    def _frame(self) -> int:
+        """The same without the card."""
         rows = sum(len(self.query_one(name, Rows).lines) for name in ("#tabs", "#servers", "#replay"))
         return rows + len(("status", "phases", "legend", "log head", "footer"))
 
@@ -216,7 +269,7 @@ class OverviewScreen(TunerScreen):
     def _lay_out(self, table: int, noted: int, *, with_chart: bool) -> None:
         """Share the height: all rows of the table if it leaves some lines of log, else it scrolls."""
         legend = len(self.query_one("#legend", Rows).lines)
-        box = max(3, min(table, self.size.height - self._fixed - noted - _LOG_MIN)) if table else 0
+        box = max(_TABLE_MIN, min(table, self.size.height - self._fixed - noted - self._log_min)) if table else 0
         left = box + legend + noted
         height = max(left, min(_CHART_HEIGHT, self.size.height // 3)) if with_chart else left
         if self.changed("layout", box, height, with_chart, self._chart_width):
@@ -267,6 +320,10 @@ class OverviewScreen(TunerScreen):
         """No key is shown before it works."""
         if action == "next_server":
             return self.shell.snapshot is not None and len(self.shell.snapshot.servers) > 1
+        if action in ("move", "fold"):
+            return self.card is not None and self.card.unfolded
+        if action == "enter":
+            return self.card is not None
         if action == "next_curve":
             server = self.shell.server()
             return server is not None and len(curves_of(server)) > 1
@@ -288,6 +345,25 @@ class OverviewScreen(TunerScreen):
             self._curve = told[(told.index(self._curve_of(server)) + 1) % len(told)]
             self.catch_up()
 
+    def draw_cards(self) -> None:
+        """A card was folded or unfolded: the rest makes room."""
+        super().draw_cards()
+        self.catch_up()
+
+    async def action_enter(self) -> None:
+        """Go to the line of the log that a finding is about."""
+        if self.card is not None:
+            await self.enter(self.card.chosen(self.size.width - 2))
+
+    def action_move(self, step: int) -> None:
+        """Choose the next line of an unfolded card that leads somewhere."""
+        if self.card is not None and self.card.move(step, self.size.width - 2, self._card_room):
+            self.catch_up()
+
+    def action_fold(self) -> None:
+        """Fold the card."""
+        self.fold_all()
+
     def action_follow(self) -> None:
         """Open the log."""
         self.post_message(ScreenRequested("logs"))
@@ -300,4 +376,4 @@ class OverviewScreen(TunerScreen):
         """Everything above the log: what one pastes into a chat."""
         parts = ("#status", "#phases", "#servers", "#table", "#legend", "#notes")
         lines = [text_of(line).rstrip() for part in parts for line in self.query_one(part, Rows).lines]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(card.text() for card in self.cards[:1])])

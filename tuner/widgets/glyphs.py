@@ -53,6 +53,10 @@ class Glyphs(Struct, frozen=True, kw_only=True):
     dash: str
     times: str
     plus_minus: str
+    note: str
+    """Worth knowing, and nothing wrong."""
+    box: str
+    """Corners and sides of a card: two corners above, two below, horizontal, vertical."""
 
     def link(self, phase: LinkPhase) -> str:
         """Sign of a link state."""
@@ -94,6 +98,8 @@ UNICODE = Glyphs(
     dash="-",
     times="×",
     plus_minus="±",
+    note="i",
+    box="┌┐└┘─│",
 )
 
 ASCII = Glyphs(
@@ -121,6 +127,8 @@ ASCII = Glyphs(
     dash="-",
     times="x",
     plus_minus="+-",
+    note="i",
+    box="++++-|",
 )
 
 _LOOKALIKES = (

@@ -10,10 +10,14 @@ from textual.binding import ActiveBinding
 from textual.screen import Screen
 
 from tuner.widgets.rows import Rows
-from tuner.widgets.spans import Span, width_of
+from tuner.widgets.spans import Line, Span, width_of
 
 _LAST = ("help", "quit")
 """Ids of keys that are never left out."""
+
+
+def _part(key: str, words: str) -> Line:
+    return ((key, "busy"), (f" {words}", "text"), ("  ", "text"))
 
 
 class KeyBar(Rows):
@@ -43,18 +47,25 @@ class KeyBar(Rows):
         ordered = [binding for binding in shown if unique.get(binding.action) is binding]
         here = f"screen.{getattr(self.screen, 'ENTRY', '')}"
 
+        words: dict[str | None, str] = getattr(self.screen, "key_words", dict)()
+
         def rank(index: int) -> int:
             name = ordered[index].id or ""
-            return 0 if name in _LAST else 1 if name.startswith("screen.") else 2
+            if name in _LAST:
+                return 0
+            # Those of a finding stand on its card too.
+            return 1 if name.startswith("screen.") else 3 if name.startswith("finding.") else 2
 
-        parts: dict[int, tuple[Span, Span, Span]] = {}
+        parts: dict[int, Line] = {}
         room = self.size.width - 1
         for index in sorted(range(len(ordered)), key=lambda index: (rank(index), index)):
             binding = ordered[index]
             if binding.id == here:
                 continue
             key = self.app.get_key_display(binding)
-            part: tuple[Span, Span, Span] = ((key, "busy"), (f" {binding.description}", "text"), ("  ", "text"))
+            part = _part(key, words.get(binding.id, binding.description))
+            if width_of(part) - 2 > room:
+                part = _part(key, binding.description)
             if width_of(part) - 2 > room:
                 break
             room -= width_of(part)

@@ -1,4 +1,8 @@
-"""Draws the visible rows of a `LogIndex`: which lines those are, and how each looks."""
+"""Draws the visible rows of a `LogIndex`: which lines those are, and how each looks.
+
+A card stands under its row as further lines of it, as a long line has when it is wrapped: the rows and their ids stay
+what they are, and a log without cards costs nothing more.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,11 @@ from textual.selection import Selection
 from textual.strip import Strip
 
 from tuner.domain.logs import Level, LogLine
+from tuner.widgets.finding_card import Card
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.log_index import Fold, LogIndex, Row, line_of
 from tuner.widgets.rows import Styled, overlay
-from tuner.widgets.spans import clip
+from tuner.widgets.spans import Line, clip
 
 _GUTTER = 3
 _PREFIX = re.compile(r"\[[^\]]{4,40}\] ?|\([A-Za-z_]+ ?[^)]{0,30}\) ?")
@@ -23,8 +28,11 @@ _CACHED = 400
 _ID_BASE = 1 << 40
 """Makes row ids, which may be negative, usable as lines of a text selection."""
 
+_ABOVE_CARD = 2
+"""Lines of a log that stay above an unfolded card: the one that it is about, and the one before."""
+
 Place = tuple[int, int]
-"""A row id, and which of the lines that it takes when wrapped."""
+"""A row id, and which of the lines that it takes when wrapped; those of its card come after them."""
 
 
 class LogCanvas(Styled):
@@ -46,12 +54,17 @@ class LogCanvas(Styled):
         """Tags of all ranks, to name the one that is missing in a fold."""
         self.pattern: re.Pattern[str] | None = None
         """What is searched for; its matches stand out."""
+        self.cards: dict[int, Card] = {}
+        """What stands under a row, by its id."""
+        self.active: Card | None = None
+        """The card that keys are about."""
         self._top: Place = (0, 0)
         self._x = 0
         self._places: list[Place] = []
         self._places_key: tuple[object, ...] = ()
         self._cached: dict[Place, tuple[Row, int, Strip]] = {}
         self._cached_for: tuple[object, ...] = ()
+        self._card_strips: dict[int, tuple[tuple[Line, ...], int, list[Strip]]] = {}
 
     @property
     def text_width(self) -> int:
@@ -68,15 +81,43 @@ class LogCanvas(Styled):
         self._places_key = ()
         places = self._visible()
         if not self.following and places and self.cursor > places[-1][0]:
-            self._top = self._clamped(self.cursor - (1 if self.wrap else self.size.height // 2))
+            self._top = self._clamped(self._back(self.cursor, 1 if self.wrap else self.size.height // 2))
             # It may have been drawn in its new size already.
             self.repaint()
 
     def _clamped(self, row_id: int) -> tuple[int, int]:
-        lowest, highest = self.index.first, max(self.index.first, self.index.last - self.size.height)
-        if self.wrap:
-            highest = max(self.index.first, self.index.last - 1)
-        return min(max(row_id, lowest), highest), 0
+        first, last = self.index.first, self.index.last
+        highest = last - 1 if self.wrap else self._back(last, self.size.height)
+        return min(max(row_id, first), max(first, highest)), 0
+
+    def _back(self, row_id: int, lines: int) -> int:
+        """The row from which on at most so many lines are shown above another row; when wrapped, rows are counted."""
+        if self.wrap or not self.cards:
+            return row_id - lines
+        while row_id > self.index.first:
+            lines -= self._height(row_id - 1)
+            if lines < 0:
+                break
+            row_id -= 1
+        return row_id
+
+    def _text_height(self, row_id: int) -> int:
+        return len(self._pieces(row_id)) if self.wrap else 1
+
+    def _height(self, row_id: int) -> int:
+        """Lines that a row takes, with its card."""
+        card = self.cards.get(row_id)
+        return self._text_height(row_id) + (card.height(self.card_width, self.card_room) if card else 0)
+
+    @property
+    def card_width(self) -> int:
+        """Cells of a card's line."""
+        return max(24, self.size.width - 2)
+
+    @property
+    def card_room(self) -> int:
+        """The most lines of a card."""
+        return max(3, self.size.height - _ABOVE_CARD)
 
     def shown_text(self, line: LogLine) -> str:
         """A line's text as it is drawn."""
@@ -106,20 +147,20 @@ class LogCanvas(Styled):
 
     def _visible_from(self, top: tuple[int, int] | None) -> list[tuple[int, int]]:
         index, height = self.index, self.size.height
-        if not self.wrap:
+        if not self.wrap and not self.cards:
             start = max(index.first, index.last - height) if top is None else min(max(top[0], index.first), index.last)
             return [(row_id, 0) for row_id in range(start, min(index.last, start + height))]
         places: list[tuple[int, int]] = []
         if top is None:
             for row_id in range(index.last - 1, index.first - 1, -1):
-                pieces = [(row_id, piece) for piece in range(len(self._pieces(row_id)))]
+                pieces = [(row_id, piece) for piece in range(self._height(row_id))]
                 places[0:0] = pieces
                 if len(places) >= height:
                     return places[-height:]
             return places
         for row_id in range(max(top[0], index.first), index.last):
             skip = top[1] if row_id == top[0] else 0
-            places += [(row_id, piece) for piece in range(skip, len(self._pieces(row_id)))]
+            places += [(row_id, piece) for piece in range(skip, self._height(row_id))]
             if len(places) >= height:
                 break
         return places[:height]
@@ -130,6 +171,8 @@ class LogCanvas(Styled):
         if y >= len(places):
             return Strip.blank(self.size.width, self.base_style)
         row_id, piece = places[y]
+        if row_id in self.cards and (below := piece - self._text_height(row_id)) >= 0:
+            return Strip.join([self._card_line(row_id, below), self._scrollbar(y)])
         strip = self._row(row_id, piece)
         if not self.following and row_id == self.cursor:
             strip = self._as_current(strip)
@@ -160,6 +203,16 @@ class LogCanvas(Styled):
         strip = Strip.join(strips)
         self._cached[row_id, piece] = (row, ranks, strip)
         return strip
+
+    def _card_line(self, row_id: int, at: int) -> Strip:
+        """A line of a card; it is made again when something in the card has changed."""
+        card, width = self.cards[row_id], self.card_width
+        lines = card.lines(width, self.card_room, active=card is self.active)
+        known = self._card_strips.get(row_id)
+        if known is None or known[0] is not lines or known[1] != self.style_version:
+            strips = [self.strip(((" ", "text"), *line), width + 1) for line in lines]
+            known = self._card_strips[row_id] = (lines, self.style_version, strips)
+        return known[2][at]
 
     def _as_current(self, strip: Strip) -> Strip:
         mark = self.strip(((self._glyphs.cursor, "busy"),), 1)

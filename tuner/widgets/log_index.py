@@ -147,6 +147,8 @@ class LogIndex:
         """Rank tags seen so far, in order of appearance."""
         self.fetched: tuple[LogBlock, ...] = ()
         """What was fetched from the host and stands before the log's own blocks."""
+        self.resets = 0
+        """Grows whenever rows get new ids."""
         self._keep_rows = keep_rows
         self._blocks: tuple[LogBlock, ...] = ()
         self._generation = 0
@@ -273,6 +275,12 @@ class LogIndex:
                 break
         return found
 
+    def below(self, offset: int) -> int | None:
+        """Id of the row under which something about the line at an offset stands; None where that is not held."""
+        blocks = (*self.fetched, *self._blocks)
+        held = any(block.start <= offset < block.end for block in reversed(blocks))
+        return self.at_offset(offset) if held else None
+
     def nearest(self, offset: int) -> int | None:
         """Id of the row that begins nearest to a byte offset; None where nothing is shown."""
         before = self.at_offset(offset)
@@ -291,6 +299,7 @@ class LogIndex:
     def _reset(self) -> None:
         # Ids go on behind the old ones: a position remembered from before can never mean another row.
         self.first = self.last
+        self.resets += 1
         self.rows = []
         self._counts.clear()
         self._folder = _Folder()

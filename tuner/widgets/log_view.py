@@ -18,6 +18,7 @@ from textual.strip import Strip
 from tuner.domain.logs import LogLine
 from tuner.domain.state import LogState
 from tuner.messages import LineOpened, LogMoved, NewerLinesRequested, OlderLinesRequested
+from tuner.widgets.finding_card import Card, CardLine
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.log_canvas import LogCanvas
 from tuner.widgets.log_index import Fold, LogFilter, LogIndex, line_of
@@ -40,6 +41,14 @@ class LogView(LogCanvas, can_focus=True):
         Binding("enter", "open", "Whole line", show=False, id="log.open", tooltip="The line in full, with its facts"),
     ]
 
+    class CardEntered(Message):
+        """Enter was pressed on a line of an unfolded card."""
+
+        def __init__(self, card: Card, line: CardLine) -> None:
+            super().__init__()
+            self.card = card
+            self.line = line
+
     def __init__(self, glyphs: Glyphs, index: LogIndex | None = None, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(glyphs, index, id=id)
         self.live = self.index
@@ -50,6 +59,10 @@ class LogView(LogCanvas, can_focus=True):
         self._then: Callable[[], None] | None = None
         self._kept: tuple[int, int] | None = None
         """Byte offset of the line the reader chose, and where on screen it was: filters may hide it for a while."""
+        self._findings: tuple[Card, ...] = ()
+        self._placed_for: tuple[object, ...] = ()
+        self._unplaced: tuple[Card, ...] = ()
+        """Cards whose line is not held."""
 
     # What is shown -------------------------------------------------------------------------------------------
 
@@ -73,8 +86,46 @@ class LogView(LogCanvas, can_focus=True):
         before = self.live.version
         self.live.update(log)
         self.waiting_lines = 0
+        self.place_cards()
         if repaint or self.live.version != before:
             self.repaint()
+
+    # Cards -----------------------------------------------------------------------------------------------------
+
+    def show_cards(self, cards: tuple[Card, ...]) -> None:
+        """Show these cards, each under the line it is about; of several under one line the first one."""
+        self._findings = cards
+        self.place_cards()
+
+    def place_cards(self) -> None:
+        """Find the rows of the cards. Row ids last, so this is done once for a card, not for each line that comes."""
+        index = self.index
+        key = (self._findings, index, index.resets, index.building, len(index.fetched))
+        placed, wanted = ({}, self._findings) if key != self._placed_for else (dict(self.cards), self._unplaced)
+        unplaced: list[Card] = []
+        for card in wanted:
+            if card.finding.at is None:
+                continue
+            row_id = index.below(card.finding.at)
+            if row_id is None:
+                unplaced.append(card)
+            else:
+                placed.setdefault(row_id, card)
+        self._placed_for, self._unplaced = key, tuple(unplaced)
+        if placed != self.cards:
+            self.cards = placed
+            self._card_strips.clear()
+            self.repaint()
+
+    def row_of(self, card: Card) -> int | None:
+        """The row under which a card stands; None where its line is not held."""
+        return next((row_id for row_id, each in self.cards.items() if each.finding.at == card.finding.at), None)
+
+    @property
+    def open_card(self) -> Card | None:
+        """The unfolded card of the current row: keys move in it."""
+        card = None if self.following else self.cards.get(self.current)
+        return card if card is not None and card.unfolded else None
 
     def show_part(self, lines: Sequence[LogLine], offset: int) -> None:
         """Show a part of the log apart from its live end, with the cursor on the line at `offset`."""
@@ -83,12 +134,14 @@ class LogView(LogCanvas, can_focus=True):
         part.extend(lines)
         self.index = part
         self.following = False
+        self.place_cards()
         self.go_to(part.at_offset(offset) or part.first)
 
     def use(self, index: LogIndex, log_filter: LogFilter, *, folding: bool = True) -> None:
         """Show another log from now on."""
         index.refilter(log_filter, folding=folding)
         self.index = self.live = index
+        self.cards = {}
         self.following = True
         self._log = None
         self._then = self._kept = None
@@ -116,6 +169,7 @@ class LogView(LogCanvas, can_focus=True):
         for each in self._indexes:
             if each.work():
                 return True
+        self.place_cards()
         self._return()
         action, self._then = self._then, None
         if action is not None:
@@ -130,6 +184,7 @@ class LogView(LogCanvas, can_focus=True):
             self._kept = (current[0].offset, rows.index(self.current) if self.current in rows else 0)
         for each in self._indexes:
             each.refilter(log_filter, folding=folding)
+        self.place_cards()
         self._return()
         self.repaint()
 
@@ -140,7 +195,7 @@ class LogView(LogCanvas, can_focus=True):
         row_id = self.index.nearest(self._kept[0])
         if row_id is not None:
             self.cursor = row_id
-            self._top = self._clamped(row_id - (min(self._kept[1], 3) if self.wrap else self._kept[1]))
+            self._top = self._clamped(self._back(row_id, min(self._kept[1], 3) if self.wrap else self._kept[1]))
 
     # Where we are --------------------------------------------------------------------------------------------
 
@@ -163,15 +218,17 @@ class LogView(LogCanvas, can_focus=True):
         self._then = self._kept = None
         self.following = False
         self.cursor = min(max(row_id, self.index.first), max(self.index.first, self.index.last - 1))
-        shown = {place[0] for place in places[:-1]} if places else set()
-        if self.cursor not in shown:
+        shown = [place[0] for place in places[:-1]]
+        if shown.count(self.cursor) < (self._height(self.cursor) if self.cards else 1):
             height = self.size.height
             back = (
                 height // 3
                 if abs(self.cursor - self._top[0]) > height
                 else (height - 2 if self.cursor > self._top[0] else 0)
             )
-            self._top = self._clamped(self.cursor - back if not self.wrap else self.cursor - min(back, 3))
+            if self.cursor in self.cards:
+                back = min(back, max(0, height - self._height(self.cursor)))
+            self._top = self._clamped(self._back(self.cursor, min(back, 3) if self.wrap else back))
         else:
             self._top = places[0]
         self.repaint()
@@ -190,12 +247,17 @@ class LogView(LogCanvas, can_focus=True):
         if self._log is not None:
             self.live.update(self._log)
         self.waiting_lines = 0
+        self.place_cards()
         self.repaint()
         self.post_message(LogMoved())
 
     def action_move(self, step: int) -> None:
         """Move the current line."""
         if self.following and step > 0:
+            return
+        card = self.open_card
+        if card is not None and card.move(step, self.card_width, self.card_room):
+            self.repaint()
             return
         target = self.current + step
         if step > 0 and target >= self.index.last and self.index is self.live:
@@ -219,7 +281,10 @@ class LogView(LogCanvas, can_focus=True):
             self.repaint()
 
     def action_open(self) -> None:
-        """Show the current line in full."""
+        """Show the current line in full, or what the chosen line of a card leads to."""
+        if (card := self.open_card) is not None:
+            self.post_message(self.CardEntered(card, card.chosen(self.card_width)))
+            return
         current = self.current_row()
         if current is not None:
             self.post_message(LineOpened(*current))

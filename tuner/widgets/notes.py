@@ -123,15 +123,17 @@ Item = list[Line]
 """One thing that wants a look: a line, and its continuation."""
 
 
-def failure_items(server: ServerState, width: int, glyphs: Glyphs, most: int) -> list[Item]:
-    """Why a start failed or a server died: phase, ranks, which came first, and its words."""
+def failure_items(server: ServerState, width: int, glyphs: Glyphs, most: int, *, explained: bool = False) -> list[Item]:
+    """Why a start failed or a server died: phase, ranks, which came first, and its words, unless a card has them."""
     items: list[Item] = []
 
     def add(sign: str, style: str, text: str, lines: int = 2) -> None:
         items.append(wrapped((sign, style), text, width, glyphs.ellipsis, min(most, lines)))
 
     first = server.errors[0] if server.errors else None
-    if server.phase is Phase.FAILED:
+    if server.phase is Phase.FAILED and explained:
+        pass
+    elif server.phase is Phase.FAILED:
         where = f" {PHASE_DOING[first.phase]}" if first and first.phase in PHASE_DOING else ""
         ranks = ""
         # A silent death names its ranks in its own words.
@@ -236,6 +238,7 @@ def note_items(
     most: int = 3,
     problems: int | None = None,
     ended: bool = False,
+    explained: bool = False,
 ) -> list[Item]:
     """Everything that wants a look, most urgent first: failure, link, XID, problems, foreign processes, throttling.
 
@@ -248,8 +251,9 @@ def note_items(
         most: Lines that one item may take.
         problems: How many of what does not work on the host; None for all.
         ended: This is the end of a recording, so there is no link to speak of.
+        explained: A card says why the server failed.
     """
-    items = failure_items(server, width, glyphs, most) if server is not None else []
+    items = failure_items(server, width, glyphs, most, explained=explained) if server is not None else []
     if words := silence(state, server):
         items.append(wrapped((f"{glyphs.warn} silent start:", "warn"), words, width, glyphs.ellipsis, most))
     link = state.link

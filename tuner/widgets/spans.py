@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len, chop_cells, set_cell_size
 
 from tuner.core import logtext
 
@@ -106,3 +106,26 @@ def wrap_parts(parts: Sequence[Sequence[Span]], width: int, separator: Span, ind
     if line:
         lines.append(tuple(line))
     return lines
+
+
+def wrap_words(text: str, width: int) -> list[str]:
+    """A text over as many lines as it takes; words stay whole where they fit in a line."""
+    lines = [""]
+    for word in text.split():
+        while cell_len(word) > width:
+            # A path may be longer than a line: it is broken where the line ends.
+            room = width - (cell_len(lines[-1]) + 1 if lines[-1] else 0)
+            if room < width // 4:
+                lines.append("")
+                continue
+            head = chop_cells(word, room)[0]
+            lines[-1] = f"{lines[-1]} {head}" if lines[-1] else head
+            word = word[len(head) :]
+            lines.append("")
+        if not lines[-1]:
+            lines[-1] = word
+        elif cell_len(lines[-1]) + 1 + cell_len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines if lines[-1] or len(lines) == 1 else lines[:-1]

@@ -1,0 +1,304 @@
+"""A finding in a box: folded to a few lines, or unfolded with its arithmetic, remedies and evidence.
+
+A card knows no terminal. Its lines are made once for each width; while a log runs by they only move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from tuner.domain.findings import Finding, Remedy, Severity
+from tuner.widgets.finding_words import (
+    SURE,
+    command_of,
+    copied_text,
+    outcome_text,
+    place_text,
+    ranks_text,
+    remedy_text,
+    safe_text,
+    severity_span,
+    value_text,
+)
+from tuner.widgets.glyphs import Glyphs
+from tuner.widgets.spans import Line, Span, clean, clip, clip_line, fit, spread, text_of, width_of, wrap_words
+
+REMEDY_KEYS = ("A", "B", "C", "D")
+"""Keys of the remedies of the finding on screen, the best first."""
+_LABEL = 12
+_SHORT = 60
+"""Cells from which a line of a card holds what and why of a remedy."""
+
+
+class CardLine(Struct, frozen=True):
+    """One line inside a card, and what it is about."""
+
+    line: Line
+    at: int | None = None
+    """The place in the log that enter goes to."""
+    remedy: int | None = None
+
+
+class Card:
+    """A finding as it stands on a screen.
+
+    Args:
+        finding: What it says.
+        glyphs: Signs to draw with.
+        tags: The tag of each rank.
+        more: How many other findings there are.
+        keys: Of the remedies.
+    """
+
+    def __init__(
+        self,
+        finding: Finding,
+        glyphs: Glyphs,
+        *,
+        tags: Mapping[int, str] | None = None,
+        more: int = 0,
+        keys: Sequence[str] = REMEDY_KEYS,
+    ) -> None:
+        self.finding = finding
+        self.unfolded = False
+        self._glyphs = glyphs
+        self._tags = dict(tags or {})
+        self._more = more
+        self._keys = keys
+        self._chosen = 0
+        self._top = 0
+        self._laid_out: tuple[int, tuple[CardLine, ...]] = (0, ())
+        self._brief_of: tuple[tuple[int, int], tuple[Line, ...]] = ((0, 0), ())
+        self._drawn: tuple[tuple[object, ...], tuple[Line, ...]] = ((), ())
+
+    # What can be done --------------------------------------------------------------------------------------------
+
+    @property
+    def remedies(self) -> tuple[Remedy, ...]:
+        """Those that have a key."""
+        return self.finding.remedies[: len(self._keys)]
+
+    def fold(self, *, unfolded: bool) -> None:
+        """Show all of it, or the few lines that matter most."""
+        self.unfolded = unfolded
+        self._chosen = self._top = 0
+
+    def chosen(self, width: int) -> CardLine:
+        """The chosen line and what it leads to; without one the line that the finding is about."""
+        inside = self.inside(width)
+        line = inside[self._chosen] if self.unfolded and self._chosen < len(inside) else CardLine(())
+        return line if line.at is not None or line.remedy is not None else CardLine(line.line, at=self.finding.at)
+
+    def move(self, step: int, width: int, room: int) -> bool:
+        """Choose the next line that leads somewhere, or scroll; False at an end."""
+        inside = self.inside(width)
+        shown = max(1, room - 2)
+        last = max(0, len(inside) - shown)
+        ahead = range(self._chosen + step, len(inside) if step > 0 else -1, 1 if step > 0 else -1)
+        target = next((at for at in ahead if inside[at].at is not None or inside[at].remedy is not None), None)
+        if target is not None and abs(target - self._chosen) <= shown:
+            self._chosen = target
+            self._top = min(max(self._top, target - shown + 1), target, last)
+            return True
+        top = min(max(self._top + step, 0), last)
+        moved = top != self._top
+        self._top = top
+        return moved
+
+    # How it looks ------------------------------------------------------------------------------------------------
+
+    def lines(self, width: int, room: int, *, brief: int = 2, active: bool = True) -> tuple[Line, ...]:
+        """The card with its box; the same value while nothing of it changes.
+
+        Args:
+            width: Cells of a line.
+            room: The most lines that it may take; unfolded it scrolls within them.
+            brief: Lines of text while folded.
+            active: Keys are about this card: show them, and which line is chosen.
+        """
+        made_for = (width, room, brief, active, self.unfolded, self._chosen, self._top)
+        if self._drawn[0] != made_for:
+            self._drawn = (made_for, self._draw(width, room, brief, active=active))
+        return self._drawn[1]
+
+    def _draw(self, width: int, room: int, brief: int, *, active: bool) -> tuple[Line, ...]:
+        if not self.unfolded:
+            body = self._brief(width, max(1, min(brief, room - 2)))
+            foot = self._foot(width, active=active)
+            return (self._edge(width, self._title(width)), *body, self._edge(width, foot, below=True))
+        inside = self.inside(width)
+        shown = min(len(inside), max(1, room - 2))
+        self._top = max(0, min(self._top, len(inside) - shown))
+        leads = bool(inside) and (inside[self._chosen].at is not None or inside[self._chosen].remedy is not None)
+        rows = [
+            self._boxed(each.line, width, chosen=active and leads and self._top + row == self._chosen)
+            for row, each in enumerate(inside[self._top : self._top + shown])
+        ]
+        foot = self._foot(width, active=active, below=len(inside) - shown - self._top)
+        return (self._edge(width, self._title(width)), *rows, self._edge(width, foot, below=True))
+
+    def height(self, width: int, room: int, *, brief: int = 2) -> int:
+        """How many lines that is."""
+        if self.unfolded:
+            return min(len(self.inside(width)), max(1, room - 2)) + 2
+        return len(self._brief(width, max(1, min(brief, room - 2)))) + 2
+
+    def summary(self, width: int) -> Line:
+        """The finding in one line."""
+        finding = self.finding
+        sign = severity_span(finding.severity, self._glyphs)
+        left: Line = ((" ", "text"), sign, (f"{outcome_text(finding)}: ", sign[1]), (clean(finding.title), "text"))
+        return spread(left, (("u ", "busy"), ("unfolds ", "text")), width, self._glyphs.ellipsis)
+
+    def text(self, width: int = 96) -> str:
+        """All of it, for the clipboard."""
+        return "\n".join([text_of(self._title(width)), *(text_of(each.line).rstrip() for each in self.inside(width))])
+
+    def inside(self, width: int) -> tuple[CardLine, ...]:
+        """Every line of the unfolded card, without the box."""
+        if self._laid_out[0] != width:
+            self._laid_out = (width, tuple(self._lay_out(max(20, width - 4))))
+        return self._laid_out[1]
+
+    def _lay_out(self, width: int) -> list[CardLine]:
+        finding, glyphs = self.finding, self._glyphs
+        lines = [CardLine(((each, "strong"),)) for each in _paragraphs(finding.title, width)]
+        lines += [CardLine(((each, "text"),)) for each in _paragraphs(finding.explanation, width)]
+        for index, remedy in enumerate(finding.remedies):
+            lines += self._remedy(index, remedy, width)
+        for advice in finding.wrong_advice:
+            lines += _labelled((f"{glyphs.warn} wrong", "warn"), clean(advice), width)
+        lines += self._evidence(width)
+        if finding.refuted_by:
+            lines += _labelled(("refuted by", "dim"), clean(finding.refuted_by), width)
+        return lines
+
+    def _evidence(self, width: int) -> list[CardLine]:
+        """What, how much and where, in columns."""
+        rows = [
+            (clean(each.what), value_text(each.value, each.unit), place_text(each), each.at)
+            for each in self.finding.evidence
+        ]
+        lines: list[CardLine] = []
+        whats = max((width_of(((row[0], ""),)) for row in rows), default=0)
+        values = max((width_of(((row[1], ""),)) for row in rows), default=0)
+        for what, value, place, at in rows:
+            head: Span = (("evidence" if not lines else "").ljust(_LABEL), "dim")
+            right: Line = (("  ", "text"), (place, "dim"))
+            room = width - _LABEL - width_of(right)
+            gap = " " * max(1, min(whats, room - values - 2) - width_of(((what, ""),)) + 2)
+            pad = " " * max(0, values - width_of(((value, ""),)))
+            if len(what) + len(value) + 2 > room:
+                what = clip(what, max(8, room - len(value) - 2), self._glyphs.ellipsis)
+                gap = "  "
+                pad = ""
+            body = clip_line(((what, "text"), (gap + pad, "text"), (value, "strong")), room, self._glyphs.ellipsis)
+            lines.append(CardLine((head, *body, *right), at=at))
+        return lines
+
+    def _remedy(self, index: int, remedy: Remedy, width: int) -> list[CardLine]:
+        key: Span = (f"{self._keys[index] if index < len(self._keys) else ' '}  ", "busy")
+        does = "" if index >= len(self._keys) or command_of(remedy) else "copies this: "
+        words, safe = remedy_text(remedy), safe_text(remedy)
+        rest = "" if words == clean(remedy.why) else clean(remedy.why)
+        first: list[Span] = [key, (f"{does}{words}", "strong")]
+        if safe:
+            first.append((f"   {safe}", "ok"))
+        if rest and width_of(first) + 3 + width_of(((rest, ""),)) <= width:
+            first.append((f"   {rest}", "dim"))
+            rest = ""
+        lines: list[CardLine] = []
+        if width_of(first) > width:
+            chunks = wrap_words(f"{does}{words}", width - 3)
+            lines.append(CardLine((key, (chunks[0], "strong")), remedy=index))
+            lines += [CardLine((("   ", "text"), (chunk, "strong"))) for chunk in chunks[1:]]
+            rest = ". ".join(part for part in (safe, rest) if part)
+        else:
+            lines.append(CardLine(tuple(first), remedy=index))
+        lines += [CardLine((("   ", "text"), (each, "dim"))) for each in (wrap_words(rest, width - 3) if rest else ())]
+        return lines
+
+    def _brief(self, width: int, most: int) -> tuple[Line, ...]:
+        """The title and the beginning of the explanation over a few lines."""
+        if self._brief_of[0] != (width, most):
+            self._brief_of = ((width, most), tuple(self._lay_out_brief(width, most)))
+        return self._brief_of[1]
+
+    def _lay_out_brief(self, width: int, most: int) -> list[Line]:
+        room = max(8, width - 4)
+        finding = self.finding
+        if finding.severity in (Severity.PERFORMANCE, Severity.INFO):
+            most = 1
+        parts = [("strong", clean(finding.title)), ("text", " ".join(clean(finding.explanation).split()))]
+        rows: list[Line] = []
+        for style, text in parts:
+            left = most - len(rows)
+            if not text or left <= 0:
+                continue
+            # The explanation has a line at least: it holds the arithmetic.
+            share = max(1, left - 1) if style == "strong" and parts[1][1] else left
+            wrapped = wrap_words(text, room)
+            kept = wrapped[:share]
+            if len(wrapped) > share:
+                kept[-1] = clip(f"{kept[-1]} {wrapped[share]}", room, self._glyphs.ellipsis)
+            rows += [((each, style),) for each in kept]
+        return [self._boxed(row, width) for row in rows]
+
+    def _title(self, width: int) -> Line:
+        finding, glyphs = self.finding, self._glyphs
+        sign, style = severity_span(finding.severity, glyphs)
+        separator: Span = (f" {glyphs.separator} ", "dim")
+        ranks = ranks_text(finding.ranks, self._tags)
+        parts: list[Line] = [
+            ((f"{sign}{outcome_text(finding)}", style),),
+            ((finding.cause, "strong"),),
+            ((ranks, "text"),) if ranks else (),
+            ((SURE[finding.confidence], "text"),),
+        ]
+        return fit(parts, width - 6, separator)
+
+    def _foot(self, width: int, *, active: bool, below: int = 0) -> Line:
+        """Keys, as far as they are about this card."""
+        glyphs = self._glyphs
+        parts: list[Line] = []
+        if self.unfolded and active:
+            if below or self._top:
+                parts.append((("up down ", "busy"), (f"{below} more below" if below else "more above", "text")))
+            parts += [(("enter ", "busy"), ("its line", "text")), (("esc ", "busy"), ("folds", "text"))]
+        elif active:
+            if self.finding.remedies:
+                copied = copied_text(self.finding.remedies[0])
+                words = f"copies {clip(copied, max(16, width - 46), glyphs.ellipsis)}"
+                parts.append(((f"{self._keys[0]} ", "busy"), (words, "text")))
+            parts.append((("u ", "busy"), ("unfolds", "text")))
+        if self._more:
+            more = f"{self._more} more finding{'s' if self._more > 1 else ''}"
+            parts.append((("x ", "busy"), (more, "text")))
+        return fit(parts, width - 6, (f" {glyphs.separator} ", "dim"))
+
+    def _edge(self, width: int, words: Line, *, below: bool = False) -> Line:
+        """A horizontal side with words in it."""
+        box = self._glyphs.box
+        left, right = (box[2], box[3]) if below else (box[0], box[1])
+        inside: Line = (*words, (" ", "text")) if words else ()
+        rule = box[4] * max(0, width - 3 - width_of(inside))
+        return ((f"{left} " if words else f"{left}{box[4]}", "dim"), *inside, (f"{rule}{right}", "dim"))
+
+    def _boxed(self, line: Line, width: int, *, chosen: bool = False) -> Line:
+        side, room = self._glyphs.box[5], max(1, width - 4)
+        kept = clip_line(line, room, self._glyphs.ellipsis)
+        left: Span = (f"{self._glyphs.cursor} ", "busy") if chosen else (f"{side} ", "dim")
+        return (left, *kept, (" " * (room - width_of(kept)), "text"), (f" {side}", "dim"))
+
+
+def _paragraphs(text: str, width: int) -> list[str]:
+    return [line for part in text.splitlines() if part.strip() for line in wrap_words(clean(part), width)]
+
+
+def _labelled(label: Span, text: str, width: int) -> list[CardLine]:
+    """A label and a text beside it."""
+    chunks = wrap_words(text, max(8, width - _LABEL))
+    first = CardLine(((label[0].ljust(_LABEL), label[1]), (chunks[0], "text")))
+    return [first, *(CardLine(((" " * _LABEL, "text"), (chunk, "text"))) for chunk in chunks[1:])]

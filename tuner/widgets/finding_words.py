@@ -1,0 +1,118 @@
+"""What a finding says, as text: its outcome, ranks, numbers and remedies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tuner.domain.findings import Confidence, Evidence, Finding, Move, Number, Remedy, Severity
+from tuner.domain.state import ServerState
+from tuner.widgets.glyphs import Glyphs
+from tuner.widgets.spans import Span, clean
+
+SURE = {Confidence.HIGH: "certain", Confidence.MEDIUM: "likely", Confidence.LOW: "a guess"}
+_WORDS = {
+    Severity.FATAL: ("FAILED", "bad"),
+    Severity.ERROR: ("BROKEN", "bad"),
+    Severity.PERFORMANCE: ("SLOW", "warn"),
+    Severity.INFO: ("NOTE", "busy"),
+}
+_RANKS_NAMED = 4
+_SIZES = ("GB", "GiB", "MB", "MiB")
+
+
+def severity_span(severity: Severity, glyphs: Glyphs) -> Span:
+    """Sign and word of a severity."""
+    word, style = _WORDS[severity]
+    sign = {"bad": glyphs.bad, "warn": glyphs.warn}.get(style, glyphs.note)
+    return f"{sign} {word}", style
+
+
+def tags_of(server: ServerState) -> dict[int, str]:
+    """The tag of each global rank, as the log prints it."""
+    if server.start is not None and server.start.ranks:
+        return {story.number: story.tag for story in server.start.ranks}
+    return {number: rank.tag for number, rank in enumerate(server.ranks)}
+
+
+def ranks_text(ranks: Sequence[int] | None, tags: Mapping[int, str]) -> str:
+    """`all 8 ranks`, or those that it is; empty where a finding is about no rank, or there is but one."""
+    if not ranks or len(tags) == 1:
+        return ""
+    if len(set(ranks)) == len(tags):
+        return f"all {len(tags)} ranks"
+    named = [clean(tags.get(rank, f"rank {rank}")) for rank in ranks[:_RANKS_NAMED]]
+    return ", ".join(named) + (f" +{len(ranks) - _RANKS_NAMED}" if len(ranks) > _RANKS_NAMED else "")
+
+
+def outcome_text(finding: Finding) -> str:
+    """`in kv-alloc`; empty without a phase."""
+    return f" in {finding.phase}" if finding.phase not in ("", "none") else ""
+
+
+def value_text(value: Number | str | bool | None, unit: str = "") -> str:
+    """A number as a log prints it."""
+    if value is None:
+        return "n/a"
+    if isinstance(value, bool):
+        text = "true" if value else "false"
+    elif isinstance(value, int):
+        text = f"{value:,}"
+    elif isinstance(value, float):
+        text = f"{value:,.2f}" if unit in _SIZES else f"{value:,.4f}".rstrip("0").rstrip(".")
+    else:
+        text = clean(value)
+    return f"{text} {unit}".rstrip()
+
+
+def plain_value(value: Number | str | bool | None) -> str:
+    """A value as one types it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.6f}".rstrip("0").rstrip(".")
+    return "" if value is None else clean(str(value))
+
+
+def place_text(evidence: Evidence) -> str:
+    """Where a log says it: a line, or a byte of a log that is followed."""
+    if evidence.line is not None:
+        where = f"line {evidence.line:,}"
+        return f"{clean(evidence.file)} {where}" if evidence.file else where
+    return "computed" if evidence.at is None else f"byte {evidence.at:,}"
+
+
+def command_of(remedy: Remedy) -> str:
+    """What a remedy changes in a command line or an environment; empty where it is no such change."""
+    value = plain_value(remedy.value)
+    if remedy.env:
+        return f"unset {remedy.env}" if remedy.move is Move.UNSET else f"{remedy.env}={value}" if value else ""
+    if not remedy.flag or remedy.move is Move.UNSET:
+        return ""
+    switch = isinstance(remedy.value, bool)
+    if not value and remedy.move is not Move.SET:
+        return ""
+    return remedy.flag if switch or not value else f"{remedy.flag} {value}"
+
+
+def remedy_text(remedy: Remedy) -> str:
+    """What to do, in a few words."""
+    name = clean(remedy.flag or remedy.env or remedy.knob)
+    value = "" if isinstance(remedy.value, bool) else plain_value(remedy.value)
+    if remedy.move is Move.OTHER:
+        return clean(remedy.why) or name
+    if remedy.move is Move.UNSET:
+        return f"leave out {name}" if remedy.flag else f"unset {name}"
+    return f"{remedy.move} {name}" + (f" to {value}" if value and remedy.move is not Move.SET else f" {value}").rstrip()
+
+
+def safe_text(remedy: Remedy) -> str:
+    """The interval in which the value is safe; empty where none is known."""
+    low, high = plain_value(remedy.min), plain_value(remedy.max)
+    if low and high:
+        return f"safe {low} to {high}"
+    return f"at least {low}" if low else f"at most {high}" if high else ""
+
+
+def copied_text(remedy: Remedy) -> str:
+    """What its key copies: the change of the command line, or else what to do."""
+    return command_of(remedy) or remedy_text(remedy)
