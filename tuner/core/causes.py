@@ -300,11 +300,6 @@ _CAUSES = (
         "With its acceptance length the server is slower than the same server without a draft.",
     ),
     Cause(
-        "error-unknown",
-        "An error that is not in the catalogue",
-        "The first exception of the log, as it is printed: it is the root, and what it means is not known here.",
-    ),
-    Cause(
         "inconclusive",
         "The log does not hold the cause",
         "The start failed, and what is there does not tell why. The finding says what to collect.",

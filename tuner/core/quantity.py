@@ -54,3 +54,9 @@ def quantity(text: object) -> Quantity | None:
     if found is None:
         return None
     return Quantity(float(found["value"].replace(",", "")), found["unit"] or "")
+
+
+def to_gib(text: object) -> float | None:
+    """An amount as printed in GiB, by the letter of its unit; None for what is none."""
+    amount = quantity(text)
+    return None if amount is None else amount.gib

@@ -68,8 +68,7 @@ def start_of(lines: Sequence[Line], engine: Engine) -> Start:
         if not (found and found[0].kind in _BATCHES):
             signs.extend(_placed(sign, record) for sign in engine.signs(record.message, prefixed=record.prefixed))
     settings, at = _settings(facts)
-    layout = _layout(settings, engine)
-    ranks = stories(facts, layout)
+    ranks = stories(facts, Layout.of(engine, settings))
     ready = next((fact.offset for fact in facts if fact.kind == f.READY), None)
     start = Start(
         engine=engine.name,
@@ -201,11 +200,6 @@ def _given(facts: Sequence[LogFact]) -> dict[str, Any]:
     return next(
         (fact.fields["settings"] for fact in facts if fact.kind == f.ARGS and not fact.fields.get("resolved")), {}
     )
-
-
-def _layout(settings: dict[str, Any], engine: Engine) -> Layout:
-    tp, pp, dp, shared = engine.layout(settings)
-    return Layout(tp=tp, pp=pp, dp=dp, shared=shared)
 
 
 def _limits(facts: Sequence[LogFact]) -> dict[str, Figure]:

@@ -14,6 +14,8 @@ from tuner.domain.starts import Failure, Sign, Start
 
 STOP_SIGNALS = frozenset({-15, -2, 15, 2, 143, 130})
 """Exit codes of processes that were asked to end."""
+_WRAPPERS = frozenset({"graph-capture-failed", "prefill-capture-failed", "scheduler-exception"})
+"""Signs that only announce another message."""
 _TOGETHER_S = 60.0
 """Ranks that fail alike fail within so long; what is alike and later is another failure."""
 
@@ -45,7 +47,8 @@ def stop_asked(start: Start) -> int | None:
 
 def is_consequence(start: Start, failure: Failure) -> bool:
     """An exception that only tells of somebody else's end."""
-    kinds = {sign.kind for sign in start.signs if failure.at <= sign.at <= failure.end}
+    told = (sign for sign in start.signs if failure.at <= sign.at <= failure.end and sign.id not in _WRAPPERS)
+    kinds = {sign.kind for sign in told}
     return "harmless" in kinds or ("secondary" in kinds and "failure" not in kinds)
 
 
@@ -90,6 +93,9 @@ def root_of(start: Start) -> Root | None:
     survivor = next((x for x in start.failures if (end is None or x.at < end) and x is not gone), None)
     if survivor is not None and is_consequence(start, survivor):
         return _of_failure(start, [x for x in start.failures if x is not gone], survivor)
+    left = [sign for sign in start.signs if sign.kind == "secondary" and (end is None or sign.at < end)]
+    if left and gone is None:
+        return Root(at=left[0].at, sign=left[0], alike_signs=tuple(s for s in left[1:] if s.id == left[0].id))
     return None
 
 

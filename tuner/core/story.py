@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tuner.core import facts as f
+from tuner.core.engine import Engine
 from tuner.core.lifecycle import rank_order
 from tuner.domain.logs import LogFact
 from tuner.domain.server import Phase
@@ -33,6 +34,12 @@ class Layout(msgspec.Struct, frozen=True):
     def world(self) -> int:
         """Ranks of the whole server."""
         return self.tp * self.pp * (1 if self.shared else self.dp)
+
+    @classmethod
+    def of(cls, engine: Engine, settings: dict[str, Any]) -> Layout:
+        """The layout that server args ask for."""
+        tp, pp, dp, shared = engine.layout(settings)
+        return cls(tp=tp, pp=pp, dp=dp, shared=shared)
 
     def number(self, tag: str | None) -> int:
         """The global rank of a tag; 0 where there is none."""

@@ -1,0 +1,190 @@
+"""Proposals about the fraction: above what the pool needs, below what the rest needs, never wrong the other way."""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import Struct
+
+from tuner.core.diagnosis.case import Case
+from tuner.core.share import KNOBS, Share, asked, effective, share_of
+from tuner.domain.findings import Evidence, Move, Remedy
+from tuner.domain.starts import Start
+
+CAPTURE_SPARE = 0.07
+FORWARD_SPARE = 0.05
+"""Of what is free before the weights: what is kept for the captures and passes behind the one that failed. A capture
+fails at its first and largest batch size as a rule, and the sizes behind it want more."""
+LEAST_SPARE_GIB = 1.0
+TOO_MUCH = 0.95
+"""A minimum above this leaves too little for anything else on every card: the weights do not fit."""
+_AITER = 0.85
+"""SGLang's factor for the aiter backend with long contexts (0.4.7 to 0.5.23)."""
+_LONG_CONTEXT = 8192
+_MULTIMODAL = 0.90
+"""SGLang 0.4.6 to 0.4.9, in the model runner and after its arguments were printed; it says so in a line."""
+
+
+class Asked(Struct, frozen=True):
+    """The fraction that was asked for and the one in effect."""
+
+    knob: str
+    value: float
+    effective: float
+    why: str = ""
+    """What makes the two differ, in words."""
+    told: Evidence | None = None
+    """Where the log says the effective one."""
+
+    @property
+    def factor(self) -> float:
+        """Effective of asked."""
+        return self.effective / self.value if self.value else 1.0
+
+
+def asked_of(case: Case) -> Asked | None:
+    """The fraction of a start, with the multipliers that its engine applies behind the operator's back."""
+    told = asked(case.start)
+    knob = case.share.knob if case.share is not None else KNOBS[0]
+    if told is None:
+        sign = case.sign("not-enough-memory", "weights-leave-no-memory")
+        value = sign.fields.get("fraction") if sign is not None else None
+        if not isinstance(value, int | float):
+            inferred = effective(case.start, case.share)
+            return None if inferred is None else Asked(knob, inferred, inferred, "inferred from the pool")
+        told = (knob, float(value))
+    name, value = told
+    reduced = case.sign("fraction-reduced")
+    if reduced is not None and isinstance(reduced.fields.get("fraction"), int | float):
+        now = float(reduced.fields["fraction"])
+        return Asked(name, value, now, "the engine multiplies it for multimodal models",
+                     Evidence(what="effective mem_fraction_static", value=now, at=reduced.at))  # fmt: skip
+    if _aiter(case):
+        return Asked(name, value, value * _AITER, f"the aiter backend multiplies it by {_AITER} for long contexts")
+    return Asked(name, value, value)
+
+
+def _aiter(case: Case) -> bool:
+    backends = (case.setting("attention_backend"), case.setting("prefill_attention_backend"))
+    if "aiter" not in backends and case.sign("aiter-backend") is None:
+        return False
+    context = case.setting("context_length")
+    return not isinstance(context, int) or context > _LONG_CONTEXT
+
+
+class Interval(Struct, frozen=True):
+    """Where a fraction is safe."""
+
+    low: float
+    """1 - A/T of what the operator would give, multipliers undone; four digits."""
+    high: float
+
+    @property
+    def empty(self) -> bool:
+        """No fraction works."""
+        return self.low >= self.high
+
+
+def interval(case: Case, factor: float = 1.0) -> Interval | None:
+    """The safe interval of the fraction as the operator gives it; None where the log does not tell."""
+    if case.share is None:
+        return None
+    forecast = case.engine.forecast(case.start, {}, case.past)
+    low = round(case.share.f_min / factor, 4)
+    high = forecast.f_max if forecast.f_max is not None else 1 - _spare(case.share)
+    return Interval(low, min(high / factor, 0.99))
+
+
+def _spare(share: Share) -> float:
+    return max(2 * LEAST_SPARE_GIB / share.slope, CAPTURE_SPARE)
+
+
+def raised(case: Case, told: Asked | None, *, need_gib: float = 0.0, why: str = "") -> Remedy | None:
+    """Raise the fraction so that the pool holds what is needed; None where no fraction does.
+
+    Args:
+        case: The start.
+        told: The fraction it had.
+        need_gib: What the pool must hold at least.
+        why: Instead of the usual words.
+    """
+    factor = told.factor if told is not None else 1.0
+    bounds = interval(case, factor)
+    if bounds is None or case.share is None:
+        knob = told.knob if told is not None else KNOBS[case.start.engine == "vllm"]
+        return case.remedy(knob, Move.RAISE, why or "the pool needs room")
+    low = case.share.fraction(need_gib) / factor if need_gib else bounds.low
+    least = up(low)
+    if least >= bounds.high:
+        return None
+    good = _known_good(case)
+    value = good if good is not None and least < good <= bounds.high else round((least + bounds.high) / 2, 2)
+    value = value if least < value <= bounds.high else least
+    pool = case.share.pool(value * factor)
+    reason = why or f"above {low:.4f} there is a pool at all"
+    text = f"{reason}; {value:g} gives {pool:.1f} GiB, and above {down(bounds.high):g} graphs and passes no longer fit"
+    knob = told.knob if told is not None else case.share.knob
+    return case.remedy(knob, Move.RAISE, text, value=value, least=least, most=down(bounds.high))
+
+
+def lowered(case: Case, told: Asked | None, lacking_gib: float, spare: float) -> Remedy | None:
+    """Lower the fraction so that what failed fits; None where the pool would be gone.
+
+    Args:
+        case: The start.
+        told: The fraction it had.
+        lacking_gib: What the failed allocation lacked.
+        spare: Share of the free memory to keep beside.
+    """
+    if told is None:
+        return None
+    share = case.share
+    if share is None:
+        return case.remedy(
+            told.knob, Move.LOWER, "more stays free beside the static share", most=down(told.value - 0.05)
+        )
+    room = lacking_gib + max(LEAST_SPARE_GIB, spare * share.slope)
+    most = down((told.effective - room / share.slope) / told.factor)
+    least = up(share.f_min / told.factor)
+    if most <= least:
+        return None
+    why = (
+        f"{lacking_gib:.2f} GiB were lacking; with {room - lacking_gib:.1f} GiB to spare {most:g} leaves enough, and"
+        f" still a pool of {share.pool(most * told.factor):.1f} GiB"
+    )
+    return case.remedy(told.knob, Move.LOWER, why, value=most, least=least, most=most)
+
+
+def _known_good(case: Case) -> float | None:
+    """The effective fraction of the newest good start."""
+    for start in case.past:
+        known = _effective(start)
+        if known is not None:
+            return round(known, 2)
+    return None
+
+
+def _effective(start: Start) -> float | None:
+    return effective(start, share_of(start))
+
+
+def up(fraction: float) -> float:
+    """To three digits, never below."""
+    return math.ceil(round(fraction * 1000, 6)) / 1000
+
+
+def down(fraction: float) -> float:
+    """To three digits, never above."""
+    return math.floor(round(fraction * 1000, 6)) / 1000
+
+
+def smaller_weights(case: Case) -> list[Remedy | None]:
+    """What helps when no fraction does."""
+    tp = case.setting("tp_size", "tensor_parallel_size")
+    more = tp * 2 if isinstance(tp, int) else None
+    knob = "tp_size"
+    return [
+        case.remedy(knob, Move.RAISE, "the weights are divided among more GPUs", value=more),
+        case.remedy("quantization", Move.SET, "a quantised checkpoint is smaller"),
+        case.remedy("cpu_offload_gb", Move.RAISE, "part of the weights stays in host memory, and is slow"),
+    ]

@@ -1,0 +1,341 @@
+"""Out of memory by where it happened: the phase says whose memory was lacking, and which way the fraction goes."""
+
+from __future__ import annotations
+
+from tuner.core.diagnosis.case import Case
+from tuner.core.diagnosis.fraction import CAPTURE_SPARE, FORWARD_SPARE, asked_of, lowered, smaller_weights
+from tuner.core.diagnosis.oom import Oom, evidence_of, fragmentation, oom_of
+from tuner.core.diagnosis.passes import activation, serving
+from tuner.core.diagnosis.sizing import FOREIGN_GIB
+from tuner.core.quantity import to_gib
+from tuner.domain.findings import Confidence, Finding, Move
+from tuner.domain.starts import Figure
+
+_CONTEXT_GIB = 1.5
+"""What a CUDA context and libraries take before the first line about memory, at most."""
+
+
+def out_of_memory(case: Case) -> Finding | None:
+    """An allocation of torch's failed: the phase says whose memory was lacking, and which way the fraction goes."""
+    oom = oom_of(case)
+    if oom is None:
+        return None
+    foreign = _foreign(case, oom)
+    if foreign is not None:
+        return foreign
+    by_phase = {
+        "weight-load": _weights,
+        "draft-init": _draft,
+        "kv-alloc": _pool_allocation,
+        "autotune": _autotune,
+        "graph-capture": _capture,
+        "warmup": _warmup,
+    }
+    judge = by_phase.get(case.phase)
+    if judge is not None:
+        return judge(case, oom)
+    return serving(case, oom) if case.phase in ("prefill", "decode", "runtime", "idle-check") else _unplaced(case, oom)
+
+
+def _foreign(case: Case, oom: Oom) -> Finding | None:
+    """Memory of the GPU that is neither free nor this process's."""
+    if oom.capacity is None:
+        return None
+    rank = case.story
+    before = rank.before_weights if rank is not None else None
+    own = (rank.communicators_gib.value if rank is not None and rank.communicators_gib else 0.0) + _CONTEXT_GIB
+    at_load = None if before is None else oom.capacity - before.value - own
+    others = [(each["pid"], amount) for each in oom.sign.fields.get("others", ()) if (amount := to_gib(each["in_use"]))]
+    if at_load is not None and at_load > FOREIGN_GIB:
+        missing = oom.capacity - oom.free - (oom.allocated or 0.0) - (oom.reserved or 0.0)
+        return case.finding(
+            "foreign-process-on-gpu",
+            f"Of {oom.capacity:.2f} GiB only {before.value if before else 0:.2f} were free before the weights were"
+            f" loaded; {missing:.1f} GiB belong to somebody else. The fraction plays no part in that.",
+            evidence=[
+                *evidence_of(case, oom),
+                case.derived("used by others", round(missing, 1), "GiB"),
+                case.figure("avail before load", before),
+                *(case.derived(f"process {pid}", round(amount, 2), "GiB") for pid, amount in others),
+            ],
+            remedies=[
+                case.advice("gpu-processes", f"nvidia-smi: processes on GPU {oom.sign.fields.get('gpu', '')}"),
+                case.remedy("tp_size", Move.RAISE, "spread the weights if the other process must stay", value=2)
+                if (case.setting("tp_size", "tensor_parallel_size") or 1) == 1 else None,
+            ],
+            confidence=Confidence.HIGH if at_load > 2 * FOREIGN_GIB else Confidence.MEDIUM,
+            wrong_advice=["a lower fraction frees nothing that another process holds",
+                          *fragmentation(oom)],
+            refuted_by="nvidia-smi showing no other process on that GPU",
+        )  # fmt: skip
+    if others and oom.in_use is not None and oom.in_use > 0.1 and before is None:
+        held = sum(amount for _, amount in others)
+        if held > FOREIGN_GIB:
+            return case.finding(
+                "foreign-process-on-gpu",
+                f"Other processes hold {held:.2f} GiB on the GPU beside the {oom.in_use:.2f} of this one.",
+                evidence=[*evidence_of(case, oom), case.derived("used by others", round(held, 2), "GiB")],
+                remedies=[
+                    case.advice("gpu-processes", f"nvidia-smi: processes on GPU {oom.sign.fields.get('gpu', '')}")
+                ],
+                confidence=Confidence.MEDIUM,
+                wrong_advice=fragmentation(oom),
+                refuted_by="those processes being ranks of this same server",
+            )
+    return None
+
+
+def _weights(case: Case, oom: Oom) -> Finding:
+    draft = case.setting("speculative_algorithm") is not None
+    return case.finding(
+        "weights-do-not-fit",
+        "The weights themselves do not fit on the GPU. Nothing is reserved for the KV pool yet while they are"
+        " loaded, so"
+        " the fraction plays no part.",
+        evidence=evidence_of(case, oom),
+        remedies=[
+            *smaller_weights(case),
+            case.remedy("speculative_algorithm", Move.UNSET, "a draft model's weights come on top") if draft else None,
+        ],
+        wrong_advice=["moving mem_fraction_static either way", *fragmentation(oom)],
+        refuted_by="another process holding the memory: avail mem before the load far below the card's capacity",
+    )
+
+
+def _draft(case: Case, oom: Oom) -> Finding:
+    rank, told = case.story, asked_of(case)
+    loaded = rank is not None and rank.draft_weights_gib is not None
+    after = rank.last_available if rank is not None else None
+    facts = evidence_of(case, oom)
+    lacking = oom.lacking
+    if loaded and rank is not None and rank.kv_tokens is not None and rank.kv_gib is not None and after is not None:
+        needed = rank.kv_gib.value
+        lacking = max(lacking, needed - after.value)
+        words = (
+            f"After the target's pool ({rank.kv_tokens.value:.0f} tokens) the draft model was loaded, and its own"
+            " pool for"
+            f" as many tokens wants up to {needed:.1f} GiB of the {after.value:.1f} that are left. The target's"
+            " pool was"
+            " sized without it."
+        )
+        facts += [
+            case.figure("avail after draft weights", after),
+            case.derived("draft KV needed", round(needed, 1), "GB"),
+            case.figure("KV tokens", rank.kv_tokens, "tokens"),
+        ]
+    else:
+        words = (
+            "The draft model is loaded after the target's pool was sized without it, and its weights do not fit"
+            " into what"
+            f" is left: {oom.sign.fields.get('tried')} asked for, {oom.sign.fields.get('free')} free."
+        )
+        facts.insert(0, case.figure("avail before draft load", after))
+    if case.share is not None:
+        facts.append(case.derived("minimum fraction", round(case.share.f_min, 4)))
+    lower = lowered(case, told, lacking, FORWARD_SPARE) if told is not None else None
+    remedies = [lower]
+    if loaded:
+        remedies.append(case.remedy("max_total_tokens", Move.LOWER, "both pools hold as many tokens"))
+    if lower is None:
+        tp = case.setting("tp_size") or 1
+        words += " Lowering the fraction enough would leave no pool: no fraction works."
+        remedies.append(case.remedy("tp_size", Move.RAISE, "more room on each GPU", value=tp * 2))
+    remedies.append(case.remedy("speculative_draft_model_path", Move.UNSET, "a smaller draft, or none"))
+    return case.finding(
+        "draft-model-unbudgeted",
+        words,
+        evidence=facts,
+        remedies=remedies,
+        confidence=Confidence.HIGH if loaded else Confidence.MEDIUM,
+        wrong_advice=["raising the fraction makes the target's pool larger and leaves less", *fragmentation(oom)],
+        refuted_by="the same failure without a draft model",
+    )
+
+
+def _pool_allocation(case: Case, oom: Oom) -> Finding:
+    if case.start.engine == "vllm" and case.on_stack("profile_run", "determine_available_memory", "_dummy_run"):
+        return case.finding(
+            "profile-run-oom",
+            "The forward pass that measures activations ran out of memory, before any KV cache exists: the utilisation"
+            " plays no part.",
+            evidence=evidence_of(case, oom),
+            remedies=[
+                case.remedy("max_num_batched_tokens", Move.LOWER, "activations grow with the tokens of a pass"),
+                case.remedy("max_num_seqs", Move.LOWER, "logits grow with the sequences of a pass"),
+                case.remedy("tensor_parallel_size", Move.RAISE, "smaller weights per GPU"),
+            ],
+            wrong_advice=["lowering gpu_memory_utilization: nothing is reserved yet", *fragmentation(oom)],
+            refuted_by="another process on the GPU",
+        )
+    told = asked_of(case)
+    return case.finding(
+        "mem-fraction-too-high-activation",
+        "The pool was sized, and the memory was not there when it was allocated: the fraction leaves too little"
+        " beside it"
+        " for the request table and what the driver keeps.",
+        evidence=evidence_of(case, oom),
+        remedies=[
+            lowered(case, told, oom.lacking, FORWARD_SPARE),
+            case.remedy("max_running_requests", Move.LOWER, "the request table is this times the context length"),
+        ],
+        confidence=Confidence.MEDIUM,
+        title="The pool does not fit where the formula says it would",
+        wrong_advice=fragmentation(oom),
+        refuted_by="another process that took memory between the weights and the pool",
+    )
+
+
+def _autotune(case: Case, oom: Oom) -> Finding:
+    told, rank = asked_of(case), case.story
+    return case.finding(
+        "moe-autotune-oom",
+        "The autotuning of kernels between KV pool and graph capture runs a dummy batch, and its workspace does not fit"
+        " into what the fraction leaves.",
+        evidence=[
+            *evidence_of(case, oom),
+            case.figure("avail after memory pool", rank.after_pool) if rank is not None else None,
+        ],
+        remedies=[
+            lowered(case, told, oom.lacking, FORWARD_SPARE),
+            case.remedy("disable_flashinfer_autotune", Move.SET, "skips it; kernels may be slower", value=True),
+            case.remedy("max_prefill_tokens", Move.LOWER, "the dummy batch is as large"),
+        ],
+        wrong_advice=fragmentation(oom),
+        refuted_by="the same failure with autotuning switched off",
+    )
+
+
+def _capture(case: Case, oom: Oom) -> Finding:
+    told, rank = asked_of(case), case.story
+    compiled = case.on_stack("_inductor", "torch/_dynamo", "triton_heuristics") or case.root_sign("compile-failed")
+    before = next((span.before_gib for span in (rank.phases if rank else ()) if span.phase == "graph-capture"), None)
+    facts = evidence_of(case, oom)
+    if before is not None and rank is not None:
+        at = next(span.at for span in rank.phases if span.phase == "graph-capture")
+        facts.append(case.figure("avail before capture", Figure(before, at)))
+    if oom.outside_torch is not None:
+        facts.append(case.derived("outside PyTorch", round(oom.outside_torch, 1), "GiB"))
+    bar = case.sign_before(oom.sign.at, "capture-bar", "graph-capture-progress")
+    if bar is not None:
+        facts.append(case.quote("batch size", bar, "bs"))
+    lower = lowered(case, told, oom.lacking, CAPTURE_SPARE)
+    smaller = case.remedy("cuda_graph_max_bs", Move.LOWER, "fewer and smaller graphs", value=_half(case))
+    off = ["--disable-cuda-graph: it fits then, and decode is much slower for good", *fragmentation(oom)]
+    if compiled:
+        return case.finding(
+            "torch-compile-memory",
+            "Inductor benchmarks kernels while graphs are captured, and its buffers do not fit into what the fraction"
+            " leaves.",
+            evidence=facts,
+            remedies=[
+                case.remedy("enable_torch_compile", Move.UNSET, "nothing is compiled or tuned during capture"),
+                case.remedy("torch_compile_max_bs", Move.LOWER, "only small batches are compiled"),
+                lower,
+            ],
+            confidence=Confidence.MEDIUM,
+            wrong_advice=off,
+            refuted_by="the same failure without torch.compile",
+        )
+    words = (
+        f"The weights and the pool fit; capture asked for {oom.sign.fields.get('tried')} with"
+        f" {oom.sign.fields.get('free')} free. The fraction leaves too little beside the static share."
+    )
+    if oom.outside_torch is not None and oom.outside_torch > 4:
+        words += f" {oom.outside_torch:.1f} GiB of this process are not torch's: communication buffers and context."
+    remedies = [lower, smaller]
+    if lower is None and told is not None:
+        words += " A lower fraction would leave no pool: no fraction works with these graphs."
+    return case.finding(
+        "mem-fraction-too-high-graph-capture",
+        words,
+        evidence=facts,
+        remedies=remedies,
+        wrong_advice=off,
+        refuted_by="the same failure with graphs switched off",
+    )
+
+
+def _half(case: Case) -> int | None:
+    known = case.setting("cuda_graph_max_bs_decode", "cuda_graph_max_bs")
+    return max(1, known // 2) if isinstance(known, int) else None
+
+
+def sampler(case: Case) -> Finding | None:
+    """vLLM's warm-up of the sampler, by its own message."""  # noqa: D403
+    sign = case.root_sign("sampler-warmup-oom")
+    if sign is None:
+        return None
+    oom, told = oom_of(case), asked_of(case)
+    return case.finding(
+        "sampler-warmup-oom",
+        "KV cache and graphs took everything the utilisation allows; 32-bit logits of so many sequences no longer fit.",
+        evidence=[
+            case.quote("dummy requests", sign, "requests"),
+            *(evidence_of(case, oom) if oom is not None else ()),
+        ],
+        remedies=[
+            lowered(case, told, oom.lacking if oom is not None else 0.3, FORWARD_SPARE),
+            case.remedy("max_num_seqs", Move.LOWER, "the warm-up runs this many sequences"),
+        ],
+        refuted_by="the same failure with few sequences",
+    )
+
+
+def _warmup(case: Case, oom: Oom) -> Finding:
+    if case.on_stack("_dummy_sampler_run"):
+        told = asked_of(case)
+        return case.finding(
+            "sampler-warmup-oom",
+            "KV cache and graphs took everything the utilisation allows; logits of the dummy requests do not fit.",
+            evidence=evidence_of(case, oom),
+            remedies=[
+                lowered(case, told, oom.lacking, FORWARD_SPARE),
+                case.remedy("max_num_seqs", Move.LOWER, "the warm-up runs this many sequences"),
+            ],
+            wrong_advice=fragmentation(oom),
+            refuted_by="the same failure with few sequences",
+        )
+    return activation(case, oom)
+
+
+def _unplaced(case: Case, oom: Oom) -> Finding:
+    return case.finding(
+        "mem-fraction-too-high-activation",
+        "An allocation failed, and the log does not tell in which phase: which way the fraction should go cannot"
+        " be said.",
+        evidence=evidence_of(case, oom),
+        remedies=[case.advice("log", "collect the log from its beginning")],
+        confidence=Confidence.LOW,
+        wrong_advice=fragmentation(oom),
+        refuted_by="the part of the log before the failure",
+    )
+
+
+def driver_oom(case: Case) -> Finding | None:
+    """The driver itself is out of memory, or a library that says otherwise and means it."""
+    sign = case.root_sign("cuda-oom-driver", "cublas-alloc-failed", "cublas-not-initialized", "cudnn-not-initialized")
+    rank = case.story
+    if sign is None or rank is None or rank.last_available is None:
+        return None
+    if sign.id != "cuda-oom-driver" and rank.last_available.value >= 1.0:
+        return None
+    told = asked_of(case)
+    cause = {
+        "graph-capture": "mem-fraction-too-high-graph-capture",
+        "weight-load": "weights-do-not-fit",
+        "draft-init": "draft-model-unbudgeted",
+    }.get(case.phase, "mem-fraction-too-high-activation")
+    return case.finding(
+        cause,
+        "The driver has no memory left: this is no allocation of torch's, so no numbers are printed. The last"
+        " free memory"
+        f" this rank printed was {rank.last_available.value:.2f} GB.",
+        evidence=[case.figure("last avail mem", rank.last_available), case.arg("mem_fraction_static")],
+        remedies=[lowered(case, told, 0.5, CAPTURE_SPARE) if cause != "weights-do-not-fit" else None],
+        confidence=Confidence.MEDIUM,
+        refuted_by="free memory on that GPU at the moment of the failure",
+    )
+
+
+JUDGES = (sampler, out_of_memory, driver_oom)
+"""In the order in which they are asked."""

@@ -1,0 +1,65 @@
+"""An allocation of torch's that failed, as numbers."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from tuner.core.diagnosis.case import Case, gib_of
+from tuner.core.diagnosis.fraction import asked_of
+from tuner.domain.findings import Evidence
+from tuner.domain.starts import Sign
+
+
+class Oom(Struct, frozen=True):
+    """An allocation that failed, in GiB."""
+
+    sign: Sign
+    tried: float
+    free: float
+    capacity: float | None
+    in_use: float | None
+    allocated: float | None
+    reserved: float | None
+
+    @property
+    def lacking(self) -> float:
+        """What was missing; fragmentation can make it negative."""
+        return max(0.0, self.tried - self.free)
+
+    @property
+    def outside_torch(self) -> float | None:
+        """Of this process, what is not torch's: context, NCCL, NVSHMEM."""
+        if self.in_use is None or self.allocated is None or self.in_use < self.allocated:
+            return None
+        return self.in_use - self.allocated - (self.reserved or 0.0)
+
+
+def oom_of(case: Case) -> Oom | None:
+    """The failed allocation of the root failure, by torch's own words."""
+    sign = case.root_sign("cuda-oom")
+    tried, free = gib_of(sign, "tried"), gib_of(sign, "free")
+    if sign is None or tried is None:
+        return None
+    amounts = [gib_of(sign, name) for name in ("capacity", "in_use", "allocated", "reserved")]
+    return Oom(sign, tried, free or 0.0, *amounts)
+
+
+def evidence_of(case: Case, oom: Oom) -> list[Evidence | None]:
+    """Its numbers as torch prints them, and the fraction."""
+    quote = [("tried to allocate", "tried"), ("free", "free"), ("GPU capacity", "capacity"),
+             ("allocated by PyTorch", "allocated"), ("private pools", "private_pools")]  # fmt: skip
+    facts: list[Evidence | None] = [case.quote(what, oom.sign, name) for what, name in quote]
+    told = asked_of(case)
+    if told is not None and case.start.settings_at is not None and case.setting(told.knob) is not None:
+        facts.insert(2, Evidence(what=told.knob, value=told.value, at=case.start.settings_at))
+    return facts
+
+
+def fragmentation(oom: Oom) -> list[str]:
+    """What torch's standard advice is worth here."""
+    if oom.reserved is not None and oom.reserved < max(1.0, oom.tried):
+        held = f"{oom.reserved * 1024:.0f} MiB" if oom.reserved < 1 else f"{oom.reserved:.2f} GiB"
+        return [
+            f"expandable_segments, as torch suggests: only {held} are reserved and unused, so it is not fragmentation"
+        ]
+    return []

@@ -1,0 +1,148 @@
+"""Out of memory while serving: a pass too large, logits, images, or memory that went away."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tuner.core.diagnosis.case import Case
+from tuner.core.diagnosis.fraction import FORWARD_SPARE, asked_of, lowered
+from tuner.core.diagnosis.oom import Oom, evidence_of, fragmentation
+from tuner.domain.findings import Confidence, Evidence, Finding, Move
+from tuner.domain.starts import Sign
+
+_LEAK_S = 60.0
+_SEEN_BEFORE = 3
+
+
+def serving(case: Case, oom: Oom) -> Finding:
+    """A pass of a serving engine ran out of memory."""
+    leak = _leak(case, oom)
+    if leak is not None:
+        return leak
+    if case.on_stack("get_image_feature", "get_video_feature", "vision", "visual", "mm_utils", "embed_multimodal",
+                     "vit.py"):  # fmt: skip
+        return _vision(case, oom)
+    if case.on_stack("logits_processor", "logprob", "compute_logits"):
+        return _logprobs(case, oom)
+    return activation(case, oom)
+
+
+def _leak(case: Case, oom: Oom) -> Finding | None:
+    """Free memory went away at constant load: batches as large as the last passed before."""
+    rank = case.story
+    ready = rank.available_at_ready if rank is not None else None
+    if ready is None and case.start.limits.get("available_gpu_mem") is not None:
+        ready = case.start.limits["available_gpu_mem"]
+    if ready is None or oom.tried > ready.value / 4 or ready.value - oom.free < 1.0:
+        return None
+    served = [b for b in case.start.batches if b.at < oom.sign.at]
+    prefills = [b.fields.get("new_tokens") or 0 for b in served if b.kind == "prefill"]
+    if len(prefills) <= _SEEN_BEFORE or sum(n >= 0.9 * prefills[-1] for n in prefills[:-1]) < _SEEN_BEFORE:
+        return None
+    times = [b.time for b in served if b.time is not None]
+    if times and max(times) - min(times) < _LEAK_S:
+        return None
+    told = next((b for b in reversed(served) if b.fields.get("token_usage") is not None), None)
+    others = [(each["pid"], each["in_use"]) for each in oom.sign.fields.get("others", ())]
+    return case.finding(
+        "gpu-memory-leak-runtime",
+        f"{ready.value:.2f} GB were free when it became ready, {oom.sign.fields.get('free')} when an allocation of"
+        f" {oom.sign.fields.get('tried')} failed, and batches as large as this one passed before. Memory went"
+        " away while"
+        " serving; the KV pool is fixed and cannot be it.",
+        evidence=[
+            case.figure("available after start", ready),
+            case.quote("free at failure", oom.sign, "free"),
+            case.quote("tried to allocate", oom.sign, "tried"),
+            *(case.quote("other process", _with(oom.sign, amount), "in_use") for _, amount in others),
+            Evidence(what="token usage", value=told.fields["token_usage"], at=told.at) if told is not None else None,
+        ],
+        remedies=[
+            case.advice("version", "features of images and videos were kept too long in several versions: update"),
+            case.advice("restart", "a lower fraction only delays it; a restart gives the memory back"),
+        ],
+        confidence=Confidence.MEDIUM,
+        wrong_advice=["a lower fraction: it only takes longer until the memory is gone", *fragmentation(oom)],
+        refuted_by="free memory that stays constant under the same load",
+    )
+
+
+def _with(sign: Sign, amount: object) -> Sign:
+    return msgspec.structs.replace(sign, fields={"in_use": amount})
+
+
+def _vision(case: Case, oom: Oom) -> Finding:
+    huge = oom.capacity is not None and oom.tried > oom.capacity / 4
+    return case.finding(
+        "vision-encoder-oom",
+        f"The vision encoder asked for {oom.sign.fields.get('tried')} for the images of one batch, and"
+        f" {oom.sign.fields.get('free')} are free. It grows with patches, not with the fraction.",
+        evidence=evidence_of(case, oom),
+        remedies=[
+            case.advice("client", "fewer or smaller images in one request"),
+            case.remedy("vlm_max_patches_per_vit", Move.SET, "encodes them in parts", value=10_000),
+            case.remedy("vlm_max_images_per_vit", Move.SET, "encodes them in parts", value=32),
+            case.advice("version", "versions that encode in parts", value=">=0.5.9"),
+            None if huge else lowered(case, asked_of(case), oom.lacking, FORWARD_SPARE),
+        ],
+        wrong_advice=[*(["a lower fraction alone: no fraction leaves that much"] if huge else []), *fragmentation(oom)],
+        refuted_by="the same failure with text alone",
+    )
+
+
+def _last_prefill(case: Case, oom: Oom) -> Evidence | None:
+    last = next((b for b in reversed(case.start.batches) if b.kind == "prefill" and b.at < oom.sign.at), None)
+    if last is None or last.fields.get("new_tokens") is None:
+        return None
+    return Evidence(what="#new-token", value=last.fields["new_tokens"], unit="tokens", at=last.at)
+
+
+def _logprobs(case: Case, oom: Oom) -> Finding:
+    tokens = _last_prefill(case, oom)
+    words = "Logits of the prompt's tokens are made 32-bit numbers at once, and that does not fit."
+    if tokens is not None and isinstance(tokens.value, int) and tokens.value > 0:
+        vocabulary = round(oom.tried * 1024**3 / 4 / tokens.value)
+        words += f" {tokens.value:,} tokens x about {vocabulary:,} words x 4 bytes = {oom.sign.fields.get('tried')}."
+    return case.finding(
+        "logprobs-oom",
+        words,
+        evidence=[*evidence_of(case, oom), tokens],
+        remedies=[
+            case.remedy("chunked_prefill_size", Move.LOWER, "fewer tokens' logits at once", value=4096, most=4096),
+            case.advice("version", "newer versions compute prompt log-probabilities in parts"),
+            case.advice("client", "ask for no prompt log-probabilities, or from a later position (logprob_start_len)"),
+        ],
+        wrong_advice=fragmentation(oom),
+        refuted_by="no request asking for prompt log-probabilities",
+    )
+
+
+def activation(case: Case, oom: Oom) -> Finding:
+    """Activations did not fit beside the static share."""
+    told = asked_of(case)
+    tokens = _last_prefill(case, oom)
+    lower = lowered(case, told, oom.lacking, FORWARD_SPARE)
+    prefill = case.phase != "decode"
+    batched = "max_num_batched_tokens" if case.start.engine == "vllm" else "chunked_prefill_size"
+    requests = "max_num_seqs" if case.start.engine == "vllm" else "max_running_requests"
+    return case.finding(
+        "mem-fraction-too-high-activation",
+        f"The start succeeded, and a {case.phase} pass asked for {oom.sign.fields.get('tried')} with"
+        f" {oom.sign.fields.get('free')} free: the fraction leaves too little for passes of this size."
+        + ("" if lower is not None or told is None else " A lower fraction would leave no pool."),
+        evidence=[*evidence_of(case, oom), tokens],
+        remedies=[
+            lower,
+            case.remedy("max_prefill_tokens", Move.LOWER, "smaller passes", value=_quarter(case, tokens),
+                        most=_quarter(case, tokens)) if prefill and case.start.engine != "vllm" else None,
+            case.remedy(batched, Move.LOWER, "smaller passes") if prefill else None,
+            case.remedy(requests, Move.LOWER, "fewer sequences in a pass") if not prefill else None,
+        ],
+        wrong_advice=fragmentation(oom),
+        refuted_by="the same failure with half the batch",
+    )  # fmt: skip
+
+
+def _quarter(case: Case, tokens: Evidence | None) -> int | None:
+    value = tokens.value if tokens is not None else case.setting("max_prefill_tokens")
+    return 1 << max(10, int(value / 4).bit_length()) if isinstance(value, int) and value > 4096 else None

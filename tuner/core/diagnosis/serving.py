@@ -1,0 +1,128 @@
+"""Causes in serving: slots of the KV pool and of requests, state blocks, workspaces of fixed size."""
+
+from __future__ import annotations
+
+from tuner.core.diagnosis.case import Case
+from tuner.core.diagnosis.fraction import asked_of, raised
+from tuner.domain.findings import Confidence, Finding, Move
+
+
+def kv_leak(case: Case) -> Finding | None:
+    """The engine's own count of KV slots does not add up."""
+    sign = case.root_sign("kv-leak")
+    if sign is None:
+        return None
+    total, free, cached, held = (
+        sign.fields.get(name) for name in ("total_tokens", "available_tokens", "evictable_tokens", "protected_tokens")
+    )
+    lost = None
+    if isinstance(total, int) and isinstance(free, int) and isinstance(cached, int):
+        lost = total - free - cached - (held if isinstance(held, int) else 0)
+    words = "The engine's check of its KV slots does not add up: a fault in its accounting, not leaked GPU memory."
+    if lost is not None:
+        words += f" {total:,} slots, {free:,} available and {cached:,} in the cache: {abs(lost):,} belong to nobody."
+    return case.finding(
+        "kv-pool-leak",
+        words,
+        evidence=[
+            case.quote("pool", sign, "total_tokens", "tokens"),
+            case.quote("available", sign, "available_tokens", "tokens"),
+            case.quote("evictable", sign, "evictable_tokens", "tokens"),
+            case.quote("protected", sign, "protected_tokens", "tokens"),
+            case.derived("lost", abs(lost), "tokens") if lost is not None else None,
+        ],
+        remedies=[
+            case.advice("version", "another version: the accounting of several features was mended at different times"),
+            case.advice("restart", "nothing is damaged; it serves again until it happens again"),
+        ],
+        wrong_advice=["no memory setting changes it: slots are lost, not bytes"],
+        refuted_by="the same version that runs this load for days",
+    )
+
+
+def request_slots(case: Case) -> Finding | None:
+    """The table of requests is full."""
+    sign = case.root_sign("request-slots", "alloc-req-slots")
+    if sign is None:
+        return None
+    return case.finding(
+        "req-slots-exhausted",
+        "The table of running requests has no free slot. It counts requests, not memory: the message's advice to lower"
+        " max_running_requests makes the table smaller still.",
+        evidence=[case.arg("max_running_requests"), case.figure("max_running_requests",
+                  case.start.limits.get("max_running_requests"), "requests")],
+        remedies=[case.remedy("max_running_requests", Move.RAISE, "more slots")],
+        confidence=Confidence.MEDIUM,
+        wrong_advice=["a smaller --max-running-requests, as the message says"],
+        refuted_by="the same failure with a larger table",
+    )  # fmt: skip
+
+
+def state_blocks(case: Case) -> Finding | None:
+    """A hybrid LLM has fewer state blocks than requests may run."""
+    sign = case.root_sign("mamba-pool-too-small", "mamba-blocks-short", "mamba-memory-short")
+    if sign is None:
+        return None
+    blocks = next((sign.fields[n] for n in ("blocks", "max_mamba_cache_size") if n in sign.fields), None)
+    requests = "max_num_seqs" if case.start.engine == "vllm" else "max_running_requests"
+    least_memory = "gpu_memory_utilization" if case.start.engine == "vllm" else "mem_fraction_static"
+    return case.finding(
+        "mamba-pool-too-small",
+        "A hybrid LLM keeps one block of state for each running request, and there are fewer blocks than"
+        " requests allowed.",
+        evidence=[case.quote(name, sign, name) for name in sorted(sign.fields)][:6],
+        remedies=[
+            case.remedy(requests, Move.LOWER, "one state block each", value=blocks, most=blocks),
+            raised(case, asked_of(case), why="more blocks fit")
+            or case.remedy(least_memory, Move.RAISE, "more blocks fit"),
+        ],
+        refuted_by="as many blocks as requests",
+    )
+
+
+def workspace(case: Case) -> Finding | None:
+    """FlashInfer's buffer of fixed size overflows."""
+    sign = case.root_sign("flashinfer-workspace")
+    if sign is None:
+        return None
+    needed = next((v for n in ("size_bytes",) if isinstance(v := sign.fields.get(n), int)), None)
+    least = None if needed is None else max(512 << 20, 1 << needed.bit_length())
+    return case.finding(
+        "flashinfer-workspace-too-small",
+        "FlashInfer plans into a workspace of fixed size, and this batch needs more of it. It is allocated once at the"
+        " start: free GPU memory and the fraction have nothing to do with it.",
+        evidence=[case.quote("needed", sign, name, "bytes") for name in ("size_bytes",) if name in sign.fields],
+        remedies=[
+            case.remedy("flashinfer_workspace_size", Move.RAISE, "bytes of the workspace", value=least, least=least),
+            case.remedy("attention_backend", Move.SET, "needs no such workspace", value="triton"),
+            case.remedy("max_running_requests", Move.LOWER, "smaller batches need less of it"),
+        ],
+        wrong_advice=["a lower fraction: the workspace does not grow with free memory"],
+        refuted_by="the same failure with a workspace of twice the size",
+    )
+
+
+def slots_fatal(case: Case) -> Finding | None:
+    """The scheduler admitted a batch for which there are no KV slots."""
+    sign = case.root_sign("kv-slots-short", "batch-out-of-slots", "out-of-slots", "retract-all-failed")
+    if sign is None:
+        return None
+    return case.finding(
+        "kv-pool-exhausted",
+        "The KV pool had no slots for a batch that was already admitted. The message counts KV slots, not GPU memory.",
+        evidence=[*(case.quote(name, sign, name, "tokens") for name in sorted(sign.fields)[:5]),
+                  case.figure("KV pool", case.start.limits.get("max_total_num_tokens"), "tokens")],
+        remedies=[
+            raised(case, asked_of(case), why="more slots"),
+            case.remedy("max_running_requests", Move.LOWER, "fewer requests share the pool"),
+            case.remedy("schedule_conservativeness", Move.RAISE, "admits fewer at once"),
+            case.remedy("kv_cache_dtype", Move.SET, "twice the slots", value="fp8_e5m2"),
+        ],
+        confidence=Confidence.MEDIUM,
+        wrong_advice=["a lower fraction: that is for CUDA's out of memory, and this is not it"],
+        refuted_by="free slots at the moment of the failure",
+    )  # fmt: skip
+
+
+JUDGES = (kv_leak, request_slots, state_blocks, workspace, slots_fatal)
+"""In the order in which they are asked."""

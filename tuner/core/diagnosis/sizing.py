@@ -1,0 +1,348 @@
+"""Causes in the sizing of the KV pool: the fraction, tenants of the GPU, uneven ranks, too long a context."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tuner.core.diagnosis.case import Case
+from tuner.core.diagnosis.fraction import TOO_MUCH, Asked, asked_of, down, interval, raised, smaller_weights, up
+from tuner.core.share import least
+from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
+from tuner.domain.starts import Figure, RankStory, Sign
+
+UNEVEN = 0.9
+"""SGLang's own measure: a rank with less than this share of another's free memory is out of line."""
+FOREIGN_GIB = 2.0
+"""Less than this may be contexts and libraries."""
+
+
+def no_pool(case: Case) -> Finding | None:
+    """The engine found no memory for the KV pool: sums decide whether the fraction, others, or the weights are why."""
+    sign = case.root_sign("not-enough-memory", "weights-leave-no-memory", "no-kv-memory")
+    if sign is None:
+        return None
+    told = asked_of(case)
+    facts = _pool_evidence(case, told, sign)
+    everywhere = case.all_ranks if case.share is not None else case.ranks
+    poor = _poor_rank(case, lambda rank: rank.before_weights)
+    if poor is not None:
+        return _foreign_at_load(case, poor, facts)
+    share = case.share
+    if share is None or told is None:
+        knob = (
+            told.knob if told else ("gpu_memory_utilization" if case.start.engine == "vllm" else "mem_fraction_static")
+        )
+        return case.finding(
+            "mem-fraction-too-low",
+            "The engine found no memory for its KV pool after the weights. The log does not hold the free memory before"
+            " and after them, so how much is missing cannot be said.",
+            evidence=facts,
+            remedies=[case.remedy(knob, Move.RAISE, "the weights leave nothing of what the fraction allows")],
+            confidence=Confidence.MEDIUM,
+            wrong_advice=_never_lower(),
+            refuted_by="free memory before and after the weights that leaves a positive pool at this fraction",
+        )
+    pool = share.pool(told.effective)
+    minimum = share.f_min / told.factor
+    if pool > 0.1 and (lora := _lora(case, pool, facts)) is not None:
+        return lora
+    if pool > 0.1:
+        return case.finding(
+            "foreign-process-on-gpu",
+            f"By its own numbers there should be a pool of {pool:.2f} GiB ({share.told(told.effective)}). Between the"
+            " weights and the pool something else took memory on a GPU.",
+            evidence=facts,
+            remedies=[case.advice("gpu-processes", "see what else holds memory on these GPUs: nvidia-smi")],
+            confidence=Confidence.LOW,
+            refuted_by="nvidia-smi showing no other process while it starts",
+        )
+    bounds = interval(case, told.factor)
+    avoidable = _avoidable(told)
+    hopeless = not avoidable and (minimum >= TOO_MUCH or (bounds is not None and bounds.empty))
+    words = [
+        f"KV pool = free after weights - free before x (1 - f): {share.told(told.effective)}, so nothing is left"
+        " for it."
+        if share.knob == "mem_fraction_static"
+        else f"{share.told(told.effective)}: nothing is left for the KV cache.",
+        f"The fraction must be above {minimum:.4f}.",
+    ]
+    if told.factor != 1.0:
+        words.insert(1, f"In effect was {told.effective:.4g} and not {told.value:g}: {told.why}.")
+    if hopeless:
+        words.append("No fraction works: what is left beside it is too little for graphs and passes.")
+        return case.finding(
+            "weights-do-not-fit" if minimum >= TOO_MUCH else "mem-fraction-too-low",
+            " ".join(words),
+            evidence=facts,
+            remedies=smaller_weights(case),
+            ranks=everywhere,
+            wrong_advice=_never_lower(),
+            refuted_by="a start of the same weights on the same GPUs that got a pool",
+        )
+    words.append("The message is right, and lowering the fraction makes it worse.")
+    return case.finding(
+        "mem-fraction-too-low",
+        " ".join(words),
+        evidence=facts,
+        remedies=_without_factor(case, told) if avoidable else [raised(case, told)],
+        ranks=everywhere,
+        confidence=Confidence.MEDIUM if avoidable else Confidence.HIGH,
+        wrong_advice=_never_lower(),
+        refuted_by=f"a start with a fraction above {minimum:.4f} and the same free memory that fails alike",
+    )
+
+
+def _never_lower() -> list[str]:
+    return ["`Not enough memory` sounds like asking for less: a lower fraction leaves less for the pool, not more"]
+
+
+def _pool_evidence(case: Case, told: Asked | None, sign: Sign) -> list[Evidence | None]:
+    start, share = case.start, case.share
+    facts: list[Evidence | None] = []
+    if told is not None:
+        requested = "requested mem_fraction_static" if told.factor != 1.0 else told.knob
+        at = start.settings_at if start.setting(told.knob) is not None else sign.at
+        facts.append(Evidence(what=requested, value=told.value, at=at))
+        if told.factor != 1.0:
+            facts.append(told.told or case.derived("effective mem_fraction_static", round(told.effective, 4)))
+    if share is not None:
+        facts.append(case.figure("avail after weights", share.after))
+        facts.append(case.figure("pre-load avail", share.before))
+    rank = case.story
+    if rank is not None:
+        facts.append(case.figure("weights", rank.weights_gib))
+        facts.append(case.figure("draft weights", rank.draft_weights_gib))
+    capped = case.sign("tokens-capped")
+    if capped is not None:
+        facts.append(case.quote("profiled tokens", capped, "profiled_tokens", "tokens"))
+    if share is not None and told is not None:
+        facts.append(case.derived("KV budget", round(share.pool(told.effective), 2), "GB"))
+        name = "minimum effective fraction" if told.factor != 1.0 else "minimum fraction"
+        facts.append(case.derived(name, round(share.f_min, 4)))
+        if told.factor != 1.0:
+            facts.append(case.derived("minimum fraction", round(share.f_min / told.factor, 4)))
+    minimum = sign.fields.get("minimum")
+    if minimum is not None:
+        facts.append(Evidence(what="minimum the engine says", value=minimum, at=sign.at))
+    return facts
+
+
+def _avoidable(told: Asked) -> bool:
+    """The multiplier goes with a backend that can be left."""
+    return told.factor != 1.0 and "backend" in told.why
+
+
+def _without_factor(case: Case, told: Asked) -> list[Remedy | None]:
+    own = msgspec.structs.replace(told, effective=told.value, why="")
+    return [
+        case.remedy("attention_backend", Move.SET, "without aiter the fraction is not multiplied", value="triton"),
+        raised(case, own, why="with that backend, above the minimum there is a pool at all"),
+    ]
+
+
+def _lora(case: Case, pool: float, facts: list[Evidence | None]) -> Finding | None:
+    if not (case.setting("enable_lora", "lora_paths") or case.sign("lora-memory", "lora-init")):
+        return None
+    return case.finding(
+        "lora-memory-unbudgeted",
+        f"Weights and fraction alone leave {pool:.2f} GiB for the pool. LoRA buffers are allocated between the weights"
+        " and the pool and are not in the fraction's account: they took it.",
+        evidence=[*facts, case.arg("max_loras_per_batch"), case.arg("max_lora_rank")],
+        remedies=[
+            case.remedy("max_loras_per_batch", Move.LOWER, "each loaded adapter has its own buffers"),
+            case.remedy("max_lora_rank", Move.LOWER, "buffers grow with the rank"),
+            raised(case, asked_of(case)),
+        ],
+        confidence=Confidence.MEDIUM,
+        refuted_by="the same failure without adapters",
+    )
+
+
+def _poor_rank(case: Case, of: object) -> tuple[RankStory, Figure, Figure] | None:
+    """The rank that has far less than its siblings, its number and theirs."""
+    known = [(rank, figure) for rank in case.start.ranks if (figure := of(rank)) is not None]  # type: ignore[operator]
+    if len(known) < 2:
+        return None
+    rank, low = min(known, key=lambda each: each[1].value)
+    _, high = max(known, key=lambda each: each[1].value)
+    if low.value >= UNEVEN * high.value or high.value - low.value < FOREIGN_GIB:
+        return None
+    return rank, low, high
+
+
+def _foreign_at_load(case: Case, poor: tuple[RankStory, Figure, Figure], facts: list[Evidence | None]) -> Finding:
+    rank, low, high = poor
+    return case.finding(
+        "foreign-process-on-gpu",
+        f"{rank.tag} had {low.value:.2f} GB free before the weights, other ranks {high.value:.2f} GB: something else"
+        f" holds {high.value - low.value:.1f} GiB on its GPU. The pool is sized by the poorest rank.",
+        evidence=[
+            case.figure(f"avail before load, {rank.tag}", low),
+            case.figure("avail before load, others", high),
+            case.derived("used by others", round(high.value - low.value, 2), "GiB"),
+            *facts,
+        ],
+        remedies=[case.advice("gpu-processes", f"find and end the process on the GPU of {rank.tag}: nvidia-smi")],
+        ranks=(rank.number,),
+        wrong_advice=["raising the fraction, as the message says, shares less memory and not the foreign one"],
+        refuted_by="nvidia-smi showing no other process on that GPU",
+    )
+
+
+def utilization_check(case: Case) -> Finding | None:
+    """The start check of vLLM: less is free than the utilisation asks for."""
+    sign = case.root_sign("free-memory-short")
+    if sign is None:
+        return None
+    free, total, desired = (_number(sign, name) for name in ("free", "total", "desired"))
+    if free is None or total is None:
+        return None
+    taken = total - free
+    most = down(int(free / total * 100 + 1e-6) / 100)
+    lower = case.remedy(
+        "gpu_memory_utilization", Move.LOWER, f"{most:g} x {total:g} GiB are free now", value=most, most=most
+    )
+    facts = [
+        Evidence(what="free", value=free, unit="GiB", at=sign.at),
+        Evidence(what="total", value=total, unit="GiB", at=sign.at),
+        Evidence(what="desired", value=desired, unit="GiB", at=sign.at),
+        case.quote("gpu_memory_utilization", sign, "fraction"),
+        case.derived("used by others", round(taken, 2), "GiB"),
+    ]
+    if taken > FOREIGN_GIB:
+        return case.finding(
+            "foreign-process-on-gpu",
+            f"{taken:.2f} of {total:g} GiB were in use on this GPU before anything was loaded. That is another process:"
+            " often workers that an earlier server left behind when its leader was killed.",
+            evidence=facts,
+            remedies=[
+                case.advice(
+                    "gpu-processes", "see who holds the memory: nvidia-smi; workers left over are titled VLLM::"
+                ),
+                lower,
+            ],
+            refuted_by="nvidia-smi showing no other process on that GPU",
+        )
+    return case.finding(
+        "mem-fraction-too-high-activation",
+        f"The utilisation asks for {desired} GiB and {free:g} are free: context and communicators alone take the rest.",
+        evidence=facts,
+        remedies=[lower],
+        title="The utilisation asks for more than is free",
+        refuted_by="another process on that GPU",
+    )
+
+
+def profiling_race(case: Case) -> Finding | None:
+    """vLLM measured while another process freed its memory."""  # noqa: D403
+    sign = case.root_sign("profiling-race")
+    if sign is None:
+        return None
+    return case.finding(
+        "memory-profiling-race",
+        "Free memory grew while the engine measured what it uses: another process released memory meanwhile,"
+        " usually the"
+        " server that ran before. The measurement means nothing; nothing is wrong with the arguments.",
+        evidence=[
+            case.quote("initial free", sign, "initial", "GiB"),
+            case.quote("current free", sign, "current", "GiB"),
+        ],
+        remedies=[case.advice("retry", "start again once the GPUs are quiet, unchanged")],
+        refuted_by="the same message on a GPU that nobody else used",
+    )
+
+
+def unbalanced(case: Case) -> Finding | None:
+    """SGLang's check that all ranks have about the same free memory; the culprit is a rank that does not raise."""
+    sign = case.root_sign("memory-unbalanced")
+    if sign is None:
+        return None
+    raised_by = set(case.ranks or ())
+    quiet = [rank for rank in case.start.ranks if rank.number not in raised_by]
+    poorest = min(
+        (rank for rank in quiet if rank.last_available is not None),
+        key=lambda rank: rank.last_available.value if rank.last_available else 0.0,
+        default=None,
+    )
+    culprits = (poorest.number,) if poorest is not None else tuple(rank.number for rank in quiet) or None
+    before = least(case.start.ranks, lambda rank: rank.before_weights)
+    facts = [
+        case.quote("min_per_gpu_memory", sign, "minimum_gib", "GB"),
+        case.quote("local_gpu_memory", sign, "local_gib", "GB"),
+        case.figure("avail before load, all ranks", before),
+        case.figure(f"last avail, {poorest.tag}", poorest.last_available) if poorest is not None else None,
+    ]
+    if case.phase == "draft-init":
+        return case.finding(
+            "memory-unbalanced",
+            "The check for equal free memory ran a second time, for the draft model, when the first rank had allocated"
+            " more than the others. Before the weights all ranks were equal, so no other process is involved.",
+            evidence=facts,
+            ranks=culprits,
+            remedies=[
+                case.advice("version", "newer versions do not repeat the check for the draft"),
+                case.remedy("memory_balance_check", Move.SET, "skips the check: the memory is there",
+                            value=_skip_value(case)),
+            ],
+            wrong_advice=["no other process occupies a GPU, as the message suspects: they were equal before the load"],
+            refuted_by="unequal free memory before the weights",
+        )  # fmt: skip
+    return case.finding(
+        "foreign-process-on-gpu",
+        "One rank had less than 0.9 of the others' free memory when the ranks met. The ranks that raise are the healthy"
+        " ones: the poor GPU is one whose rank did not.",
+        evidence=facts,
+        ranks=culprits,
+        remedies=[case.advice("gpu-processes", "find and end the process on the poorest GPU: nvidia-smi")],
+        confidence=Confidence.MEDIUM,
+        wrong_advice=["skipping the check: then all ranks get the pool of the poorest"],
+        refuted_by="nvidia-smi showing no other process and equal GPUs",
+    )
+
+
+def _skip_value(case: Case) -> str:
+    spelling = case.engine.knob("memory_balance_check", case.start.version)
+    return "1" if spelling is not None and "DISABLE" in spelling.text else "0"
+
+
+def context_too_long(case: Case) -> Finding | None:
+    """One request of the allowed length does not fit into the whole pool."""
+    sign = case.root_sign("context-exceeds-pool")
+    if sign is None:
+        return None
+    needed, available = _number(sign, "needed_gib"), _number(sign, "available_gib")
+    estimate = sign.fields.get("estimated_max_model_len") or sign.fields.get("kv_tokens")
+    blocks = case.sign("gpu-blocks")
+    told = asked_of(case)
+    raise_it = case.remedy("gpu_memory_utilization", Move.RAISE, "a larger KV cache")
+    if needed is not None and available is not None and case.share is not None and told is not None:
+        least_ = up(told.value + (needed - available) / case.share.slope)
+        raise_it = case.remedy("gpu_memory_utilization", Move.RAISE, f"{needed - available:.2f} GiB are lacking",
+                               value=least_, least=least_) if least_ < 0.98 else None  # fmt: skip
+    return case.finding(
+        "context-exceeds-kv-pool",
+        "A single request of the allowed length needs more KV cache than there is altogether.",
+        evidence=[
+            case.quote("max seq len", sign, "max_model_len", "tokens"),
+            case.quote("KV cache", sign, "kv_tokens", "tokens"),
+            case.quote("KV cache needed", sign, "needed_gib", "GiB"),
+            case.quote("KV cache available", sign, "available_gib", "GiB"),
+            case.quote("longest that fits", sign, "estimated_max_model_len", "tokens"),
+            case.quote("GPU blocks", blocks, "blocks") if blocks is not None else None,
+        ],
+        remedies=[
+            case.remedy("max_model_len", Move.LOWER, "so long a request fits", value=estimate, most=estimate),
+            raise_it,
+            case.remedy("kv_cache_dtype", Move.SET, "halves the cache's size per token", value="fp8"),
+        ],
+        refuted_by="a KV cache larger than the length",
+    )
+
+
+def _number(sign: Sign, name: str) -> float | None:
+    value = sign.fields.get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+JUDGES = (no_pool, utilization_check, profiling_race, unbalanced, context_too_long)
+"""In the order in which they are asked."""
