@@ -216,9 +216,8 @@ def _slow_step(case: Case) -> tuple[float, Sequence[Evidence]] | None:
 def _throughput_around(case: Case, sign: Sign) -> tuple[tuple[float, int] | None, tuple[float, int] | None]:
     """Decode rates before and after a place: the line in the middle between the slowest and the fastest."""
     rates = [(b.fields["tok_s"], b.at) for b in case.start.batches if b.kind == "decode" and b.fields.get("tok_s")]
-    return _median([r for r in rates if r[1] < sign.at][-_AROUND:]), _median(
-        [r for r in rates if r[1] > sign.at][:_AROUND]
-    )
+    before, after = [r for r in rates if r[1] < sign.at], [r for r in rates if r[1] > sign.at]
+    return _middle(before[-_AROUND:]), _middle(after[:_AROUND])
 
 
 def _middle(rates: list[tuple[float, int]]) -> tuple[float, int] | None:
