@@ -60,6 +60,11 @@ class _Argument(click.ParamType):  # type: ignore[type-arg]  # generic only in t
 
 _HOST = _Argument("host", parse)
 _DURATION = _Argument("duration", seconds)
+_LOG = click.Path(allow_dash=True)
+"""A log, of which the reader says what is wrong with it; the shell completes files."""
+_with_noise = click.option(
+    "--all", "with_noise", is_flag=True, help="Compare with what differs between any two starts: ports, seeds, paths."
+)
 _speed = click.option(
     "--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True, help="How fast time runs."
 )
@@ -202,6 +207,44 @@ def doctor(host: Any, as_json: bool) -> int:
     from tuner.cli import headless
 
     return headless.doctor(host, as_json=as_json)
+
+
+@_example(
+    "gputuner diagnose server.log",
+    "gputuner diagnose failed.log --baseline worked.log",
+    "kubectl logs my-server | gputuner diagnose - --json | jq '.findings[].cause'",
+)
+@cli.command()
+@click.argument("logs", metavar="LOG...", type=_LOG, nargs=-1, required=True)
+@click.option("--baseline", type=_LOG, metavar="GOOD.log", help="The log of a start that worked: what changed since.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@_with_noise
+def diagnose(logs: tuple[str, ...], baseline: str | None, as_json: bool, with_noise: bool) -> int:
+    """Say why a server's start failed, or is slow, from its log.
+
+    Several LOGs are parts of one, in order; - is the standard input. Packed logs and those of containers, systemd,
+    Kubernetes and Ray are read as they are. The last start in a log is judged, earlier ones are listed.
+    """
+    from tuner.cli import explain
+
+    return explain.diagnose(logs, baseline, as_json=as_json, with_noise=with_noise)
+
+
+@_example("gputuner compare worked.log failed.log", "gputuner compare monday.log today.log --json --all")
+@cli.command()
+@click.argument("first", metavar="A.log", type=_LOG)
+@click.argument("second", metavar="B.log", type=_LOG)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@_with_noise
+def compare(first: str, second: str, as_json: bool, with_noise: bool) -> int:
+    """Say what differed between two starts, from their logs.
+
+    What explains the outcome comes first: arguments, environment, versions; then the time and memory of each phase, the
+    KV pool and the CUDA graphs, side by side. A is the baseline.
+    """
+    from tuner.cli import explain
+
+    return explain.compare(first, second, as_json=as_json, with_noise=with_noise)
 
 
 @_example("gputuner completion bash > ~/.local/share/bash-completion/completions/gputuner", "gputuner completion zsh")

@@ -8,7 +8,7 @@ is acquitted by the same arithmetic. Where a start failed of something else, the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -48,7 +48,7 @@ def compare(good: Start, bad: Start, findings: Sequence[Finding] = ()) -> Compar
     judged = [judge(each, case) for each in found]
     judged += _fraction(good, bad, case) if same_engine else []
     judged += [follows(each, case) for each in case.measures if unlike(each) or missing(each, good, bad)]
-    ranked = tuple(sorted(judged, key=_rank))
+    ranked = tuple(sorted(_once(judged), key=_rank))
     comparison = Comparison(
         good=case.good,
         bad=case.bad,
@@ -57,6 +57,16 @@ def compare(good: Start, bad: Start, findings: Sequence[Finding] = ()) -> Compar
         measures=case.measures,
     )
     return msgspec.structs.replace(comparison, summary=_summary(comparison, case))
+
+
+def _once(judged: Sequence[Difference]) -> Iterator[Difference]:
+    """What is free after the weights is no reason of its own where one of the parts that it is made of is."""
+    parts = any(each.explains and each.group is Group.MEMORY and each.name != "after weights" for each in judged)
+    for each in judged:
+        if parts and each.explains and each.group is Group.MEMORY and each.name == "after weights":
+            yield msgspec.structs.replace(each, role=Role.FOLLOWS)
+        else:
+            yield each
 
 
 def _rank(each: Difference) -> tuple[int, float, int, str]:

@@ -218,7 +218,7 @@ def report(
 
 def as_data(value: Report | ComparisonReport) -> dict[str, Any]:
     """Values that JSON knows."""
-    data: dict[str, Any] = msgspec.to_builtins(value)
+    data: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
     return data
 
 

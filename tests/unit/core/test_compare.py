@@ -1,0 +1,289 @@
+"""What differed between two starts, and what it has to do with the outcome."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support.golden_starts import last_start
+from tuner.core.compare import compare
+from tuner.core.differences import flat, llm, same
+from tuner.domain.comparison import Difference, Group, Origin, Role
+from tuner.domain.findings import Finding, Move, Outcome, Remedy, Severity
+from tuner.domain.server import Phase
+from tuner.domain.starts import Figure, GraphCapture, PhaseSpan, RankStory, Start
+
+BASE = "real/sglang-0.5.16-2xH200/base/server.log"
+
+
+def start(**changes: Any) -> Start:
+    """Two ranks, 80 GiB free before 30 GiB of weights, a pool of 42 GiB at 0.9."""
+    weights = changes.pop("weights", 30.0)
+    fraction = changes.pop("fraction", 0.9)
+    foreign = changes.pop("foreign", 0.0)
+    settings = {"model_path": "/m/llama", "tp_size": 2, "mem_fraction_static": fraction} | changes.pop("settings", {})
+    ranks = []
+    for number in range(2):
+        before = 80.0 - (foreign if number == 1 else 0.0)
+        ranks.append(
+            RankStory(
+                tag=f"TP{number}",
+                number=number,
+                communicators_gib=Figure(0.5, 3),
+                before_weights=Figure(before, 4),
+                weights_gib=Figure(weights, 5),
+                after_weights=Figure(before - weights, 5),
+            )
+        )
+    pool = min(
+        r.after_weights.value - r.before_weights.value * (1 - fraction)
+        for r in ranks
+        if r.after_weights and r.before_weights
+    )
+    outcome = Outcome.READY if pool > 0 else Outcome.FAILED
+    if pool > 0:
+        tokens = Figure(float(int(pool * 8192)), 6)
+        ranks = [msgspec.structs.replace(r, kv_gib=Figure(round(pool, 2), 6), kv_tokens=tokens) for r in ranks]
+    made = Start(
+        engine="sglang",
+        version="0.5.9",
+        outcome=outcome,
+        phase=Phase.READY if pool > 0 else Phase.KV_ALLOC,
+        settings=settings,
+        settings_at=1,
+        ranks=tuple(ranks),
+        ready_at=9 if pool > 0 else None,
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def found(name: str, good: Start, bad: Start, *findings: Finding) -> Difference:
+    return next(each for each in compare(good, bad, findings).differences if each.name == name)
+
+
+def test_equal_starts_have_no_difference() -> None:
+    comparison = compare(start(), start())
+    assert comparison.differences == ()
+    assert "Neither failed" in comparison.summary
+
+
+def test_more_weights_explain_a_pool_that_is_gone() -> None:
+    """The fraction is the same: what is left after the weights is not."""
+    comparison = compare(start(fraction=0.6), start(fraction=0.6, weights=50.0))
+    assert [each.name for each in comparison.explaining] == ["weights"]
+    assert "weights 30 -> 50 is the only change that matters" in comparison.summary
+    assert not [each for each in comparison.differences if each.name == "mem_fraction_static"]
+
+
+def test_what_may_have_moved_that_memory_is_not_acquitted() -> None:
+    bad = start(fraction=0.6, weights=50.0, settings={"quantization": None, "mem_fraction_static": 0.6})
+    good = start(fraction=0.6, settings={"quantization": "fp8", "mem_fraction_static": 0.6})
+    assert found("quantization", good, bad).role is Role.POSSIBLE
+
+
+def test_a_process_on_one_gpu_is_told_with_its_rank() -> None:
+    """70 GiB held on rank 1: before and after are the least of all ranks."""
+    comparison = compare(start(fraction=0.6), start(fraction=0.6, foreign=45.0))
+    before = next(each for each in comparison.differences if each.name == "before weights")
+    assert before.role is Role.EXPLAINS
+    assert [(p.rank, p.good, p.bad) for p in before.pairs] == [(0, 80.0, 80.0), (1, 80.0, 35.0)]
+
+
+def test_a_fraction_that_is_not_enough_does_not_explain_alone() -> None:
+    """Even the baseline's fraction would leave nothing beside these weights."""
+    good, bad = start(fraction=0.8, weights=30.0), start(fraction=0.7, weights=70.0)
+    assert found("mem_fraction_static", good, bad).role is Role.POSSIBLE
+    assert found("weights", good, bad).role in (Role.EXPLAINS, Role.POSSIBLE)
+
+
+def test_of_two_that_work_the_fraction_explains_the_pool() -> None:
+    cause = found("mem_fraction_static", start(), start(fraction=0.7))
+    assert (cause.role, cause.effect_gib) == (Role.EXPLAINS, pytest.approx(-16.0))
+    assert "42.00 to 26.00 GiB" in cause.note
+
+
+def test_graphs_that_did_not_change_acquit_their_argument() -> None:
+    graphs = (GraphCapture(what="decode", at=7, used_gib=1.0, seconds=9.0, sizes=(1, 2, 4)),)
+    good, bad = (
+        msgspec.structs.replace(each, ranks=tuple(msgspec.structs.replace(r, graphs=graphs) for r in each.ranks))
+        for each in (start(settings={"cuda_graph_max_bs": 4}), start(settings={"cuda_graph_max_bs": 5}))
+    )
+    assert found("cuda_graph_max_bs", good, bad).role is Role.ACQUITTED
+    more = (GraphCapture(what="decode", at=7, used_gib=3.0, seconds=30.0, sizes=(1, 2, 4, 8)),)
+    bad = msgspec.structs.replace(bad, ranks=tuple(msgspec.structs.replace(r, graphs=more) for r in bad.ranks))
+    cause = found("cuda_graph_max_bs", good, bad)
+    assert cause.role is Role.EXPLAINS
+    assert "1.00 -> 3.00 GiB" in cause.note
+
+
+def broken(phase: Phase = Phase.GRAPH_CAPTURE, **changes: Any) -> Start:
+    return msgspec.structs.replace(start(**changes), outcome=Outcome.FAILED, phase=phase, ready_at=None)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "remedy", "role"),
+    [
+        (
+            128,
+            512,
+            Remedy(knob="cuda_graph_max_bs", flag="--cuda-graph-max-bs", move=Move.LOWER, max=256),
+            Role.EXPLAINS,
+        ),
+        (
+            384,
+            512,
+            Remedy(knob="cuda_graph_max_bs", flag="--cuda-graph-max-bs", move=Move.LOWER, max=256),
+            Role.POSSIBLE,
+        ),
+        (
+            512,
+            128,
+            Remedy(knob="cuda_graph_max_bs", flag="--cuda-graph-max-bs", move=Move.LOWER, max=64),
+            Role.POSSIBLE,
+        ),
+        (128, 512, Remedy(knob="graphs", flag="--cuda-graph-max-bs", move=Move.LOWER), Role.EXPLAINS),
+        (128, 512, Remedy(knob="something_else", move=Move.LOWER), Role.POSSIBLE),
+    ],
+)
+def test_a_remedy_of_the_finding_names_the_knob(good: int, bad: int, remedy: Remedy, role: Role) -> None:
+    finding = Finding(cause="mem-fraction-too-high-graph-capture", severity=Severity.FATAL, remedies=(remedy,))
+    one, other = start(settings={"cuda_graph_max_bs": good}), broken(settings={"cuda_graph_max_bs": bad})
+    assert found("cuda_graph_max_bs", one, other, finding).role is role
+
+
+def test_a_switch_that_the_remedy_wants_and_the_baseline_has() -> None:
+    remedy = Remedy(knob="disable_custom_all_reduce", flag="--disable-custom-all-reduce", move=Move.SET, value=True)
+    finding = Finding(cause="custom-ar-ipc-failure", severity=Severity.FATAL, remedies=(remedy,))
+    one, other = (
+        start(settings={"disable_custom_all_reduce": True}),
+        broken(settings={"disable_custom_all_reduce": False}),
+    )
+    assert found("disable_custom_all_reduce", one, other, finding).explains
+
+
+def test_noise_counts_where_the_finding_is_about_it() -> None:
+    one, other = start(settings={"port": 30000}), broken(Phase.READY, settings={"port": 30001})
+    assert found("port", one, other).role is Role.NOISE
+    finding = Finding(cause="port-in-use", severity=Severity.FATAL, remedies=(Remedy(knob="port", flag="--port"),))
+    assert found("port", one, other, finding).role is Role.POSSIBLE
+
+
+def test_information_is_no_reason() -> None:
+    remedy = Remedy(knob="port", flag="--port")
+    finding = Finding(cause="custom-ar-disabled-pcie", severity=Severity.INFO, remedies=(remedy,))
+    assert found("port", start(settings={"port": 1}), broken(settings={"port": 2}), finding).role is Role.NOISE
+
+
+def test_nothing_told_is_said() -> None:
+    comparison = compare(start(), broken())
+    assert "no difference that could explain it" in comparison.summary
+
+
+def test_another_llm_engine_or_card_is_said_and_the_rest_compared() -> None:
+    other = start(settings={"model_path": "/m/qwen"})
+    assert compare(start(), other).obstacles == ("other LLMs: /m/llama and /m/qwen",)
+    vllm = msgspec.structs.replace(start(fraction=0.7), engine="vllm")
+    comparison = compare(start(), vllm)
+    assert comparison.obstacles == ("other engines: sglang and vllm",)
+    assert {each.group for each in comparison.differences} == {Group.POOL}
+    small = msgspec.structs.replace(
+        start(), ranks=tuple(msgspec.structs.replace(r, before_weights=Figure(40.0, 4)) for r in start().ranks)
+    )
+    assert "other GPUs" in compare(start(), small).obstacles[0]
+    assert compare(start(fraction=0.6), start(fraction=0.6, foreign=45.0)).obstacles == ()
+
+
+def test_phases_are_told_when_they_took_another_time() -> None:
+    def timed(seconds: float) -> Start:
+        span = PhaseSpan(phase=Phase.WEIGHT_LOAD, at=4, seconds=seconds, ended=True)
+        made = start()
+        return msgspec.structs.replace(
+            made, ranks=tuple(msgspec.structs.replace(r, phases=(span,)) for r in made.ranks)
+        )
+
+    slow = found("weight-load", timed(100.0), timed(300.0))
+    assert (slow.role, slow.ratio, slow.note) == (Role.FOLLOWS, 3.0, "3.0 times as long")
+    assert not compare(timed(100.0), timed(110.0)).differences
+    assert not compare(timed(0.1), timed(1.0)).differences
+
+
+def test_versions_of_parts() -> None:
+    good = msgspec.structs.replace(start(), versions={"nccl": "2.27.5", "torch": "2.9.1"})
+    bad = msgspec.structs.replace(start(), versions={"nccl": "2.28.0", "commit": "abc1234", "dirty": "yes"})
+    versions = [d for d in compare(good, bad).differences if d.group is Group.VERSION]
+    assert {each.name for each in versions} == {"nccl", "commit", "dirty"}, "torch is told by one log only"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "differs"),
+    [
+        ("0.5.9", "0.5.10", True),
+        ("0.5.14 - 0.5.18", "0.5.16 - 0.5.18", False),
+        ("0.5.3 - 0.5.8", "0.5.9", True),
+        (">=0.5.10", "0.5.9", True),
+        (">=0.5.10", "0.5.23", False),
+        ("<=0.4.3", "0.4.6", True),
+        ("0.5.9", None, False),
+    ],
+)
+def test_a_version_that_is_a_range_differs_only_where_it_must(one: str, other: str | None, differs: bool) -> None:
+    pair = [msgspec.structs.replace(start(), version=version) for version in (one, other)]
+    names = [d.name for d in compare(*pair).differences]
+    assert ("engine" in names) is differs
+    assert ("engine" in [d.name for d in compare(*reversed(pair)).differences]) is differs
+
+
+def test_variables_that_one_log_proves() -> None:
+    bad = msgspec.structs.replace(start(), env={"NCCL_MAX_NCHANNELS": "2", "SSH_TTY": "/dev/pts/1"})
+    differences = {each.name: each for each in compare(start(), bad).differences}
+    channels = differences["NCCL_MAX_NCHANNELS"]
+    assert (channels.good, channels.bad, channels.good_origin) == (None, "2", Origin.UNKNOWN)
+    assert differences["SSH_TTY"].role is Role.NOISE
+
+
+def test_arguments_of_one_version_only_are_noise_unless_they_were_given() -> None:
+    bad = start(settings={"new_switch": True, "typed": 7})
+    bad = msgspec.structs.replace(bad, given={"typed": 7})
+    assert found("new_switch", start(), bad).role is Role.NOISE
+    typed = found("typed", start(), bad)
+    assert (typed.role, typed.bad_origin) == (Role.POSSIBLE, Origin.GIVEN)
+
+
+def test_paths_to_one_llm_are_one_llm() -> None:
+    assert (
+        llm("/cache/models--org--Name-8B/snapshots/0a1b2c") == llm("org/name-8b") == llm("/data/Name-8B/") == "name-8b"
+    )
+    assert same("model_path", "org/name", "/data/name")
+    assert not same("model_path", "org/name", None)
+    assert not same("load_format", "a/x", "b/x")
+
+
+def test_composed_settings_are_told_by_their_parts() -> None:
+    text = "GraphConfig(decode=Phase(max_bs=32, bs=[1, 2]), prefill=Phase(max_bs=64))"
+    assert flat({"graph": text, "plain": "a(b", "n": {"x": 1}}) == {
+        "graph.decode.max_bs": 32,
+        "graph.decode.bs": [1, 2],
+        "graph.prefill.max_bs": 64,
+        "plain": "a(b",
+        "n.x": 1,
+    }
+
+
+def test_a_real_start_with_a_higher_fraction_and_without_prefill_graphs() -> None:
+    comparison = compare(last_start(BASE), last_start("real/sglang-0.5.16-2xH200/f97/server.log"))
+    assert [each.name for each in comparison.explaining] == ["mem_fraction_static"]
+    gone = next(each for each in comparison.differences if each.name == "prefill memory")
+    assert (gone.bad, gone.note) == (None, "graphs, prefill: captured in the baseline only")
+
+
+def test_a_real_start_with_larger_graphs() -> None:
+    comparison = compare(last_start(BASE), last_start("real/sglang-0.5.16-2xH200/auto512/server.log"))
+    assert [each.name for each in comparison.explaining] == ["mem_fraction_static", "cuda_graph_max_bs_decode"]
+
+
+def test_a_real_start_that_was_refused() -> None:
+    comparison = compare(last_start(BASE), last_start("real/sglang-0.5.16-2xH200/lowfrac/server.log"))
+    assert [each.name for each in comparison.explaining] == ["mem_fraction_static"]
+    assert comparison.bad.f_min == 0.4650

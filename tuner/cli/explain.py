@@ -1,0 +1,146 @@
+"""`diagnose` and `compare`: logs read from files or the standard input, judged by the core, told as text or JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import click
+import msgspec
+
+from tuner.cli import FINE, PROBLEM
+from tuner.cli.paper import Paper
+from tuner.core.compare import compare as compared
+from tuner.core.diagnosis import diagnose as findings_of
+from tuner.core.engine import Engine
+from tuner.core.reading import starts_of
+from tuner.core.report import Report, as_data, report
+from tuner.core.report_comparison import ComparisonReport, Locate, report_comparison
+from tuner.domain.findings import Confidence, Finding, Remedy, Severity
+from tuner.domain.forecast import Forecast
+from tuner.domain.starts import Start
+from tuner.engines import load_engines
+from tuner.errors import UsageProblem
+from tuner.store import logfiles
+
+
+class Told(NamedTuple):
+    """What some files tell: the last start is judged."""
+
+    start: Start
+    earlier: tuple[Start, ...]
+    findings: tuple[Finding, ...]
+    forecast: Forecast | None
+    """Of the same start once more."""
+    locate: Locate
+
+
+def diagnose(files: Sequence[str], baseline: str | None, *, as_json: bool, with_noise: bool = False) -> int:
+    """Print what a log says of its last start.
+
+    Args:
+        files: Parts of one log, in order; `-` is the standard input.
+        baseline: The log of a start that worked.
+        as_json: One JSON object.
+        with_noise: The comparison with what differs between any two starts.
+
+    Returns:
+        0 without a fatal or error finding, 1 with one.
+
+    Raises:
+        UsageProblem: A file cannot be read, or is no log of an engine.
+    """
+    engines = load_engines()
+    told = _told(files, engines)
+    comparison = None
+    if baseline is not None:
+        good = _told([baseline], engines)
+        comparison = _compared(good, told, with_noise=with_noise)
+    made = _report(told, comparison)
+    if as_json:
+        _print_json(made)
+    else:
+        from tuner.cli import side_by_side, story
+
+        paper = Paper.of()
+        _print(story.lines(made, paper))
+        if comparison is not None:
+            _print(side_by_side.against(comparison, paper))
+    return PROBLEM if made.proven else FINE
+
+
+def compare(first: str, second: str, *, as_json: bool, with_noise: bool) -> int:
+    """Print what differed between the last starts of two logs.
+
+    Args:
+        first: The baseline.
+        second: The one that is held against it.
+        as_json: One JSON object.
+        with_noise: With what differs between any two starts.
+
+    Raises:
+        UsageProblem: A file cannot be read, or is no log of an engine.
+    """
+    engines = load_engines()
+    comparison = _compared(_told([first], engines), _told([second], engines), with_noise=with_noise)
+    if as_json:
+        _print_json(comparison)
+    else:
+        from tuner.cli import side_by_side
+
+        _print(side_by_side.lines(comparison, Paper.of()))
+    return FINE
+
+
+def _told(files: Sequence[str], engines: dict[str, Engine]) -> Told:
+    log = logfiles.read(files, [engine.routine() for engine in engines.values()])
+    starts = starts_of(log, engines)
+    if not starts:
+        return Told(Start(engine="", files=log.files), (), (_nothing(engines),), None, log.locate)
+    *earlier, last = starts
+    last = msgspec.structs.replace(last, files=log.files)
+    engine = engines[last.engine]
+    worked = [start for start in reversed(earlier) if start.ready_at is not None]
+    return Told(
+        start=last,
+        earlier=tuple(earlier),
+        findings=findings_of(last, engine, worked),
+        forecast=engine.forecast(last, {}, worked),
+        locate=log.locate,
+    )
+
+
+def _nothing(engines: dict[str, Engine]) -> Finding:
+    known = " and ".join(engine.title for engine in engines.values())
+    return Finding(
+        cause="inconclusive",
+        severity=Severity.INFO,
+        confidence=Confidence.LOW,
+        title="No start of an inference server is told in there",
+        explanation=f"Known are the logs of {known}. Nothing in this text is of one of them.",
+        remedies=(Remedy(knob="log", why="Give the whole log, from the command that starts the server on"),),
+        refuted_by="a line of an engine in it",
+    )
+
+
+def _report(told: Told, comparison: ComparisonReport | None) -> Report:
+    return report(told.start, told.findings, told.forecast, told.locate, earlier=told.earlier, comparison=comparison)
+
+
+def _compared(good: Told, bad: Told, *, with_noise: bool) -> ComparisonReport:
+    for told in (good, bad):
+        if not told.start.engine:
+            raise UsageProblem(told.findings[0].title, ", ".join(told.start.files), told.findings[0].explanation)
+    findings = bad.findings or good.findings
+    return report_comparison(compared(good.start, bad.start, findings), good.locate, bad.locate, noise=with_noise)
+
+
+def _print_json(value: Report | ComparisonReport) -> None:
+    data: dict[str, Any] = as_data(value)
+    click.echo(json.dumps(data, ensure_ascii=False))
+
+
+def _print(lines: Iterable[str]) -> None:
+    # Colour is decided by the paper, so click must not take it out again.
+    click.echo("\n".join(lines), color=True)
