@@ -11,16 +11,15 @@ from typing import Any
 
 import msgspec
 
-from tuner.core import lifecycle, metrics, ranks, serverlog
+from tuner.core import lifecycle, metrics, ranks, remembered, serverlog
 from tuner.core import series as s
 from tuner.core.engine import Engine
-from tuner.core.predecessor import SLACK_S, doubt_about
+from tuner.core.predecessor import doubt_about
 from tuner.domain import events as e
-from tuner.domain.commands import AnyCommand, KeepStart, LookUpStarts
-from tuner.domain.history import StartRecord
+from tuner.domain.commands import AnyCommand
 from tuner.domain.link import LinkPhase
 from tuner.domain.readings import Reading
-from tuner.domain.server import LogSource, Phase, ServerIdentity
+from tuner.domain.server import ServerIdentity
 from tuner.domain.state import HostState, LinkState, ServerState
 
 KEEP_ENDED = 8
@@ -176,7 +175,7 @@ def _server_seen(state: HostState, event: e.ServerSeen, engines: Engines) -> Res
     commands: tuple[AnyCommand, ...] = ()
     if known is None:
         server = _adopted(identity, engine)
-        commands = (_look_up(server),)
+        commands = (remembered.look_up(server),)
         servers = (server, *state.servers)
     else:
         # argv and environment are kept from the first sight, so that a server that dies can still be described.
@@ -188,7 +187,7 @@ def _server_seen(state: HostState, event: e.ServerSeen, engines: Engines) -> Res
         server = lifecycle.apply_members(msgspec.structs.replace(known, gone=False), kept)
         if server.version is None and identity.version is not None:
             server = msgspec.structs.replace(server, version=identity.version)
-        commands = _ended_start(state, known, server)
+        commands = remembered.ended_start(state, known, server)
         servers = tuple(server if x is known else x for x in state.servers)
     state = msgspec.structs.replace(state, servers=_ordered(servers), seen=state.seen | {identity.key})
     return ranks.placed(state, engines), commands
@@ -291,29 +290,11 @@ def _apply_reading(server: ServerState, reading: Reading, event: e.HttpAnswer) -
 
 
 def _old_log(state: HostState, event: e.OldLog, engines: Engines) -> Result:
-    """An older log beside the current one: its start, folded on its own, goes into the history."""
     server = _find(state, event.key)
     engine = engines.get(server.identity.engine) if server is not None else None
     if server is None or engine is None:
         return state, ()
-    size = len(event.data.encode("utf-8", "surrogatepass"))
-    past = ServerState(identity=msgspec.structs.replace(server.identity, members=(), ports=(), started_at=None))
-    source = server.log.source or LogSource(kind="file")
-    past = msgspec.structs.replace(past, log=msgspec.structs.replace(past.log, source=source))
-    piece = e.LogBytes(key=event.key, offset=0, end=size, data=event.data, head=True)
-    past = msgspec.structs.replace(past, log_clock=0.0)
-    past = serverlog.received(past, piece, engine, live=False)
-    told = _told_model(past)
-    if told is None or told not in (server.model, _told_model(server)):
-        return state, ()  # an earlier start of another LLM, or of one that it does not name
-    record = _start_record(state, past, event.path, server)
-    return state, () if record is None else (KeepStart(record=record), _look_up(server))
-
-
-def _told_model(server: ServerState) -> str | None:
-    """The LLM as the log names it."""
-    named = server.settings.get("model_path") or server.settings.get("model") or server.model
-    return named if isinstance(named, str) else None
+    return state, remembered.old_log(state, server, event, engine)
 
 
 def _history(state: HostState, event: e.HistoryFound, engines: Engines) -> Result:
@@ -335,47 +316,7 @@ def _finish(state: HostState, old: ServerState, new: ServerState, engines: Engin
     state = msgspec.structs.replace(state, servers=servers)
     if new.ranks is not old.ranks or new.settings is not old.settings:
         state = ranks.placed(state, engines)
-    return state, _ended_start(state, old, new)
-
-
-def _ended_start(state: HostState, old: ServerState, new: ServerState) -> tuple[AnyCommand, ...]:
-    """Keep a start that has just succeeded or failed."""
-    if old.phase is new.phase or new.phase not in (Phase.READY, Phase.FAILED) or new.log.source is None:
-        return ()
-    record = _start_record(state, new, new.log.source.path or "", new)
-    return () if record is None else (KeepStart(record=record), _look_up(new))
-
-
-def _look_up(server: ServerState) -> LookUpStarts:
-    identity = server.identity
-    return LookUpStarts(key=identity.key, engine=identity.engine, model=server.model, began_at=identity.started_at)
-
-
-def _start_record(state: HostState, server: ServerState, path: str, known: ServerState) -> StartRecord | None:
-    """What is worth remembering of a start, if its beginning was seen."""
-    if not server.phases or server.phases[0].phase is not Phase.ARGS:
-        return None
-    born = server.identity.started_at
-    if born is not None and server.phases[0].started < born - SLACK_S:
-        return None  # it is an earlier process's, in a log that this one appends to
-    durations: dict[Phase, float] = {}
-    for record in server.phases:
-        if record.ended is not None:
-            durations[record.phase] = durations.get(record.phase, 0.0) + record.ended - record.started
-    ready = server.started_in_s is not None
-    if not ready and server.phase is not Phase.FAILED:
-        return None
-    return StartRecord(
-        host=state.name,
-        engine=known.identity.engine,
-        version=server.version or known.version,
-        model=known.model,
-        started_at=server.phases[0].started,
-        source=path,
-        outcome="ready" if ready else "failed",
-        total_s=server.started_in_s,
-        phases_s=durations,
-    )
+    return state, remembered.ended_start(state, old, new)
 
 
 def _ordered(servers: tuple[ServerState, ...]) -> tuple[ServerState, ...]:

@@ -1,0 +1,77 @@
+"""Starts that are worth remembering: what they took, so that later ones can be shown beside it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tuner.core import serverlog
+from tuner.core.engine import Engine
+from tuner.core.predecessor import SLACK_S
+from tuner.domain import events as e
+from tuner.domain.commands import AnyCommand, KeepStart, LookUpStarts
+from tuner.domain.history import StartRecord
+from tuner.domain.server import LogSource, Phase
+from tuner.domain.state import HostState, ServerState
+
+
+def ended_start(state: HostState, old: ServerState, new: ServerState) -> tuple[AnyCommand, ...]:
+    """Keep a start that has just succeeded or failed."""
+    if old.phase is new.phase or new.phase not in (Phase.READY, Phase.FAILED) or new.log.source is None:
+        return ()
+    record = _record(state, new, new.log.source.path or "", new)
+    return () if record is None else (KeepStart(record=record), look_up(new))
+
+
+def look_up(server: ServerState) -> LookUpStarts:
+    """Ask for what earlier starts like this server's took."""
+    identity = server.identity
+    return LookUpStarts(key=identity.key, engine=identity.engine, model=server.model, began_at=identity.started_at)
+
+
+def old_log(state: HostState, server: ServerState, event: e.OldLog, engine: Engine) -> tuple[AnyCommand, ...]:
+    """An older log beside the current one: its start, folded on its own, goes into the history."""
+    size = len(event.data.encode("utf-8", "surrogatepass"))
+    past = ServerState(identity=msgspec.structs.replace(server.identity, members=(), ports=(), started_at=None))
+    source = server.log.source or LogSource(kind="file")
+    past = msgspec.structs.replace(past, log=msgspec.structs.replace(past.log, source=source))
+    piece = e.LogBytes(key=event.key, offset=0, end=size, data=event.data, head=True)
+    past = msgspec.structs.replace(past, log_clock=0.0)
+    past = serverlog.received(past, piece, engine, live=False)
+    told = _told_model(past)
+    if told is None or told not in (server.model, _told_model(server)):
+        return ()  # an earlier start of another LLM, or of one that it does not name
+    record = _record(state, past, event.path, server)
+    return () if record is None else (KeepStart(record=record), look_up(server))
+
+
+def _told_model(server: ServerState) -> str | None:
+    """The LLM as the log names it."""
+    named = server.settings.get("model_path") or server.settings.get("model") or server.model
+    return named if isinstance(named, str) else None
+
+
+def _record(state: HostState, server: ServerState, path: str, known: ServerState) -> StartRecord | None:
+    """What is worth remembering of a start, if its beginning was seen."""
+    if not server.phases or server.phases[0].phase is not Phase.ARGS:
+        return None
+    born = server.identity.started_at
+    if born is not None and server.phases[0].started < born - SLACK_S:
+        return None  # it is an earlier process's, in a log that this one appends to
+    durations: dict[Phase, float] = {}
+    for record in server.phases:
+        if record.ended is not None:
+            durations[record.phase] = durations.get(record.phase, 0.0) + record.ended - record.started
+    ready = server.started_in_s is not None
+    if not ready and server.phase is not Phase.FAILED:
+        return None
+    return StartRecord(
+        host=state.name,
+        engine=known.identity.engine,
+        version=server.version or known.version,
+        model=known.model,
+        started_at=server.phases[0].started,
+        source=path,
+        outcome="ready" if ready else "failed",
+        total_s=server.started_in_s,
+        phases_s=durations,
+    )
