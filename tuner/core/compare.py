@@ -14,6 +14,7 @@ import msgspec
 
 from tuner.core import share as shares
 from tuner.core.differences import arguments, llm, measures, missing, unlike, variables, versions
+from tuner.core.engine import Engine
 from tuner.core.share import Share, pool_of, share_of
 from tuner.core.weighing import Case, follows, judge
 from tuner.domain.comparison import Comparison, Difference, Group, Measure, Origin, Role, Side
@@ -25,17 +26,18 @@ _GROUPS = tuple(Group)
 _MODEL = ("model_path", "model", "model_tag")
 
 
-def compare(good: Start, bad: Start, findings: Sequence[Finding] = ()) -> Comparison:
+def compare(good: Start, bad: Start, engine: Engine | None = None, findings: Sequence[Finding] = ()) -> Comparison:
     """What differed between two starts.
 
     Args:
         good: The baseline: the one that worked, or the first one named.
         bad: The one that is judged.
+        engine: Of both. It knows what versions do to a fraction after they printed it; None: not known, or two.
         findings: Of the one that failed, the root cause first: their remedies tell which knobs matter.
     """
     case = Case(
-        good=_side(good),
-        bad=_side(bad),
+        good=_side(good, engine),
+        bad=_side(bad, engine),
         good_share=share_of(good),
         bad_share=share_of(bad),
         findings=tuple(each for each in findings if each.severity in (Severity.FATAL, Severity.ERROR)),
@@ -73,9 +75,9 @@ def _rank(each: Difference) -> tuple[int, float, int, str]:
     return _ROLES.index(each.role), -each.weight, _GROUPS.index(each.group), each.name
 
 
-def _side(start: Start) -> Side:
+def _side(start: Start, engine: Engine | None) -> Side:
     share = share_of(start)
-    fraction, origin, note = _in_effect(start, share)
+    fraction, origin, note = _in_effect(start, share, engine)
     pool = pool_of(start)
     if pool is None and share is not None and fraction is not None:
         pool = share.pool(fraction)
@@ -96,23 +98,29 @@ def _side(start: Start) -> Side:
     )
 
 
-def _in_effect(start: Start, share: Share | None) -> tuple[float | None, Origin, str]:
+def _in_effect(start: Start, share: Share | None, engine: Engine | None) -> tuple[float | None, Origin, str]:
     """The fraction a start ran with: as its arguments say, unless the pool that it got says otherwise."""
-    asked, shown = shares.asked(start), shares.effective(start, share)
-    capped = start.setting("max_total_tokens", "kv_cache_memory_bytes", "num_gpu_blocks_override") is not None
-    note = "" if share is None or shown is None or capped else _inferred(share, shown, pool_of(start))
-    if asked is None:
+    known = None if engine is None else engine.effective_fraction(start)
+    if known is not None and known.said is None:
+        return shares.shortest(known.value, known.error), Origin.EFFECTIVE, known.how
+    if known is not None and known.said is not None and abs(known.value - known.said) > shares.SAME:
+        return shares.shortest(known.value, known.error), Origin.EFFECTIVE, f"{known.said:g} was asked for: {known.how}"
+    asked, pool = shares.asked(start), pool_of(start)
+    said = known.said if known is not None else None if asked is None else asked[1]
+    told = share is not None and pool is not None and share.after is not None and share.before is not None
+    if said is None:
+        shown = shares.effective(start, share)
         if shown is None:
             return None, Origin.UNKNOWN, ""
-        return shown, Origin.EFFECTIVE, note
-    name, value = asked
-    if shown is not None and share is not None and share.knob == name and not capped and abs(shown - value) > 0.01:
-        return shown, Origin.EFFECTIVE, f"{name}={value:g} was asked for, the pool shows {note}"
-    return value, Origin.GIVEN if name in start.given else Origin.RESOLVED, note
+        return shown, Origin.EFFECTIVE, _inferred(share, shown, pool) if told else ""
+    confirmed = shares.effective(start, share) if told else None
+    note = _inferred(share, confirmed, pool) if confirmed is not None and abs(confirmed - said) <= shares.SAME else ""
+    given = asked is not None and asked[0] in start.given
+    return said, Origin.GIVEN if given else Origin.RESOLVED, note
 
 
-def _inferred(share: Share, fraction: float, pool: float | None) -> str:
-    if share.after is None or share.before is None or pool is None:
+def _inferred(share: Share | None, fraction: float, pool: float | None) -> str:
+    if share is None or share.after is None or share.before is None or pool is None:
         return ""
     return f"1 - ({share.after.value:.2f} - {pool:.2f}) / {share.before.value:.2f} = {fraction:g}"
 

@@ -48,9 +48,7 @@ class Share(Struct, frozen=True, kw_only=True):
 
     def shortest(self, pool: float) -> float:
         """The same, as somebody would have typed it: the fewest digits that the log's two decimals leave possible."""
-        exact = self.fraction(pool)
-        unsure = 0.02 / self.slope
-        return next((round(exact, n) for n in (1, 2, 3) if abs(round(exact, n) - exact) <= unsure), round(exact, 4))
+        return shortest(self.fraction(pool), 0.02 / self.slope)
 
     def told(self, fraction: float) -> str:
         """The arithmetic in one line: `21.70 - 94.04 x (1 - 0.55) = -20.62 GiB`."""
@@ -96,6 +94,11 @@ def pool_of(start: Start) -> float | None:
             parts.append(rank.draft_kv_gib)  # the draft model was there when the pool was sized, and shares it
         sizes.append(sum(part.value for part in parts if part is not None))
     return min(sizes, default=None)
+
+
+def shortest(exact: float, unsure: float) -> float:
+    """The number with the fewest digits, four at most, that is no further from another than that is unsure."""
+    return next((round(exact, n) for n in (1, 2, 3) if abs(round(exact, n) - exact) <= unsure), round(exact, 4))
 
 
 def effective(start: Start, share: Share | None) -> float | None:

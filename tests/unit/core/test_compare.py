@@ -60,7 +60,7 @@ def start(**changes: Any) -> Start:
 
 
 def found(name: str, good: Start, bad: Start, *findings: Finding) -> Difference:
-    return next(each for each in compare(good, bad, findings).differences if each.name == name)
+    return next(each for each in compare(good, bad, findings=findings).differences if each.name == name)
 
 
 def test_equal_starts_have_no_difference() -> None:
