@@ -12,6 +12,7 @@ import msgspec
 from tuner.cli import FINE, PROBLEM
 from tuner.cli.paper import Paper
 from tuner.core.compare import compare as compared
+from tuner.core.compare import same_llm
 from tuner.core.diagnosis import diagnose as findings_of
 from tuner.core.engine import Engine
 from tuner.core.reading import starts_of
@@ -52,11 +53,9 @@ def diagnose(files: Sequence[str], baseline: str | None, *, as_json: bool, with_
         UsageProblem: A file cannot be read, or is no log of an engine.
     """
     engines = load_engines()
-    told = _told(files, engines)
-    comparison = None
-    if baseline is not None:
-        good = _told([baseline], engines)
-        comparison = _compared(good, told, with_noise=with_noise)
+    good = None if baseline is None else _told([baseline], engines)
+    told = _told(files, engines, () if good is None else (good.start,))
+    comparison = None if good is None else _compared(good, told, engines, with_noise=with_noise)
     made = _report(told, comparison)
     if as_json:
         _print_json(made)
@@ -83,7 +82,7 @@ def compare(first: str, second: str, *, as_json: bool, with_noise: bool) -> int:
         UsageProblem: A file cannot be read, or is no log of an engine.
     """
     engines = load_engines()
-    comparison = _compared(_told([first], engines), _told([second], engines), with_noise=with_noise)
+    comparison = _compared(_told([first], engines), _told([second], engines), engines, with_noise=with_noise)
     if as_json:
         _print_json(comparison)
     else:
@@ -93,7 +92,14 @@ def compare(first: str, second: str, *, as_json: bool, with_noise: bool) -> int:
     return FINE
 
 
-def _told(files: Sequence[str], engines: dict[str, Engine]) -> Told:
+def _told(files: Sequence[str], engines: dict[str, Engine], past: Sequence[Start] = ()) -> Told:
+    """Read and judge.
+
+    Args:
+        files: Parts of one log.
+        engines: By name.
+        past: Starts of other logs that worked; those of another LLM or engine help nothing.
+    """
     log = logfiles.read(files, [engine.routine() for engine in engines.values()])
     starts = starts_of(log, engines)
     if not starts:
@@ -101,7 +107,11 @@ def _told(files: Sequence[str], engines: dict[str, Engine]) -> Told:
     *earlier, last = starts
     last = msgspec.structs.replace(last, files=log.files)
     engine = engines[last.engine]
-    worked = [start for start in reversed(earlier) if start.ready_at is not None]
+    worked = [
+        start
+        for start in (*past, *reversed(earlier))
+        if start.ready_at is not None and start.engine == last.engine and same_llm(start, last)
+    ]
     return Told(
         start=last,
         earlier=tuple(earlier),
@@ -128,12 +138,13 @@ def _report(told: Told, comparison: ComparisonReport | None) -> Report:
     return report(told.start, told.findings, told.forecast, told.locate, earlier=told.earlier, comparison=comparison)
 
 
-def _compared(good: Told, bad: Told, *, with_noise: bool) -> ComparisonReport:
+def _compared(good: Told, bad: Told, engines: dict[str, Engine], *, with_noise: bool) -> ComparisonReport:
     for told in (good, bad):
         if not told.start.engine:
             raise UsageProblem(told.findings[0].title, ", ".join(told.start.files), told.findings[0].explanation)
-    findings = bad.findings or good.findings
-    return report_comparison(compared(good.start, bad.start, findings), good.locate, bad.locate, noise=with_noise)
+    engine = engines[bad.start.engine] if good.start.engine == bad.start.engine else None
+    comparison = compared(good.start, bad.start, engine, bad.findings or good.findings)
+    return report_comparison(comparison, good.locate, bad.locate, noise=with_noise)
 
 
 def _print_json(value: Report | ComparisonReport) -> None:

@@ -31,9 +31,8 @@ _ODD_SECONDS = 1.0
 _MANY = 4
 """Odd ranks that are named one by one; more are counted."""
 _PLANS = {
-    Fit.TOO_LOW: "the fraction is too low",
-    Fit.TOO_HIGH: "the fraction is too high",
-    Fit.NOWHERE: "no fraction works",
+    Fit.TOO_LOW: "is too low",
+    Fit.TOO_HIGH: "is too high",
 }
 
 
@@ -119,7 +118,7 @@ def _inside(finding: FindingReport, paper: Paper) -> Iterator[str]:
     if finding.remedies:
         yield ""
         for number, remedy in enumerate(finding.remedies):
-            text = move(remedy) + (f". {remedy.why}" if remedy.why else "")
+            text = move(remedy) + (f": {remedy.why}" if remedy.why else "")
             yield from paper.wrapped(text, label="do" if number == 0 else "or", hang=_LABEL)
     for number, advice in enumerate(finding.wrong_advice):
         yield from paper.wrapped(advice, label="do not" if number == 0 else "", hang=_LABEL)
@@ -154,20 +153,27 @@ def plan(plan: PlanReport, paper: Paper) -> Iterator[str]:
     """The interval of the fraction, in one line, where it is known."""
     if plan.f_min is None and plan.f_max is None:
         return
-    low = "" if plan.f_min is None else f"above {plan.f_min:.4f}"
-    high = "" if plan.f_max is None else f"up to {plan.f_max:.4f}"
-    words = " and ".join(part for part in (low, high) if part)
-    fit = _PLANS.get(plan.fit, "")
     yield ""
-    yield from paper.wrapped(
-        f"a fraction {words} fits the same start again"
-        + (f"; {fit}" if fit else "")
-        + ". `gputuner plan` has the rows.",
-        label="memory",
-        hang=_LABEL,
-    )
+    yield from paper.wrapped(_interval(plan), label="memory", hang=_LABEL)
     for warning in plan.warnings:
         yield from paper.wrapped(warning, hang=_LABEL)
+
+
+def _interval(plan: PlanReport) -> str:
+    if plan.fit is Fit.NOWHERE:
+        return (
+            f"no fraction works: the pool needs more than {_digits(plan.f_min)}, and above {_digits(plan.f_max)} graphs"
+            " and passes do not fit"
+        )
+    low = "" if plan.f_min is None else f"above {_digits(plan.f_min)}"
+    high = "" if plan.f_max is None else f"up to {_digits(plan.f_max)}"
+    words = " and ".join(part for part in (low, high) if part)
+    this = f"; {plan.fraction:g} {_PLANS[plan.fit]}" if plan.fit in _PLANS and plan.fraction is not None else ""
+    return f"the same start fits with a fraction {words}{this}. `gputuner plan` shows the rows."
+
+
+def _digits(fraction: float | None) -> str:
+    return "?" if fraction is None else f"{fraction:.4f}"
 
 
 def _silence(report: Report) -> str:

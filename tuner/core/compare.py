@@ -61,6 +61,12 @@ def compare(good: Start, bad: Start, engine: Engine | None = None, findings: Seq
     return msgspec.structs.replace(comparison, summary=_summary(comparison, case))
 
 
+def same_llm(one: Start, other: Start) -> bool:
+    """Whether two starts serve the same LLM, as far as their logs name it."""
+    names = [start.setting(*_MODEL) for start in (one, other)]
+    return not all(names) or llm(names[0]) == llm(names[1])
+
+
 def _once(judged: Sequence[Difference]) -> Iterator[Difference]:
     """What is free after the weights is no reason of its own where one of the parts that it is made of is."""
     parts = any(each.explains and each.group is Group.MEMORY and each.name != "after weights" for each in judged)
@@ -149,9 +155,8 @@ def _obstacles(good: Start, bad: Start, measured: Sequence[Measure]) -> list[str
     found = []
     if good.engine and bad.engine and good.engine != bad.engine:
         found.append(f"other engines: {good.engine} and {bad.engine}")
-    names = [start.setting(*_MODEL) for start in (good, bad)]
-    if all(names) and llm(names[0]) != llm(names[1]):
-        found.append(f"other LLMs: {names[0]} and {names[1]}")
+    if not same_llm(good, bad):
+        found.append(f"other LLMs: {good.setting(*_MODEL)} and {bad.setting(*_MODEL)}")
     cards = [each for each in measured if each.name in ("total", "before weights") and each.pairs]
     for each in cards:
         pairs = [(pair.good, pair.bad) for pair in each.pairs if pair.good and pair.bad]
@@ -171,7 +176,7 @@ def _summary(comparison: Comparison, case: Case) -> str:
     if case.failed is not None and explaining:
         first = explaining[0]
         alone = "is the only change that matters" if len(explaining) == 1 else "matters most"
-        return f"{first.name} {shown(first.good)} -> {shown(first.bad)} {alone}: {first.note}"
+        return f"{first.name} {_shown(first.good)} -> {_shown(first.bad)} {alone}: {first.note}"
     if case.failed is not None:
         told = comparison.of(Role.POSSIBLE)
         if not told:
@@ -183,7 +188,7 @@ def _summary(comparison: Comparison, case: Case) -> str:
         return f"No difference that the logs tell explains it by arithmetic. It may be one of {names}."
     if case.good.outcome is Outcome.FAILED:
         return f"Both failed, the baseline in {case.good.phase} and the other in {case.bad.phase}."
-    changed = ", ".join(f"{each.name} {shown(each.good)} -> {shown(each.bad)}" for each in explaining[:3])
+    changed = ", ".join(f"{each.name} {_shown(each.good)} -> {_shown(each.bad)}" for each in explaining[:3])
     texts = ("Neither failed.", _pools(case), f"What changed it: {changed}." if changed else "")
     return " ".join(text for text in texts if text)
 
@@ -197,11 +202,8 @@ def _pools(case: Case) -> str:
     return f"The KV pool holds {tokens.bad:,.0f} tokens, the baseline's {tokens.good:,.0f}."
 
 
-def shown(value: object) -> str:
+def _shown(value: object) -> str:
     """A value in a sentence."""
     if value is None:
         return "not set"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-__all__ = ["compare", "shown"]
