@@ -63,6 +63,13 @@ class Engine(Protocol):
     def interesting(self, text: str) -> bool:
         """Cheap test whether `facts` could say anything; most lines of a busy log are not."""
 
+    def routine(self) -> bytes:
+        """Regular expression of the lines a busy log is full of and a diagnosis needs few of, for `core.sift`.
+
+        It describes whole lines, with their prefix and without an end, so strictly that no line matches into which
+        something else was written, and does not depend on digits.
+        """
+
     def facts(self, text: str, prefix: LinePrefix, offset: int) -> Sequence[LogFact]:
         """Recognise a line. Usually none or one fact, `core.facts` lists the kinds."""
 

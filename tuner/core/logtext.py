@@ -6,7 +6,6 @@ leaves as visible, harmless characters.
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 
@@ -21,8 +20,6 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2
 _DIRTY = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 # tqdm ends a bar with "12.1s/it]" or "3.4it/s]"; a process that logs meanwhile writes on behind it.
 _AFTER_BAR = re.compile(r"(?<=it/s\])(?=.)|(?<=s/it\])(?=.)|(?<=B/s\])(?=.)")
-# What container runtimes of Kubernetes write, and podman: time, stream, full or partial, and tags, before the text.
-_CRI = re.compile(r"\d{4}-\d\d-\d\dT\S+ std(?:out|err) ([FP])(?::\S*)?(?: |$)")
 _ELAPSED = re.compile(r"elapsed[=:] ?[\d.]+ ?s|took [\d.]+ ?s(?:econds)?|[Tt]ime elapsed: [\d.]+ s")
 
 
@@ -31,6 +28,11 @@ def clean(text: str) -> str:
     if _DIRTY.search(text) is None and "\r" not in text:
         return text
     return _CONTROL.sub("·", _ANSI.sub("", text))
+
+
+def plain(text: str) -> str:
+    """Text without escape sequences, other control characters left as they are."""
+    return _ANSI.sub("", text) if "\x1b" in text else text
 
 
 def cut(text: str) -> str:
@@ -107,28 +109,3 @@ def fold_key(message: str) -> int:
     if "elapsed" in message or "took" in message:
         message = _ELAPSED.sub("", message)
     return zlib.crc32(message.encode("utf-8", "surrogatepass")) | 1
-
-
-def unwrap(kind: str, text: str) -> tuple[str, bool]:
-    """The server's own line out of what its log driver wrapped round it.
-
-    Args:
-        kind: `LogSource.kind`.
-        text: One line of the file.
-
-    Returns:
-        The inner text and whether it is a whole line: lines are cut at 16 KiB into several records.
-    """
-    if kind == "cri":
-        head = _CRI.match(text)
-        return (text[head.end() :], head[1] == "F") if head else (text, True)
-    if kind != "docker-json" or not text.startswith("{"):
-        return text, True
-    try:
-        record = json.loads(text)
-        inner = record["log"]
-    except (ValueError, KeyError, TypeError):
-        return text, True
-    if not isinstance(inner, str):
-        return text, True
-    return inner.removesuffix("\n"), inner.endswith("\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tuner.core import facts as f
-from tuner.core import logtext, metrics
+from tuner.core import logtext, metrics, wrapping
 from tuner.core.engine import Engine, LinePrefix
 from tuner.core.lifecycle import apply_fact, caught_up
 from tuner.core.predecessor import Doubt
@@ -81,7 +81,7 @@ def received(
     joined = log.joined
     earlier = log.earlier and doubt is not None
     for offset, wrapped in (*torn, *raw):
-        text, whole = logtext.unwrap(kind, wrapped)
+        text, whole = wrapping.unwrap(kind, wrapped)
         if not whole:
             joined = (joined + text)[: logtext.MAX_LINE + 1]
             continue

@@ -1,7 +1,5 @@
 """Text of a log to lines that are safe to show."""
 
-import json
-
 from tuner.core import logtext
 
 
@@ -94,25 +92,6 @@ def test_fold_key_ignores_how_long_it_took_and_nothing_else() -> None:
     odd = logtext.fold_key("Load weight end. elapsed=503.22 s, avail mem=19.03 GB")
     assert one == two != odd
     assert logtext.fold_key("") != 0
-
-
-def test_records_of_container_runtimes_are_unwrapped() -> None:
-    time = "2026-11-29T14:02:11.123456789Z"
-    assert logtext.unwrap("cri", f"{time} stderr F [x] hi") == ("[x] hi", True)
-    assert logtext.unwrap("cri", "2026-11-29T14:02:11.1+02:00 stdout P:tag  half ") == (" half ", False)
-    assert logtext.unwrap("cri", f"{time} stdout F ") == ("", True)
-    assert logtext.unwrap("cri", f"{time} stdout F") == ("", True)
-    assert logtext.unwrap("file", f"{time} stdout F x") == (f"{time} stdout F x", True)
-    assert logtext.unwrap("cri", "stdout F x") == ("stdout F x", True)
-
-
-def test_docker_records_are_unwrapped() -> None:
-    record = json.dumps({"log": "[x] hi\n", "stream": "stderr", "time": "2026-02-27T12:00:00Z"})
-    assert logtext.unwrap("docker-json", record) == ("[x] hi", True)
-    assert logtext.unwrap("docker-json", json.dumps({"log": "half"})) == ("half", False)
-    assert logtext.unwrap("file", record) == (record, True)
-    assert logtext.unwrap("docker-json", "{broken") == ("{broken", True)
-    assert logtext.unwrap("docker-json", '{"log": 5}') == ('{"log": 5}', True)
 
 
 def test_strings_of_a_terminal_are_removed_and_without_an_end_only_their_beginning() -> None:

@@ -19,6 +19,7 @@ from tuner.domain.starts import Sign, Start
 from tuner.engines.argv import as_int, read_flags
 from tuner.engines.reader import LogReader
 from tuner.engines.sglang import http, lines
+from tuner.engines.sglang.routine import ROUTINE
 from tuner.engines.sglang.versions import TRAITS
 from tuner.engines.signs import COMMON, SignSet, read_signs
 
@@ -97,6 +98,10 @@ class SGLang:
         """Whether `facts` could say anything."""
         start = lines.quick_start(text)
         return start < 0 or self._reader.interesting(text, start)
+
+    def routine(self) -> bytes:
+        """Lines that a busy log is full of."""
+        return ROUTINE
 
     def facts(self, text: str, prefix: LinePrefix, offset: int) -> Sequence[LogFact]:
         """What a line states."""

@@ -23,6 +23,7 @@ from tuner.engines.argv import as_int, read_flags
 from tuner.engines.reader import LogReader
 from tuner.engines.signs import COMMON, SignSet, read_signs
 from tuner.engines.vllm import http, lines
+from tuner.engines.vllm.routine import ROUTINE
 from tuner.engines.vllm.versions import TRAITS
 
 _PYTHON = r"^\S*python[\d.]*(?:\s+-(?!m\s)\S+(?:\s+(?!-)\S+)??)*"
@@ -102,6 +103,10 @@ class VLLM:
         """Whether `facts` could say anything."""
         start = lines.quick_start(text)
         return start < 0 or self._reader.interesting(text, start)
+
+    def routine(self) -> bytes:
+        """Lines that a busy log is full of."""
+        return ROUTINE
 
     def facts(self, text: str, prefix: LinePrefix, offset: int) -> Sequence[LogFact]:
         """What a line states."""

@@ -1,0 +1,305 @@
+"""Tells the lines that may matter from those a busy log is full of, fast.
+
+Lines are compared by shape: what is left of their bytes without digits, common punctuation and a few letters. A batch
+line has the shape of thousands of others; the shape of a line that something else was torn into, or that has an error
+behind it, is its own. So each shape is looked at once, by an expression that can afford to be strict, and after that a
+block of lines is dismissed by looking its shapes up in a set. Wrappers, colours and tags make other shapes, no other
+rules.
+
+Dismissed lines are not gone: some are kept everywhere, all of them around a line that may matter. What may matter is
+kept whole, unless there is more of it than anybody could read: then a shape that comes hundreds of times counts as
+routine after that, and the middle is thinned, errors and their surroundings last.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from tuner.core import logtext
+from tuner.core.wrapping import Wrapping
+
+_LEFT_OUT = b"0123456789 .,:;#/()-" + b"etnruk"
+"""Of a shape. No word of an error is made of these letters alone; fewer bytes are sorted twice as fast."""
+_LONG = 4096
+"""Bytes of a line whose shape is not worth to be remembered."""
+_MOST_SHAPES = 4096
+_MOST_COUNTED = 20_000
+
+CLOSE = 40
+"""Routine lines before and after one that may matter that are always kept."""
+EDGE = 200
+"""Of those between two that may matter, how many are kept at the beginning and at the end."""
+FLOOD = 500
+"""Lines of one shape in one piece of a log that are kept whole before the shape counts as routine."""
+BUNCH = 8
+"""Neighbours among the lines kept evenly: the ranks of one host print together."""
+
+_ALARM = re.compile(
+    rb"[Ee]rror|ERROR|[Ee]xception|Traceback|[Ff]atal|FATAL|[Kk]illed|[Aa]bort|\bSIG|sigquit|WARN|memory|\bdied|\bdead"
+    rb"|crash|[Ff]ail|[Tt]ime[d ]*out|Xid"
+)
+_BEFORE_ALARM, _AFTER_ALARM = 10, 80
+
+Kept = tuple[int, bytes]
+"""Number of a line, from 0, and its bytes without end."""
+
+
+class Routine:
+    """Recognises the lines that a busy log is full of."""
+
+    def __init__(self, sources: Iterable[bytes]) -> None:
+        """Compile what engines call routine.
+
+        Args:
+            sources: Regular expressions of whole lines, as `Engine.routine` gives them. What they match must not
+                depend on digits.
+
+        Raises:
+            re.error: An expression is wrong.
+        """
+        self._match = re.compile("|".join(f"(?:{source.decode()})" for source in sources) or "(?!)").fullmatch
+
+    def __call__(self, text: str) -> bool:
+        """Whether one line, unwrapped and cleaned, is routine."""
+        return self._match(text) is not None
+
+
+@functools.lru_cache(maxsize=8)
+def _routine(sources: tuple[bytes, ...]) -> Routine:
+    return Routine(sources)
+
+
+def notable(text: str, *sources: bytes) -> bool:
+    """Whether one line, unwrapped and cleaned, may matter: anything but what an engine calls routine."""
+    return not _routine(sources)(text)
+
+
+def judge(routine: Routine, wrapping: Wrapping) -> Callable[[bytes], bool]:
+    """A test of raw lines: whether all that one holds is routine."""
+
+    def is_routine(raw: bytes) -> bool:
+        text, whole = wrapping.unwrap(raw.decode("utf-8", "replace"))
+        return whole and all(routine(logtext.clean(part)) for part in logtext.segments(text))
+
+    return is_routine
+
+
+class Limits(NamedTuple):
+    """How much of one piece of a log is kept."""
+
+    notable: int = 60_000
+    notable_bytes: int = 24_000_000
+    routine: int = 20_000
+    """For each of two kinds: beside lines that may matter, and spread evenly."""
+    every: int = BUNCH
+    """Of so many routine lines a bunch is kept."""
+
+
+class Sifted(NamedTuple):
+    """What is kept of one piece of a log; each list in order."""
+
+    lines: int
+    """All of them."""
+    notable: list[Kept]
+    close: list[Kept]
+    """Routine lines around those."""
+    even: list[Kept]
+    """Routine lines from everywhere."""
+    edge: list[Kept]
+    """Routine lines at both ends of the piece: what may matter can be near in the next one."""
+    left_out: int
+    """Lines that may matter and were too many."""
+
+
+class Sieve:
+    """Sorts one piece of a log, block by block."""
+
+    def __init__(self, is_routine: Callable[[bytes], bool], limits: Limits) -> None:
+        """Begin with a test of raw lines and what to keep at most."""
+        self._is_routine = is_routine
+        self._limits = limits
+        self._dull: set[bytes] = set()
+        """Shapes that are routine, or came too often."""
+        self._counts: dict[bytes, int] = {}
+        self._lines = 0
+        self._notable: list[Kept] = []
+        self._notable_bytes = 0
+        self._close: list[Kept] = []
+        self._even: list[Kept] = []
+        self._edge: list[Kept] = []
+        self._left_out = 0
+        self._run = 0
+        """Routine lines since the last that may matter."""
+        self._newest: list[Kept] = []
+        """The last of these, up to `EDGE`."""
+        self._unsampled = 0
+        self._reach = EDGE if limits.every > BUNCH else 1 << 60
+        """Of routine lines that pass at once, how many at their end are looked at."""
+
+    def add(self, block: bytes) -> None:
+        """Whole lines, each with its end."""
+        shapes = block.translate(None, _LEFT_OUT).split(b"\n")
+        shapes.pop()
+        if self._dull.issuperset(shapes):
+            count = len(shapes)
+            wanted = min(max(EDGE - self._run, 0), count)
+            first = block.split(b"\n", wanted)[:wanted] if wanted else []
+            reach = min(self._reach, count)
+            self._pass(count, first, block.rsplit(b"\n", reach + 1)[-reach - 1 : -1])
+        else:
+            self._sort(block.split(b"\n"), shapes)
+
+    def done(self) -> Sifted:
+        """What was kept; the sieve is used up."""
+        if self._run > EDGE:
+            self._edge.extend(self._newest[-(self._run - EDGE) :])
+        self._thin()
+        return Sifted(self._lines, self._notable, self._close, self._even, self._edge, self._left_out)
+
+    def _sort(self, lines: list[bytes], shapes: list[bytes]) -> None:
+        dull = self._dull
+        done = 0
+        for index in [index for index, shape in enumerate(shapes) if shape not in dull]:
+            shape, line = shapes[index], lines[index]
+            if shape in dull:
+                continue
+            if self._is_routine(line):
+                if len(line) <= _LONG and len(dull) < _MOST_SHAPES:
+                    dull.add(shape)
+                continue
+            if done < index:
+                self._pass_lines(lines, done, index)
+            done = index + 1
+            self._keep(line)
+            self._tally(shape)
+        if done < len(shapes):
+            self._pass_lines(lines, done, len(shapes))
+
+    def _keep(self, line: bytes) -> None:
+        if self._run > EDGE:
+            self._close.extend(self._newest[-(self._run - EDGE) :])
+        if len(self._close) > 2 * self._limits.routine:
+            del self._close[1::2]
+        self._run = 0
+        self._newest = []
+        self._notable.append((self._lines, line))
+        self._notable_bytes += len(line)
+        self._lines += 1
+        if len(self._notable) > 2 * self._limits.notable or self._notable_bytes > 2 * self._limits.notable_bytes:
+            self._thin()
+
+    def _tally(self, shape: bytes) -> None:
+        if len(shape) <= _LONG and (shape in self._counts or len(self._counts) < _MOST_COUNTED):
+            count = self._counts[shape] = self._counts.get(shape, 0) + 1
+            if count == FLOOD and len(self._dull) < _MOST_SHAPES:
+                self._dull.add(shape)
+
+    def _pass_lines(self, lines: list[bytes], start: int, end: int) -> None:
+        wanted = max(EDGE - self._run, 0)
+        self._pass(end - start, lines[start : min(start + wanted, end)], lines[max(end - self._reach, start) : end])
+
+    def _pass(self, count: int, first: list[bytes], last: list[bytes]) -> None:
+        """Routine lines: how many, the first as far as they are wanted, the last as far as the reach."""
+        if first:
+            (self._close if self._notable or self._left_out else self._edge).extend(enumerate(first, self._lines))
+        self._lines += count
+        self._run += count
+        newest = list(enumerate(last, self._lines - len(last)))
+        self._unsampled += count
+        if self._unsampled >= self._limits.every:
+            wanted = BUNCH * (self._unsampled // self._limits.every)
+            self._unsampled %= self._limits.every
+            self._even.extend(newest[-wanted:])
+            if len(self._even) > 2 * self._limits.routine:
+                del self._even[1::2]
+        self._newest = newest[-EDGE:] if count >= EDGE else (self._newest + newest)[-EDGE:]
+
+    def _thin(self) -> None:
+        before = len(self._notable)
+        self._notable = thinned(self._notable, self._limits.notable, self._limits.notable_bytes)
+        self._notable_bytes = sum(len(line) for _, line in self._notable)
+        self._left_out += before - len(self._notable)
+
+
+def thinned(kept: list[Kept], lines: int, size: int) -> list[Kept]:
+    """At most so many lines and bytes: both ends, then what stands around alarms, then the rest evenly."""
+    if len(kept) <= lines and sum(len(line) for _, line in kept) <= size:
+        return kept
+    alarms: set[int] = set()
+    for index, (_, line) in enumerate(kept):
+        if _ALARM.search(line) is not None:
+            alarms.update(range(max(index - _BEFORE_ALARM, 0), min(index + _AFTER_ALARM, len(kept))))
+    chosen: set[int] = set()
+    ends = _from_both_ends(range(len(kept)))
+    for order, share in ((ends, 2), (_from_both_ends(sorted(alarms)), 4), (_evenly(len(kept)), 4)):
+        lines_left, size_left = lines // share, size // share
+        for index in order:
+            if index in chosen:
+                continue
+            size_left -= len(kept[index][1])
+            if not lines_left or size_left < 0:
+                break
+            lines_left -= 1
+            chosen.add(index)
+    return [kept[index] for index in sorted(chosen)]
+
+
+def _from_both_ends(numbers: Sequence[int]) -> Iterator[int]:
+    for step in range((len(numbers) + 1) // 2):
+        yield numbers[step]
+        yield numbers[-1 - step]
+
+
+def _evenly(count: int) -> Iterator[int]:
+    """All numbers below a count, the coarsest grid first."""
+    step = 1 << count.bit_length()
+    yield 0
+    while step > 1:
+        yield from range(step // 2, count, step)
+        step //= 2
+
+
+def merged(pieces: Sequence[Sifted], limits: Limits) -> Sifted:
+    """What is kept of a log that was sifted in pieces: all in `notable`, routine lines among them.
+
+    Args:
+        pieces: In order.
+        limits: For all of it.
+    """
+    notable: list[Kept] = []
+    routine: dict[int, bytes] = {}
+    even: set[int] = set()
+    lines = left_out = 0
+    for piece in pieces:
+        notable.extend((lines + number, line) for number, line in piece.notable)
+        for part in (piece.close, piece.even, piece.edge):
+            routine.update((lines + number, line) for number, line in part)
+        even.update(lines + number for number, _ in piece.even)
+        lines += piece.lines
+        left_out += piece.left_out
+    kept = thinned(notable, limits.notable, limits.notable_bytes)
+    left_out += len(notable) - len(kept)
+    marks = [-1, *(number for number, _ in kept), lines]
+    """Lines that may matter, and both ends of the log, which matter as much."""
+    close: list[int] = []
+    rest: list[int] = []
+    for number in sorted(routine):
+        after = bisect_left(marks, number)
+        distance = min(number - marks[after - 1], marks[after] - number)
+        if distance <= CLOSE:
+            close.append(number)
+        elif distance <= EDGE or number in even:
+            rest.append(number)
+    rest = _fewer(rest, max(limits.routine - len(close), limits.routine // 2))
+    close = _fewer(close, limits.routine - len(rest))
+    kept = sorted([*kept, *((number, routine[number]) for number in (*close, *rest))])
+    return Sifted(lines, kept, [], [], [], left_out)
+
+
+def _fewer(numbers: list[int], most: int) -> list[int]:
+    """At most so many, evenly chosen."""
+    return numbers if len(numbers) <= most else [numbers[index * len(numbers) // most] for index in range(most)]

@@ -1,0 +1,215 @@
+"""What a log driver, an orchestrator or a tool in a pipe wrapped round a server's lines, and the lines without it.
+
+Wrappers lie on top of each other (Kubernetes round Ray round the server) and are mixed with bare lines, so one is
+found from many lines and taken off line by line: what does not wear it stays as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from tuner.core import logtext
+
+Unwrapped = tuple[str, bool]
+"""The inner text, and whether it ends a line: some drivers cut lines at 16 KiB into several records."""
+
+_STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)"
+_MONTH_STAMP = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})?"
+_DAY_STAMP = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \S{1,9}"
+
+# Of Kubernetes' runtimes, and podman: time, stream, full or partial, and tags, before the text.
+_CRI = re.compile(r"\d{4}-\d\d-\d\dT\S{1,40} std(?:out|err) ([FP])(?::\S*)?(?: |$)")
+_JOURNAL_TIME = rf"(?:{_MONTH_STAMP}|{_STAMP}|{_DAY_STAMP}|\d{{9,11}}\.\d{{1,9}}|\[ *\d+\.\d{{6}}\])"
+_JOURNAL = re.compile(rf"{_JOURNAL_TIME} [\w.-]{{1,80}} [^\s:\[\]]{{1,120}}(?:\[\d+\])?: ?")
+_JOURNAL_PROOF = re.compile(rf"{_JOURNAL_TIME} [\w.-]{{1,80}} [^\s:\[\]]{{1,120}}\[\d+\]: ")
+_POD = re.compile(r"\[pod/[^\]\s]{1,300}\] ?")
+_RFC3339 = re.compile(rf"{_STAMP} ?(?=\S| |$)")
+_COMPOSE = re.compile(r"(?:\d+\|)?[A-Za-z0-9][\w.-]{0,100} +\| ?")
+_STERN = re.compile(r"[a-z0-9][a-z0-9.]*-[a-z0-9.-]{1,100} [a-z0-9][a-z0-9-]{0,60} ")
+_CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
+_TS = re.compile(rf"(?:{_MONTH_STAMP}|\[?\d{{4}}-\d\d-\d\d[ T]{_CLOCK}\]?|{_CLOCK}) ")
+# SGLang's own stamps are in brackets too: of two, the first is a wrapper.
+_TS_PROOF = re.compile(
+    rf"(?:{_MONTH_STAMP}|\d{{4}}-\d\d-\d\d[ T]{_CLOCK}|{_CLOCK}) "
+    rf"|\[\d{{4}}-\d\d-\d\d[ T]{_CLOCK}\] (?=\[\d{{4}}|\(\S+ pid=|(?:DEBUG|INFO|WARNING|ERROR) \d\d-)"
+)
+_SRUN = re.compile(r" {0,5}\d{1,5}: ")
+# vLLM names its own processes in the same form; those names tell the rank and stay.
+_VLLM_NAME = (
+    r"(?:Worker(?:_[A-Z]+\d+)*|EngineCore\w*|A[Pp][Ii]Server\w*|VllmWorker\S*|MainProcess|VLLM_\w+|DPSupervisor)"
+)
+_RAY = re.compile(
+    rf"(?:\({_VLLM_NAME} pid=\d+\) )?"
+    rf"\((?!{_VLLM_NAME}(?: rank=\d+)? pid=)(?:[^()\s]{{1,200}} pid=\d+|raylet|autoscaler[^()]{{0,20}})"
+    r"(?:, ip=[\d.:a-f]+)?\) ?"
+)
+_REPEATED = re.compile(r" \[repeated \d+x across cluster\](?: \(Ray deduplicates logs.*)?$")
+
+_RECORD = re.compile(
+    r"\[(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d[^\]]{0,60}\] |server_args=|Traceback \(most recent call last\)"
+    r"|(?:\(\S+(?: rank=\d+)? pid=\d+[^()]{0,60}\) )?"
+    r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d |: {2,})|\(\S+ pid=\d+)"
+)
+"""How records of an engine begin: what a doubtful wrapper must uncover."""
+
+
+def _docker(text: str) -> Unwrapped | None:
+    inner = _member(text, "log")
+    return None if inner is None else (inner.removesuffix("\n"), inner.endswith("\n"))
+
+
+def _json_log(text: str) -> Unwrapped | None:
+    inner = _member(text, "log")
+    return None if inner is None else (inner.removesuffix("\n"), True)
+
+
+def _journal_json(text: str) -> Unwrapped | None:
+    inner = _member(text, "MESSAGE")
+    return None if inner is None else (inner.rstrip("\n"), True)
+
+
+def _stern_json(text: str) -> Unwrapped | None:
+    inner = _member(text, "message") if '"podName"' in text else None
+    return None if inner is None else (inner.rstrip("\n"), True)
+
+
+def _member(text: str, name: str) -> str | None:
+    """A member of the JSON object that a line is: text, or the bytes that journald gives where they are no UTF-8."""
+    if not text.startswith("{") or f'"{name}"' not in text:
+        return None
+    try:
+        inner = json.loads(text)[name]
+        if isinstance(inner, list):
+            return bytes(inner).decode("utf-8", "replace")
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return inner if isinstance(inner, str) else None
+
+
+def _cri(text: str) -> Unwrapped | None:
+    head = _CRI.match(text)
+    return None if head is None else (text[head.end() :], head[1] == "F")
+
+
+def _ray(text: str) -> Unwrapped | None:
+    head = _RAY.match(text)
+    if head is None:
+        return None
+    inner = text[head.end() :]
+    return (_REPEATED.sub("", inner) if " [repeated " in inner else inner), True
+
+
+def _after(expression: re.Pattern[str]) -> Callable[[str], Unwrapped | None]:
+    def strip(text: str) -> Unwrapped | None:
+        head = expression.match(text)
+        return None if head is None else (text[head.end() :], True)
+
+    return strip
+
+
+class Layer(NamedTuple):
+    """One way of wrapping."""
+
+    name: str
+    strip: Callable[[str], Unwrapped | None]
+    """What is inside a line; None when the line does not wear it."""
+    proof: re.Pattern[str] | None = None
+    """What lines must begin with for the layer to be found, where that is narrower."""
+    sure: bool = True
+    """Its form alone is proof. Others must be worn by most lines and uncover records of an engine."""
+
+    def worn(self, texts: list[str]) -> bool:
+        """Whether lines wear it."""
+        if self.proof is None:
+            inner = [found[0] for text in texts if (found := self.strip(text)) is not None]
+        else:
+            inner = [text[head.end() :] for text in texts if (head := self.proof.match(text)) is not None]
+        if self.sure:
+            return len(inner) * _SURE_SHARE >= len(texts) and bool(inner)
+        return len(inner) * 5 >= len(texts) * 3 and any(_RECORD.match(text) for text in inner)
+
+
+_SURE_SHARE = 20
+_LAYERS = (
+    Layer("docker-json", _docker),
+    Layer("journal-json", _journal_json),
+    Layer("stern-json", _stern_json),
+    Layer("cri", _cri),
+    Layer("pod", _after(_POD)),
+    Layer("journal", _after(_JOURNAL), _JOURNAL_PROOF),
+    Layer("rfc3339", _after(_RFC3339)),
+    Layer("compose", _after(_COMPOSE), sure=False),
+    Layer("stern", _after(_STERN), sure=False),
+    Layer("ts", _after(_TS), _TS_PROOF, sure=False),
+    Layer("srun", _after(_SRUN), sure=False),
+    Layer("ray", _ray),
+)
+_JSON_LOG = Layer("json-log", _json_log)
+_BY_NAME = {layer.name: layer for layer in (*_LAYERS, _JSON_LOG)}
+_HEAD_LINES = 400
+_DEEPEST = 4
+
+
+class Wrapping:
+    """The wrappers of one log, the outermost first."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        """Take wrappers by name, as `names` of another gives them; names that are none of ours are left out."""
+        self._layers = tuple(_BY_NAME[name] for name in names if name in _BY_NAME)
+        self.names = tuple(layer.name for layer in self._layers)
+
+    def unwrap(self, text: str) -> Unwrapped:
+        """The server's own line out of one line of the log.
+
+        Returns:
+            The inner text and whether it is a whole line; a line that is not wrapped stays as it is.
+        """
+        whole = True
+        for layer in self._layers:
+            if "\x1b" in text:
+                text = logtext.plain(text)
+            found = layer.strip(text)
+            if found is not None:
+                text = found[0]
+                whole = whole and found[1]
+        return text, whole
+
+
+def find(lines: Iterable[str]) -> Wrapping:
+    """The wrappers that the first lines of a log wear."""
+    texts: list[str] = []
+    for line in lines:
+        if line.strip():
+            texts.append(logtext.plain(line.rstrip("\r\n")))
+            if len(texts) == _HEAD_LINES:
+                break
+    layers: list[Layer] = []
+    while texts and len(layers) < _DEEPEST:
+        layer = next((layer for layer in _LAYERS if layer not in layers and layer.worn(texts)), None)
+        if layer is None:
+            break
+        if layer.name == "docker-json" and not any(found[1] for found in map(_docker, texts) if found is not None):
+            # Collectors that speak Docker's format leave out the line's end, and cut no lines.
+            layer = _JSON_LOG
+        layers.append(layer)
+        texts = [logtext.plain(found[0]) if (found := layer.strip(text)) is not None else text for text in texts]
+        if layer is _JSON_LOG:
+            break
+    return Wrapping(layer.name for layer in layers)
+
+
+def unwrap(kind: str, text: str) -> Unwrapped:
+    """The server's own line out of what its log driver wrapped round it.
+
+    Args:
+        kind: `LogSource.kind`; `docker-json` and `cri` wrap.
+        text: One line of the file.
+
+    Returns:
+        The inner text and whether it is a whole line.
+    """
+    found = _docker(text) if kind == "docker-json" else _cri(text) if kind == "cri" else None
+    return (text, True) if found is None else found

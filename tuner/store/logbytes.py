@@ -1,0 +1,221 @@
+"""Bytes of log files: opened, unpacked, brought to UTF-8, cut into blocks of whole lines."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import IO, NamedTuple, cast
+
+from tuner.errors import UsageProblem
+
+BLOCK = 256 * 1024
+"""Bytes that are looked at together: they and their shapes stay in a processor's cache."""
+HEAD = 256 * 1024
+"""Bytes by which a file is judged."""
+_HALF_LINE = 512 * 1024
+"""Bytes at both ends of an endless line that are read."""
+_PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bz2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
+_WIDE = {codecs.BOM_UTF8: "", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+_OTHER = {
+    b"LPKSHHRH": ("a file of systemd's journal", "Print it: journalctl --file FILE -o short-iso"),
+    b"PK\x03\x04": ("an archive", "Unpack it"),
+    b"\x7fELF": ("a program or a core dump", ""),
+}
+_TAR_AT, _TAR = 257, b"ustar"
+_TEXT_CONTROLS = frozenset(b"\t\n\r\x0b\x0c\x1b\x08\x07")
+_NOISE_SHARE = 5
+_NOISE_LEAST = 64
+
+
+class Source(NamedTuple):
+    """One opened log."""
+
+    name: str
+    head: bytes
+    """Its first bytes, unpacked and in UTF-8."""
+    fd: int | None
+    """Of a regular file whose bytes are the log as they are: pieces of it can be read by themselves."""
+    size: int
+    """Of that, in bytes; else 0."""
+    chunks: Iterator[bytes]
+    """Of anything else: all of its bytes, unpacked and in UTF-8."""
+
+
+def opened(name: str, stdin: IO[bytes] | None = None) -> Source:
+    """Open a log.
+
+    Args:
+        name: Path, or `-` for the standard input.
+        stdin: What `-` stands for; the process's own where none is given.
+
+    Raises:
+        UsageProblem: There is nothing to read, or it is no log.
+    """
+    try:
+        if name == "-":
+            return _stream("standard input", stdin or sys.stdin.buffer)
+        path = Path(name)
+        if path.is_dir():
+            raise UsageProblem("a folder is no log", name, "Name its files, oldest first")
+        file = path.open("rb", buffering=0)
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            return _stream(name, file)
+        head = os.pread(file.fileno(), HEAD, 0)
+        if any(head.startswith(magic) for magic in (*_PACKED, *_WIDE)):
+            return _stream(name, file)
+        _check(name, head)
+        return Source(name, head, os.dup(file.fileno()), status.st_size, iter(()))
+    except OSError as error:
+        raise UsageProblem("cannot read a log", f"{name}: {error.strerror or error}") from None
+
+
+def _stream(name: str, file: IO[bytes] | io.RawIOBase) -> Source:
+    reader = file if isinstance(file, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", file), BLOCK)
+    chunks = _utf8(_unpacked(name, reader))
+    head = b""
+    while len(head) < HEAD and (chunk := next(chunks, b"")):
+        head += chunk
+    _check(name, head)
+    return Source(name, head, None, 0, chain([head], chunks))
+
+
+def _unpacked(name: str, file: io.BufferedReader) -> Iterator[bytes]:
+    """All bytes, as far as they can be had: a rotation may have broken off what is packed."""
+    first = True
+    try:
+        unpacker = _unpacker(name, file)
+        while chunk := unpacker.read(BLOCK):
+            yield chunk
+            first = False
+    except UsageProblem:
+        raise
+    except Exception as error:  # each unpacker has errors of its own
+        if first:
+            raise UsageProblem("cannot read a log", f"{name}: {error}") from None
+
+
+def _unpacker(name: str, file: io.BufferedReader) -> IO[bytes]:
+    begin = file.peek(8)
+    kind = next((kind for magic, kind in _PACKED.items() if begin.startswith(magic)), None)
+    if kind == "gzip":
+        import gzip
+
+        return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
+    if kind == "bz2":
+        import bz2
+
+        return bz2.BZ2File(file)
+    if kind == "xz":
+        import lzma
+
+        return lzma.LZMAFile(file)
+    if kind == "zstd":
+        try:
+            from compression import zstd  # type: ignore[import-not-found, unused-ignore]
+        except ImportError:
+            raise UsageProblem(
+                "this Python cannot unpack zstd", name, f"zstd -dc {name} | gputuner diagnose -"
+            ) from None
+        return zstd.ZstdFile(file)  # type: ignore[no-any-return, unused-ignore]
+    return file
+
+
+def _utf8(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    first = next(chunks, b"")
+    for mark, encoding in _WIDE.items():
+        if first.startswith(mark):
+            first = first[len(mark) :]
+            if encoding:
+                decoder = codecs.getincrementaldecoder(encoding)("replace")
+                for chunk in chain([first], chunks):
+                    yield decoder.decode(chunk).encode("utf-8", "replace")
+                yield decoder.decode(b"", True).encode("utf-8", "replace")
+                return
+            break
+    if first:
+        yield first
+    yield from chunks
+
+
+def _check(name: str, head: bytes) -> None:
+    """Refuse what is no text."""
+    for magic, (what, hint) in _OTHER.items():
+        if head.startswith(magic):
+            raise UsageProblem(f"this is {what}, no log", name, hint)
+    if head[_TAR_AT:].startswith(_TAR):
+        raise UsageProblem("this is an archive, no log", name, "Unpack it")
+    text = head.replace(b"\0", b"")
+    noise = text.decode("utf-8", "replace").count("\ufffd") + sum(
+        text.count(code) for code in range(32) if code not in _TEXT_CONTROLS
+    )
+    if noise >= _NOISE_LEAST and noise * _NOISE_SHARE >= len(text):
+        raise UsageProblem("this is no text", name, "Name the log that the server printed")
+
+
+def piece(fd: int, start: int, end: int) -> Iterator[bytes]:
+    """Chunks that hold the lines of a regular file that begin in [start, end)."""
+    at = max(start - 1, 0)
+    inside = not start
+    while chunk := os.pread(fd, BLOCK, at):
+        here = at
+        at += len(chunk)
+        if not inside:
+            cut = chunk.find(b"\n") + 1
+            if not cut:
+                continue
+            inside = True
+            here += cut
+            if here >= end:
+                return
+            chunk = chunk[cut:]
+        if at >= end and (cut := chunk.find(b"\n", max(end - 1 - here, 0)) + 1):
+            yield chunk[:cut]
+            return
+        yield chunk
+
+
+def blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Blocks of whole lines, each with its end; without zero bytes, which a truncated log is full of."""
+    line = b""
+    skipped = 0
+    for chunk in chunks:
+        if chunk.find(0) >= 0:
+            chunk = chunk.replace(b"\0", b"")
+        cut = chunk.rfind(b"\n") + 1
+        if not cut:
+            line += chunk
+            if len(line) > 4 * _HALF_LINE:
+                skipped += len(line) - 3 * _HALF_LINE
+                line = line[:_HALF_LINE] + line[-2 * _HALF_LINE :]
+            continue
+        if skipped or len(line) > 2 * _HALF_LINE:
+            end = chunk.find(b"\n") + 1
+            yield _shortened(line + chunk[:end], skipped)
+            chunk, cut = chunk[end:], cut - end
+            line = b""
+            skipped = 0
+        if cut:
+            yield line + chunk[:cut]
+        line = chunk[cut:]
+    if line:
+        yield _shortened(line + b"\n", skipped)
+
+
+def _shortened(line: bytes, skipped: int) -> bytes:
+    """Both ends of a line that is longer than anybody reads."""
+    more = len(line) - 2 * _HALF_LINE
+    if more <= 0:
+        return line
+    return b"%s [%d bytes left out] %s" % (line[:_HALF_LINE], more + skipped, line[-_HALF_LINE:])

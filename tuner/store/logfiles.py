@@ -1,0 +1,155 @@
+"""Reads log files: any number, any size, packed or not, wrapped or not.
+
+What comes out are lines as the server printed them, those that may matter and some of the others, each with its
+number; see `core.sift` for which. Secrets are masked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from tuner.core import logtext, redact, wrapping
+from tuner.core.sift import Kept, Limits, Routine, Sifted, judge, merged
+from tuner.core.wrapping import Wrapping
+from tuner.store import logbytes, sifting
+
+LIMITS = Limits()
+
+
+class LogText:
+    """What is kept of one or more logs: an iterable of `(at, text)`, as often as wanted.
+
+    `at` is the number of a line over all files, from 1. Several texts have the same where one line holds several: what
+    another process wrote behind a progress bar, say.
+    """
+
+    def __init__(self, files: Sequence[tuple[str, int, Wrapping]], sifted: Sifted, size_bytes: int) -> None:
+        """Keep it.
+
+        Args:
+            files: Name, lines and wrappers of each log.
+            sifted: What is kept of all together.
+            size_bytes: Of all, as they lie on the disk; of a stream, as it was read.
+        """
+        self.files = tuple(name for name, _, _ in files)
+        self.lines_total = sifted.lines
+        self.left_out = sifted.left_out
+        """Lines that may matter, of which there were too many."""
+        self.size_bytes = size_bytes
+        self._wrappings = [each for _, _, each in files]
+        self._kept: list[Kept] = sifted.notable
+        self._ends: list[int] = []
+        for _, lines, _ in files:
+            self._ends.append((self._ends[-1] if self._ends else 0) + lines)
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        file = -1
+        end = joined_at = due = 0
+        joined = ""
+        unwrap = Wrapping().unwrap
+        for number, raw in self._kept:
+            at = number + 1
+            if joined and (at != due or at > end):
+                # Where the record goes on was not kept, or never came.
+                yield from _texts(joined_at, joined)
+                joined = ""
+            while at > end:
+                file += 1
+                end = self._ends[file]
+                unwrap = self._wrappings[file].unwrap
+            text, whole = unwrap(raw.decode("utf-8", "replace"))
+            if joined:
+                text = joined + text
+            else:
+                joined_at = at
+            joined = ""
+            if whole:
+                yield from _texts(joined_at, text)
+            else:
+                joined = text[: 16 * logtext.MAX_LINE]
+                due = at + 1
+        if joined:
+            yield from _texts(joined_at, joined)
+
+    def locate(self, at: int) -> tuple[str, int]:
+        """The log that line `at` stands in, and its number there, from 1."""
+        file = min(bisect_left(self._ends, at), len(self._ends) - 1)
+        return self.files[file], at - (self._ends[file - 1] if file else 0)
+
+
+def _texts(at: int, text: str) -> Iterator[tuple[int, str]]:
+    for line in text.split("\n") if "\n" in text else (text,):
+        for part in logtext.segments(line):
+            yield at, redact.mask(logtext.cut(part))
+
+
+def read(
+    names: Sequence[str | Path],
+    routines: Iterable[bytes],
+    *,
+    stdin: IO[bytes] | None = None,
+    limits: Limits = LIMITS,
+    processes: int | None = None,
+) -> LogText:
+    """Read logs as parts of one, in the order given.
+
+    Args:
+        names: Paths, `-` for the standard input. gzip, bzip2 and xz are unpacked, and zstd where Python can.
+        routines: What engines call routine: `Engine.routine` of all that are possible.
+        stdin: What `-` stands for; the process's own where none is given.
+        limits: What is kept at most.
+        processes: How many work at once; None: as many as the work is worth.
+
+    Raises:
+        UsageProblem: One of them is absent, cannot be read, or is no log.
+    """
+    routine = tuple(routines)
+    with contextlib.ExitStack() as stack:
+        sources = []
+        for name in names:
+            source = logbytes.opened(str(name), stdin)
+            sources.append(source)
+            if source.fd is not None:
+                stack.callback(os.close, source.fd)
+        wrappings = [wrapping.find(source.head.decode("utf-8", "replace").split("\n")) for source in sources]
+        regular = [
+            (source.fd, source.size, each.names)
+            for source, each in zip(sources, wrappings, strict=True)
+            if source.fd is not None
+        ]
+        work = sifting.pieces(regular, limits)
+        found: dict[int, list[Sifted]] = {fd: [] for fd, _, _ in regular}
+        for piece, sifted in zip(work, sifting.sift_pieces(work, routine, processes), strict=True):
+            found[piece.fd].append(sifted)
+        files: list[tuple[str, int, Wrapping]] = []
+        all_pieces: list[Sifted] = []
+        size = 0
+        for source, each in zip(sources, wrappings, strict=True):
+            if source.fd is not None:
+                mine = found[source.fd]
+                size += source.size
+            else:
+                stream = _Counted(source.chunks)
+                mine = sifting.sift_stream(stream, judge(Routine(routine), each), limits)
+                size += stream.size
+            files.append((source.name, sum(sifted.lines for sifted in mine), each))
+            all_pieces.extend(mine)
+    return LogText(files, merged(all_pieces, limits), size)
+
+
+class _Counted:
+    """Chunks, and how many bytes have passed."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self.size = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._chunks:
+            self.size += len(chunk)
+            yield chunk
