@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
 
+from tuner.core.knobs import KnobTable
 from tuner.domain.events import HttpAnswer
+from tuner.domain.forecast import Effective, Forecast
+from tuner.domain.knobs import Spelling
 from tuner.domain.logs import Level, LogFact
 from tuner.domain.plan import EnginePlan
 from tuner.domain.readings import Reading
@@ -95,6 +98,24 @@ class Engine(Protocol):
 
     def settings_from_argv(self, identity: ServerIdentity) -> dict[str, Any]:
         """Server args that the command line gives, by canonical (underscored) name, before anything resolved them."""
+
+    def knobs(self) -> KnobTable:
+        """Everything that can be turned, by canonical name."""
+
+    def knob(self, name: str, version: str | None) -> Spelling | None:
+        """How a version spells a knob; None when it does not have it. An unknown version takes the newest spelling."""
+
+    def effective_fraction(self, start: Start) -> Effective | None:
+        """The fraction of memory that a start really ran or failed with, where arguments, pool or error tell it."""
+
+    def forecast(self, base: Start, changes: Mapping[str, Any], past: Sequence[Start] = ()) -> Forecast:
+        """The memory of a start that has not happened.
+
+        Args:
+            base: A start it is made from; best one that became ready.
+            changes: Knobs that differ: canonical name to value; None lets the engine choose.
+            past: Other starts of the same LLM on the same host, which make estimates better.
+        """
 
     def layout(self, settings: dict[str, Any]) -> tuple[int, int, int, bool]:
         """Sizes of tensor, pipeline and data parallelism, and whether replicas share the TP ranks (attention DP)."""

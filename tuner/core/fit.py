@@ -7,6 +7,7 @@ no sense gives None or 0.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
@@ -18,6 +19,8 @@ ROUNDING_GIB = 0.005
 """Half of the last digit that engines print."""
 NARROW = 1e-3
 """A cell whose printed interval is narrower than this part of it is taken as its roundest number."""
+
+_SET = re.compile(r"\b(NCCL_[A-Z0-9_]+) set by environment to (\S+)")
 
 
 def pool_gib(total_gib: float, available_gib: float, fraction: float) -> float:
@@ -63,6 +66,16 @@ def tokens_for(pool: float, cell_bytes: float | None, page: int = 1, cap: int | 
     if cap is not None and cap >= 0:
         tokens = min(tokens, cap)
     return tokens // max(page, 1) * max(page, 1)
+
+
+def environment(start: Start) -> dict[str, str]:
+    """Variables of a start's environment: those known, and those that NCCL says it read."""
+    said = {
+        found[1]: found[2].rstrip(".")
+        for line in start.lines
+        if " set by environment to " in line.text and (found := _SET.search(line.text)) is not None
+    }
+    return {**said, **start.env}
 
 
 class Cell(Struct, frozen=True):
@@ -121,7 +134,7 @@ def mla_cell(layers: int, lora_rank: int, rope_dim: int, dtype_bytes: float) -> 
 
 
 def mha_cell(layers: int, kv_heads: int, head_dim: int, tp: int, dtype_bytes: float, v_head_dim: int = 0) -> float:
-    """Bytes of a token on one rank of plain or grouped attention: at least one head each, so beyond that TP is no help."""
+    """Bytes of a token on one rank of plain or grouped attention: each holds at least one head, however many share."""
     heads = max(1, kv_heads // max(tp, 1))
     return heads * (head_dim + (v_head_dim or head_dim)) * layers * dtype_bytes
 

@@ -181,5 +181,3 @@ def _in_words(spans: str) -> str:
         for first, dash, last in [span.partition("-")]
     ]
     return " and ".join(words)
-
-

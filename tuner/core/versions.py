@@ -39,6 +39,11 @@ def at_least(version: str | None, bound: str) -> bool | None:
     return own + (0,) * (width - len(own)) >= other + (0,) * (width - len(other))
 
 
+def since(version: str | None, first: str) -> bool:
+    """Whether a version has what came with `first`. One that is not known counts as the newest."""
+    return at_least(version, first) is not False
+
+
 def in_range(version: Version, versions: str) -> bool:
     """Whether a version lies in a range as catalogues write it.
 

@@ -32,6 +32,20 @@ class Fit(enum.StrEnum):
     """A number that is needed is not known."""
 
 
+class Effective(Struct, frozen=True, kw_only=True):
+    """The fraction that a start really ran with, or would have."""
+
+    value: float
+    error: float = 0.0
+    """Off by at most this."""
+    said: float | None = None
+    """The one that its arguments or its error text say, where they do."""
+    how: str = ""
+    """In words: `its arguments`, `1 - (21.71 - 10.42) / 94.04, from the KV pool`."""
+    at: int | None = None
+    """The line that says it."""
+
+
 class ForecastRow(Struct, frozen=True, kw_only=True):
     """One purpose of one rank's memory."""
 

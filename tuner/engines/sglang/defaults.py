@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from tuner.core.versions import at_least
+from tuner.core.versions import since
 
 CARDS_MIB = (
     15_360, 16_384, 23_028, 23_034, 24_564, 32_607, 32_768, 40_960, 46_068, 49_140, 81_559, 81_920, 95_830, 97_871,
@@ -43,12 +43,12 @@ class AutoInputs(Struct, frozen=True, kw_only=True):
 def auto_fraction(version: str | None, inputs: AutoInputs) -> float:
     """The fraction that SGLang takes when none is given, before any factor for multimodal models."""
     gpu, parallel = inputs.gpu_mib, inputs.tp * inputs.pp
-    if not at_least(version, "0.4.7"):
+    if not since(version, "0.4.7"):
         if gpu <= 81_920:
             steps = ((16, 0.79), (8, 0.81), (4, 0.85), (2, 0.87))
             return next((fraction for tp, fraction in steps if inputs.tp >= tp), 0.88)
         return (gpu - 13 * 1024) / gpu
-    if not at_least(version, "0.5.3"):
+    if not since(version, "0.5.3"):
         if gpu < 35 * 1024:
             reserved = (2.8 + parallel / 10) * 1024
         elif gpu < 160 * 1024:
@@ -56,7 +56,7 @@ def auto_fraction(version: str | None, inputs: AutoInputs) -> float:
         else:
             reserved = 32 * 1024
         if inputs.speculative is not None:
-            reserved += 6 * 1024 if inputs.speculative == "STANDALONE" and at_least(version, "0.5.2") else 2 * 1024
+            reserved += 6 * 1024 if inputs.speculative == "STANDALONE" and since(version, "0.5.2") else 2 * 1024
         if inputs.dp_attention:
             reserved += 4 * 1024
         return round((gpu - reserved) / gpu, 3)
@@ -65,15 +65,15 @@ def auto_fraction(version: str | None, inputs: AutoInputs) -> float:
     if inputs.dp_attention:
         reserved += inputs.graph_bs * inputs.dp * (4.5 if inputs.graph_bs > 300 else 3)
     if inputs.prefill_sizes > 0:
-        heavy = inputs.mla and at_least(version, "0.5.10")
+        heavy = inputs.mla and since(version, "0.5.10")
         reserved += 1.5 * 1024 if heavy else 8 * inputs.prefill_sizes
     if gpu > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
-    if inputs.speculative is not None and not at_least(version, "0.5.14"):
+    if inputs.speculative is not None and not since(version, "0.5.14"):
         if inputs.speculative == "STANDALONE":
             reserved += 6 * 1024
         elif inputs.speculative != "NGRAM":
-            reserved += 4 * 1024 if at_least(version, "0.5.10") else 2 * 1024
+            reserved += 4 * 1024 if since(version, "0.5.10") else 2 * 1024
     return round((gpu - reserved) / gpu, 3)
 
 
@@ -85,34 +85,34 @@ def vision_factor(layers: int, hidden: int) -> float:
 
 def auto_chunk(version: str | None, gpu_mib: float) -> int:
     """Tokens of a prefill step when none are given."""
-    if not at_least(version, "0.4.7"):
+    if not since(version, "0.4.7"):
         return 2048 if gpu_mib < 25_000 else 8192
     if gpu_mib >= 160 * 1024:
         return 16_384
-    if not at_least(version, "0.5.3"):
+    if not since(version, "0.5.3"):
         return 2048 if gpu_mib < 35 * 1024 else 8192
     if gpu_mib < 20 * 1024:
         return 2048
     if gpu_mib < 35 * 1024:
-        return 4096 if at_least(version, "0.5.21") else 2048
+        return 4096 if since(version, "0.5.21") else 2048
     return 4096 if gpu_mib < 60 * 1024 else 8192
 
 
 def auto_graph_bs(version: str | None, gpu_mib: float, tp: int, max_running_requests: int | None = None) -> int:
     """The largest batch with a decode graph when none is given."""
     wide = tp >= 4
-    if not at_least(version, "0.4.7"):
+    if not since(version, "0.4.7"):
         if gpu_mib < 25_000:
             return 80 if wide else 8
         return 256 if gpu_mib > 81_920 else 160
-    if not at_least(version, "0.5.3"):
+    if not since(version, "0.5.3"):
         if gpu_mib < 35 * 1024:
             return 80 if wide else 8
         return 512 if gpu_mib > 160_000 else 256 if gpu_mib > 90 * 1024 else 160
     if gpu_mib < 20 * 1024:
         largest = 8
     elif gpu_mib < 35 * 1024:
-        newest = at_least(version, "0.5.21")
+        newest = since(version, "0.5.21")
         largest = (160 if newest else 80) if wide else (48 if newest else 24)
     elif gpu_mib < 60 * 1024:
         largest = 160 if wide else 32
@@ -120,7 +120,7 @@ def auto_graph_bs(version: str | None, gpu_mib: float, tp: int, max_running_requ
         largest = 512 if wide else 256
     else:
         largest = 512
-    if max_running_requests is not None and max_running_requests > 0 and at_least(version, "0.5.21"):
+    if max_running_requests is not None and max_running_requests > 0 and since(version, "0.5.21"):
         largest = min(largest, max_running_requests)
     return largest
 
@@ -129,7 +129,7 @@ def graph_sizes(version: str | None, largest: int, *, speculative: bool = False,
     """Batch sizes of decode graphs up to a largest one."""
     if largest <= 0:
         return []
-    if not at_least(version, "0.5.3"):
+    if not since(version, "0.5.3"):
         return _old_graph_sizes(largest, speculative=speculative, padding=padding)
     if not padding:
         return list(range(1, largest + 1))
@@ -138,7 +138,7 @@ def graph_sizes(version: str | None, largest: int, *, speculative: bool = False,
     else:
         steps = ((1, 3, 1), (4, 13, 4), (16, 257, 8), (272, 512, 16), (512, largest + 1, 32))
     sizes = [size for first, end, step in steps for size in range(first, end, step) if size <= largest]
-    return sizes if largest in sizes or not at_least(version, "0.5.4") else [*sizes, largest]
+    return sizes if largest in sizes or not since(version, "0.5.4") else [*sizes, largest]
 
 
 def _old_graph_sizes(largest: int, *, speculative: bool, padding: bool) -> list[int]:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tuner.core.engine import LinePrefix, RankPlace
+from tuner.core.knobs import KnobTable
 from tuner.core.versions import infer
 from tuner.domain.events import HttpAnswer
+from tuner.domain.forecast import Effective, Forecast
+from tuner.domain.knobs import Spelling
 from tuner.domain.logs import Level, LogFact
 from tuner.domain.plan import EnginePlan
 from tuner.domain.readings import Reading
 from tuner.domain.server import ServerIdentity
 from tuner.domain.starts import Sign, Start
 from tuner.engines.argv import as_int, read_flags
+from tuner.engines.knobs import load_knobs
 from tuner.engines.reader import LogReader
-from tuner.engines.sglang import http, lines
+from tuner.engines.sglang import forecast, http, lines, memory
 from tuner.engines.sglang.routine import ROUTINE
 from tuner.engines.sglang.versions import TRAITS
 from tuner.engines.signs import COMMON, SignSet, read_signs
@@ -127,6 +131,22 @@ class SGLang:
     def settings_from_argv(self, identity: ServerIdentity) -> dict[str, Any]:
         """Flags by the name of the server arg they set."""
         return read_flags(_arguments(identity.argv), _ALIASES)
+
+    def knobs(self) -> KnobTable:
+        """Everything that can be turned."""
+        return load_knobs(Path(__file__).with_name("knobs.toml"))
+
+    def knob(self, name: str, version: str | None) -> Spelling | None:
+        """How a version spells a knob."""
+        return self.knobs().spelling(name, version)
+
+    def effective_fraction(self, start: Start) -> Effective | None:
+        """The fraction a start really ran or failed with."""
+        return memory.effective_fraction(start)
+
+    def forecast(self, base: Start, changes: Mapping[str, Any], past: Sequence[Start] = ()) -> Forecast:
+        """The memory of a start that has not happened."""
+        return forecast.forecast(base, changes, past, self.knobs())
 
     def layout(self, settings: dict[str, Any]) -> tuple[int, int, int, bool]:
         """Sizes of tensor, pipeline and data parallelism, and whether replicas share the TP ranks."""

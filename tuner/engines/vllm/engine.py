@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,21 @@ import msgspec
 
 from tuner.core import facts as f
 from tuner.core.engine import LinePrefix, RankPlace
+from tuner.core.knobs import KnobTable
 from tuner.core.versions import infer
 from tuner.domain.events import HttpAnswer
+from tuner.domain.forecast import Effective, Forecast
+from tuner.domain.knobs import Spelling
 from tuner.domain.logs import Level, LogFact
 from tuner.domain.plan import EnginePlan
 from tuner.domain.readings import Reading
 from tuner.domain.server import Member, ServerIdentity
 from tuner.domain.starts import Sign, Start
 from tuner.engines.argv import as_int, read_flags
+from tuner.engines.knobs import load_knobs
 from tuner.engines.reader import LogReader
 from tuner.engines.signs import COMMON, SignSet, read_signs
-from tuner.engines.vllm import http, lines
+from tuner.engines.vllm import forecast, http, lines, memory
 from tuner.engines.vllm.routine import ROUTINE
 from tuner.engines.vllm.versions import TRAITS
 
@@ -152,6 +156,22 @@ class VLLM:
             if argument.endswith(("api_server", "api_server.py")):
                 return read_flags(argv[index + 1 :], _ALIASES)
         return {}
+
+    def knobs(self) -> KnobTable:
+        """Everything that can be turned."""
+        return load_knobs(Path(__file__).with_name("knobs.toml"))
+
+    def knob(self, name: str, version: str | None) -> Spelling | None:
+        """How a version spells a knob."""
+        return self.knobs().spelling(name, version)
+
+    def effective_fraction(self, start: Start) -> Effective | None:
+        """The utilisation a start ran or failed with."""
+        return memory.effective_fraction(start)
+
+    def forecast(self, base: Start, changes: Mapping[str, Any], past: Sequence[Start] = ()) -> Forecast:
+        """The memory of a start that has not happened."""
+        return forecast.forecast(base, changes, past, self.knobs())
 
     def layout(self, settings: dict[str, Any]) -> tuple[int, int, int, bool]:
         """Sizes of tensor, pipeline and data parallelism; replicas never share ranks."""

@@ -1,0 +1,167 @@
+"""What every engine's forecast is put together from: rows with source and error, the safe interval, the verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from tuner.core.fit import minimum_fraction
+from tuner.core.knobs import KnobTable
+from tuner.domain.forecast import Fit, Forecast, ForecastRow, Source
+from tuner.domain.starts import Figure, Start
+from tuner.units import GIB
+
+HEADROOM_GIB = 1.0
+"""Must stay free beside graphs and the largest activation need: workspaces, fragmentation, what was never measured."""
+LITTLE_GIB = 4.0
+"""Less than this left is worth a word."""
+_ACTIVATION_GIB = 192 / (1 << 20)
+"""Activations of one token of a prefill step: 1.5 GiB for 8,192 tokens. Large models measured 0.6 to 2.4."""
+
+
+class Row(Struct, frozen=True):
+    """One purpose of a rank's memory before it has a rank."""
+
+    gib: float
+    source: Source = Source.MEASURED
+    error: float = 0.0
+    note: str = ""
+
+    @classmethod
+    def of(cls, figure: Figure | None, scale: float = 1.0, scaled: str = "") -> Row:
+        """A measured figure, or one that is scaled from it and off by a tenth of the change."""
+        value = 0.0 if figure is None else figure.value
+        if scale == 1.0:
+            return cls(value)
+        new = value * scale
+        return cls(new, Source.ESTIMATE, abs(new - value) / 10, f"{value:.2f} GiB, {scaled}")
+
+    def plus(self, other: Row) -> Row:
+        """Both together; the weaker source counts."""
+        order = (Source.MEASURED, Source.FORMULA, Source.ESTIMATE)
+        parts = [each for each in (self, other) if each.gib or each.note] or [self]
+        source = max((each.source for each in parts), key=order.index)
+        note = "; ".join(each.note for each in parts if each.note)
+        return Row(self.gib + other.gib, source, self.error + other.error, note)
+
+    def row(self, rank: int, what: str, tokens: int | None = None) -> ForecastRow:
+        """As a row of a forecast."""
+        return ForecastRow(
+            rank=rank,
+            what=what,
+            size_bytes=in_bytes(self.gib),
+            tokens=tokens,
+            source=self.source,
+            error_bytes=in_bytes(self.error) if self.error else None,
+            note=self.note,
+        )
+
+
+def in_bytes(gib: float) -> int | None:
+    """GiB to bytes; None for what counts nothing."""
+    return round(gib * GIB) if math.isfinite(gib) and abs(gib) < 1 << 20 else None
+
+
+def activation_need(starts: Iterable[Start], tokens: int) -> Row:
+    """What a forward pass takes beside everything static: the most that was seen, or an estimate by its tokens.
+
+    Args:
+        starts: Whose ranks may have measured it.
+        tokens: Of the longest prefill step.
+    """
+    seen = [rank.activation_gib.value for start in starts for rank in start.ranks if rank.activation_gib is not None]
+    estimate = _ACTIVATION_GIB * max(tokens, 2048)
+    if seen and max(seen) >= estimate:
+        return Row(max(seen), Source.MEASURED, 0.0, "the most that was seen while serving")
+    note = f"{tokens} tokens x 192 KiB" + (f"; {max(seen):.2f} GiB were seen" if seen else "")
+    return Row(estimate, Source.ESTIMATE, max(0.5, estimate * 0.6), note)
+
+
+def interval(total: float, available: float, beside: float) -> tuple[float | None, float | None]:
+    """f_min and f_max of a server whose fraction is `A - T x (1 - f)`.
+
+    Args:
+        total: T.
+        available: A.
+        beside: What must fit beside the static share, head-room included.
+
+    Returns:
+        f_min to four digits, f_max rounded down to three; both within 0 and 1.
+    """
+    f_min = minimum_fraction(total, available)
+    if f_min is None:
+        return None, None
+    return max(0.0, f_min), max(0.0, min(1.0, math.floor((1 - beside / total) * 1000 + 1e-9) / 1000))
+
+
+def verdict(
+    fraction: float | None,
+    f_min: float | None,
+    f_max: float | None,
+    tokens: int | None,
+    *,
+    rows: Sequence[ForecastRow] = (),
+    warnings: Sequence[str] = (),
+    unknown: Sequence[str] = (),
+    changed: Mapping[str, tuple[object, object]] | None = None,
+    helps: str = "",
+) -> Forecast:
+    """The forecast with its verdict: what does not fit is said before what is not known."""
+    fit = Fit.FITS
+    if f_min is not None and f_max is not None and f_min >= f_max:
+        fit = Fit.NOWHERE
+        warnings = [*warnings, f"no fraction works: {helps}"] if helps else warnings
+    elif fraction is None or f_min is None:
+        fit = Fit.UNKNOWN
+    elif fraction <= f_min:
+        fit = Fit.TOO_LOW
+    elif tokens is None or f_max is None:
+        fit = Fit.UNKNOWN
+    elif tokens <= 0:
+        fit = Fit.TOO_LOW
+    elif fraction > f_max + 1e-9:
+        fit = Fit.TOO_HIGH
+    return Forecast(
+        fit=fit,
+        rows=tuple(rows),
+        fraction=fraction,
+        f_min=f_min,
+        f_max=f_max,
+        kv_tokens=tokens,
+        warnings=tuple(dict.fromkeys(warnings)),
+        changed=dict(changed or {}),
+        unknown=tuple(dict.fromkeys(unknown)),
+    )
+
+
+def differences(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> dict[str, tuple[object, object]]:
+    """Knobs that differ from a start: old and new value, by canonical name, in the order of their names."""
+    moved: dict[str, tuple[object, object]] = {}
+    for name in sorted(changes):
+        old = start.env.get(name, knobs.value(start.settings, name, start.version))
+        if old != changes[name]:
+            moved[name] = (old, changes[name])
+    return moved
+
+
+def notes(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> list[str]:
+    """What is to be said of knobs that a version does not have, that are spelled by guess, or that do harm."""
+    said: list[str] = []
+    for name in sorted(changes):
+        knob = knobs.find(name)
+        if knob is None:
+            said.append(f"{name} is not known and moves nothing here")
+            continue
+        absent = knobs.absent(name, start.version)
+        if absent:
+            said.append(f"{absent}; this one is {start.version}")
+        elif not knob.forecast:
+            said.append(f"what {name} does to memory is not forecast")
+        said += [
+            f"{name}={hazard.value} can {hazard.outcome}: {hazard.why}"
+            for hazard in knobs.hazards(name, changes[name], start.version)
+        ]
+    return said

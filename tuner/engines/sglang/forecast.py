@@ -1,0 +1,181 @@
+"""The memory of a start of SGLang that has not happened, made from one that has. Terms are in docs/forecast.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tuner.core import fit
+from tuner.core.forecast import HEADROOM_GIB, Row, activation_need, differences, interval, notes, verdict
+from tuner.core.knobs import KnobTable
+from tuner.core.versions import since
+from tuner.domain.forecast import Forecast, Source
+from tuner.domain.starts import RankStory, Start
+from tuner.engines.sglang import memory
+from tuner.engines.sglang.automatic import card_mib, new_fraction
+from tuner.engines.sglang.graphs import graphs_of, same_links, same_model
+from tuner.engines.sglang.rows import Plan, Terms, rank_rows, warnings_of
+from tuner.engines.sglang.shape import Shape, changed, shape_of
+from tuner.units import GIB
+
+_COMMUNICATORS = 2
+"""NCCL communicators whose buffers are connected when T is measured: the world's and the TP group's."""
+_CUSTOM_GIB = 24 / 1024
+"""Buffers of custom all-reduce on each GPU: two of 8 MiB and 8 MiB of rank data."""
+_SCALED_ERROR = 0.1
+"""Of the weights that move to or from other ranks: embeddings and shared parts are not divided."""
+
+
+def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], knobs: KnobTable) -> Forecast:
+    """The forecast of a start like `base` with some knobs at other values.
+
+    Args:
+        base: A start whose memory is known; best one that became ready.
+        changes: Canonical knob name to value; None lets SGLang choose.
+        past: Other starts of the same LLM on this host: they make the estimates better.
+        knobs: SGLang's.
+    """
+    gpu_mib, _ = card_mib(base)
+    old = shape_of(base, gpu_mib)
+    new = changed(old, changes, gpu_mib)
+    fraction, why = new_fraction(base, old, new, changes)
+    said = [*notes(base, changes, knobs), *why]
+    moved = differences(base, changes, knobs)
+    total, available = memory.before_weights(base), memory.when_sized(base)
+    cell = fit.cell_bytes(base) or next((c for s in past if same_model(base, s) if (c := fit.cell_bytes(s))), None)
+    unknown = [
+        *(["free memory before the weights: the line `Load weight begin` tells it"] if total is None else []),
+        *(["free memory after the weights: the line `Load weight end` tells it"] if available is None else []),
+        *(["the fraction: the line of arguments, or a KV pool, tells it"] if fraction is None else []),
+        *(["bytes of a token: a start that allocated its KV pool tells them"] if cell is None else []),
+    ]
+    if new.drafts and not old.drafts:
+        unknown.append("the draft's weights and pool: a start with speculation tells them")
+    if total is None or available is None or total <= 0:
+        return verdict(fraction, None, None, None, unknown=unknown, changed=moved, warnings=said)
+    terms = _terms(base, past, old, new, total, available, cell)
+    plan = _plan(base, past, old, new, terms, cell, fraction)
+    rows, beside, left = rank_rows(plan)
+    f_min, f_max = interval(terms.total, terms.available, beside + HEADROOM_GIB)
+    if new.cap is not None and plan.tokens >= new.cap - new.page and left >= HEADROOM_GIB:
+        f_max = 1.0
+    sized = fraction is not None and cell is not None
+    return verdict(
+        fraction, f_min, f_max, plan.tokens if sized else None, rows=rows if sized else (), unknown=unknown,
+        changed=moved, warnings=[*said, *(warnings_of(plan) if sized else ())], helps=_helps(new),
+    )  # fmt: skip
+
+
+def _plan(
+    base: Start, past: Sequence[Start], old: Shape, new: Shape, terms: Terms, cell: fit.Cell | None,
+    fraction: float | None,
+) -> Plan:  # fmt: skip
+    pool = 0.0 if fraction is None else fit.pool_gib(terms.total, terms.available, fraction) + terms.rounding
+    each = 0.0 if cell is None else cell.value * terms.cell_scale
+    tokens = fit.tokens_for(pool * terms.kv_share, each * (1 + terms.draft_share), new.page, new.cap)
+    slots = memory.request_slots(new.version, tokens, new.context or 0, new.requests, new.dp if new.dp_attention else 1)
+    return Plan(
+        base=base,
+        old=old,
+        new=new,
+        terms=terms,
+        graphs=graphs_of(base, past, old, new),
+        activation=activation_need((base, *past), new.chunk if new.chunk > 0 else new.max_prefill),
+        fraction=fraction or 0.0,
+        pool=pool,
+        cell=each,
+        cell_error=0.0 if cell is None else cell.error,
+        tokens=tokens,
+        slots=slots,
+        table=memory.request_table_gib(slots, new.context or 0, new.draft_tokens),
+    )
+
+
+def _terms(
+    base: Start, past: Sequence[Start], old: Shape, new: Shape, total: float, available: float, cell: fit.Cell | None
+) -> Terms:
+    shift = _shift(base, past, old, new, total)
+    scale = old.world / new.world
+    weakest = min(base.ranks, key=lambda rank: rank.after_weights.value if rank.after_weights else available)
+    weights = 0.0 if weakest.weights_gib is None else weakest.weights_gib.value
+    gained = weights * (1 - scale)
+    error = abs(gained) * _SCALED_ERROR
+    if memory.counts(base) and old.drafts and not new.drafts and weakest.draft_weights_gib is not None:
+        gained += weakest.draft_weights_gib.value
+    heads = 1.0 if new.latent else old.attention_tp / new.attention_tp
+    return Terms(
+        total=total + shift.gib,
+        available=available + shift.gib + gained,
+        rounding=_calibration(base, old, total, available, cell),
+        shift=shift,
+        weights_scale=scale,
+        cell_scale=new.kv_bytes / old.kv_bytes * heads * old.pp / new.pp,
+        draft_share=_draft_share(weakest) if memory.counts(base) and new.drafts else 0.0,
+        kv_share=_kv_share(weakest, old, new),
+        error=error + shift.error,
+    )
+
+
+def _calibration(base: Start, old: Shape, total: float, available: float, cell: fit.Cell | None) -> float:
+    """What the rounding of A and T hides, by the pool that really came of them; 0 where that tells nothing."""
+    effective, tokens = memory.effective_fraction(base), fit.least(
+        rank.kv_tokens.value for rank in base.ranks if rank.kv_tokens is not None
+    )  # fmt: skip
+    plain = not (old.drafts or old.pp > 1 or any(rank.mamba_gib is not None for rank in base.ranks))
+    if effective is None or tokens is None or cell is None or memory.capped(base) or not plain:
+        return 0.0
+    limit = fit.rounded_pool_error(total, effective.value)
+    off = tokens * cell.value / GIB - fit.pool_gib(total, available, effective.value)
+    return max(-limit, min(limit, off))
+
+
+def _shift(base: Start, past: Sequence[Start], old: Shape, new: Shape, total: float) -> Row:
+    """What changes of communicators and buffers give T, or take from it."""
+    if same_links(old, new):
+        return Row(0.0)
+    for start in past:
+        before = memory.before_weights(start)
+        if before is not None and same_model(base, start):
+            shape = shape_of(start, None)
+            if same_links(shape, new) and shape.world == old.world:
+                return Row(before - total, Source.MEASURED, 0.02, f"{before:.2f} GiB free before the weights then")
+    gained = old.symmetric_gib - new.symmetric_gib
+    gained += _CUSTOM_GIB * (int(old.custom_all_reduce) - int(new.custom_all_reduce)) if old.tp > 1 else 0.0
+    buffers = _COMMUNICATORS * (
+        fit.nccl_gib(old.channels, old.buffer_bytes) - fit.nccl_gib(new.channels, new.buffer_bytes)
+    )
+    if old.world > 1:
+        gained += buffers
+    error = 0.05 + (abs(buffers) if old.channels_known else max(0.3, abs(buffers)))
+    note = f"NCCL {old.channels} x {old.buffer_bytes >> 10} KiB -> {new.channels} x {new.buffer_bytes >> 10} KiB"
+    return Row(gained, Source.ESTIMATE, error, note)
+
+
+def _draft_share(rank: RankStory) -> float:
+    if rank.draft_kv_gib is None or rank.kv_gib is None or rank.kv_gib.value <= 0:
+        return 0.0
+    return rank.draft_kv_gib.value / rank.kv_gib.value
+
+
+def _kv_share(rank: RankStory, old: Shape, new: Shape) -> float:
+    """The KV pool's part of what it shares with states of linear attention."""
+    if rank.mamba_gib is None or rank.kv_gib is None or rank.mamba_gib.value <= 0:
+        return 1.0
+    if new.mamba_ratio is not None and new.mamba_ratio != old.mamba_ratio:
+        return 1 / (1 + max(0.0, new.mamba_ratio))
+    return rank.kv_gib.value / (rank.kv_gib.value + rank.mamba_gib.value)
+
+
+def _helps(shape: Shape) -> str:
+    """What would make room where no fraction works."""
+    ways = ["more GPUs (tp_size, pp_size) or smaller weights"]
+    if shape.decode_sizes and max(shape.decode_sizes) > 8:
+        ways.append(f"a smaller cuda_graph_max_bs than {max(shape.decode_sizes)}")
+    if shape.prefill_graphs and since(shape.version, "0.5.4"):
+        ways.append("no prefill CUDA graphs")
+    if shape.chunk > 2048 or shape.chunk <= 0:
+        ways.append("a smaller chunked_prefill_size")
+    if shape.drafts:
+        ways.append("no speculation")
+    ways.append("a shorter context_length or fewer max_running_requests")
+    return ", ".join(ways)

@@ -1,0 +1,120 @@
+"""Memory of CUDA graphs that are not captured yet, from those that were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec import Struct
+
+from tuner.core.fit import Capture, Estimate, fit_captures
+from tuner.core.forecast import Row
+from tuner.domain.forecast import Source
+from tuner.domain.starts import Start
+from tuner.engines.sglang.shape import Shape, shape_of
+
+_PREFILL = ("prefill", "piecewise")
+_NON_TORCH_GIB = 8 / 1024
+"""Of one prefill graph beside the activations that all share: what SGLang reserves for it."""
+_SHARED_GIB = 1.5
+_LINK_ERROR_GIB = 1.0
+"""Graphs hold NCCL's buffers where custom all-reduce does not run: measured once, 1.0 GiB more for prefill graphs on
+two H200, and 0.15 for decode graphs. The same is allowed for graphs of another number of ranks."""
+
+
+class Graphs(Struct, frozen=True):
+    """All sets of one rank."""
+
+    decode: Row
+    prefill: Row
+    draft: Row
+
+
+def graphs_of(base: Start, past: Sequence[Start], old: Shape, new: Shape) -> Graphs:
+    """Memory of the graphs that a start of a new shape captures.
+
+    Args:
+        base: The start it is made from.
+        past: Others that may have captured graphs of the same LLM.
+        old: Shape of `base`.
+        new: Shape of the start to come.
+    """
+    alike = [(base, old), *_alike(base, past, old, new)]
+    same = [(start, shape) for start, shape in alike if same_links(shape, new) and shape.world == new.world]
+    unlike = 0.0 if same else _LINK_ERROR_GIB
+    measured = same or alike
+    decode = _fitted(_captures(measured, decode=True), len(new.decode_sizes), unlike / 4)
+    prefill = _fitted(_captures(measured, decode=False), len(new.prefill_sizes) if new.prefill_graphs else 0, unlike)
+    if decode is None:
+        largest = max(new.decode_sizes, default=0)
+        decode = Row(
+            largest * 2 / 1024, Source.ESTIMATE, 1.0, f"2 MiB for each of {largest} requests, as SGLang reserves"
+        )
+    if prefill is None:
+        count = len(new.prefill_sizes)
+        prefill = Row(
+            _SHARED_GIB + count * _NON_TORCH_GIB, Source.ESTIMATE, 1.5, f"none was seen: {count} prefill graphs"
+        )
+    return Graphs(decode, prefill, _draft(base, new))
+
+
+def same_links(one: Shape, other: Shape) -> bool:
+    """Whether two starts reduce over the same communicators with the same buffers."""
+    return (
+        one.custom_all_reduce == other.custom_all_reduce
+        and one.channels == other.channels
+        and one.buffer_bytes == other.buffer_bytes
+        and one.symmetric_gib == other.symmetric_gib
+    )
+
+
+def same_model(one: Start, other: Start) -> bool:
+    """Whether two starts load the same LLM with the same engine."""
+    path = one.setting("model_path", "model")
+    return one.engine == other.engine and path is not None and path == other.setting("model_path", "model")
+
+
+def _alike(base: Start, past: Sequence[Start], old: Shape, new: Shape) -> Iterator[tuple[Start, Shape]]:
+    for start in past:
+        if start is base or not same_model(base, start):
+            continue
+        shape = shape_of(start, None)
+        if (shape.tp, shape.pp, shape.latent) in {(new.tp, new.pp, old.latent), (old.tp, old.pp, old.latent)}:
+            yield start, shape
+
+
+def _captures(starts: Iterable[tuple[Start, Shape]], *, decode: bool) -> list[Capture]:
+    """Of each start, its worst rank's."""
+    captures = []
+    for start, shape in starts:
+        sizes = shape.decode_sizes if decode else shape.prefill_sizes
+        found = [
+            (graph.used_gib, graph.sizes or sizes)
+            for rank in start.ranks
+            for graph in rank.graphs
+            if graph.used_gib is not None and ("draft" not in graph.what) and (graph.what in _PREFILL) != decode
+        ]
+        if found:
+            used, listed = max(found, key=lambda each: each[0])
+            if listed:
+                captures.append(Capture(len(listed), max(listed), max(0.0, used)))
+    return captures
+
+
+def _fitted(captures: list[Capture], count: int, more_error: float) -> Row | None:
+    estimate: Estimate | None = fit_captures(captures, count)
+    if estimate is None:
+        return None
+    exact = estimate.measured and not more_error
+    source = Source.MEASURED if exact else Source.ESTIMATE
+    error = estimate.error_gib + (more_error if count else 0.0)
+    return Row(estimate.gib, source, error, estimate.note if count else "")
+
+
+def _draft(base: Start, new: Shape) -> Row:
+    if not new.drafts:
+        return Row(0.0)
+    used = [
+        sum(graph.used_gib for graph in rank.graphs if "draft" in graph.what and graph.used_gib is not None)
+        for rank in base.ranks
+    ]
+    return Row(max(used, default=0.0))

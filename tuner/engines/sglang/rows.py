@@ -1,0 +1,262 @@
+"""The rows of a forecast, rank by rank: what each purpose takes, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+from msgspec import Struct
+
+from tuner.core import fit
+from tuner.core.forecast import LITTLE_GIB, Row, in_bytes
+from tuner.domain.forecast import ForecastRow, Source
+from tuner.domain.starts import RankStory, Start
+from tuner.engines.sglang import memory
+from tuner.engines.sglang.graphs import Graphs
+from tuner.engines.sglang.shape import GATE_GIB, Shape
+from tuner.units import GIB
+
+_CONTEXT_GIB = 0.5
+_UNSEEN = Row(0.3, Source.ESTIMATE, 0.3, "allocator rounding and small buffers")
+_STAGES_DIFFER = 0.02
+
+
+class Terms(Struct, frozen=True, kw_only=True):
+    """The terms of the pool's formula for the start to come, GiB."""
+
+    total: float
+    """T."""
+    available: float
+    """A."""
+    rounding: float = 0.0
+    """What the rounding of A and T hides, by the pool that came of them."""
+    shift: Row
+    """What T gained over the start it is made from."""
+    weights_scale: float = 1.0
+    cell_scale: float = 1.0
+    draft_share: float = 0.0
+    """The draft's pool for each byte of the target's, where one share pays for both."""
+    kv_share: float = 1.0
+    """The KV pool's part of a share from which states of linear attention take too."""
+    error: float = 0.0
+    """Of A."""
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """Everything that is the same for all ranks of the start to come."""
+
+    base: Start
+    old: Shape
+    new: Shape
+    terms: Terms
+    graphs: Graphs
+    activation: Row
+    fraction: float
+    pool: float
+    """What the formula gives, GiB."""
+    cell: float
+    """Bytes of a token of the target's pool."""
+    cell_error: float
+    tokens: int
+    slots: int
+    table: float
+    """The request table, GiB."""
+
+
+class _Rank(Struct, frozen=True, kw_only=True):
+    """What one rank spends, GiB."""
+
+    number: int
+    free: float
+    """Before the weights."""
+    weights: Row
+    kv: float
+    draft_weights: float
+    draft_kv: float
+    mamba: float
+    table: float
+    """The request table."""
+    other: Row
+    context: Row
+
+    def after_pool(self, plan: Plan) -> float:
+        """Free when the pools are allocated; from 0.5.14 on the draft is loaded by then."""
+        draft = self.draft_weights + self.draft_kv if memory.counts(plan.base) else 0.0
+        return self.free - self.weights.gib - self.kv - self.mamba - draft - self.table - self.other.gib
+
+    def late(self, plan: Plan) -> float:
+        """What the draft takes after the graphs, up to 0.5.13."""
+        return 0.0 if memory.counts(plan.base) else self.draft_weights + self.draft_kv
+
+
+def rank_rows(plan: Plan) -> tuple[list[ForecastRow], float, float]:
+    """The rows of all ranks.
+
+    Returns:
+        Rows; what the worst rank needs beside the static share, without head-room; what the worst rank has left.
+    """
+    rows: list[ForecastRow] = []
+    beside, left = [0.0], []
+    for rank in _ranks(plan):
+        captured, off = _captured(plan, rank)
+        remains = rank.after_pool(plan) - rank.late(plan) - captured.gib - plan.activation.gib
+        left.append(remains)
+        # Prefill graphs that give way when room is short bound nothing.
+        bound = captured.gib - (plan.graphs.prefill.gib if plan.new.gate and not off else 0.0)
+        beside.append(rank.table + rank.other.gib + rank.late(plan) + bound + plan.activation.gib)
+        rows += _rows(plan, rank, captured, remains)
+    return rows, max(beside), min(left, default=0.0)
+
+
+def warnings_of(plan: Plan) -> Iterator[str]:
+    """What is worth knowing of a start even when it fits."""
+    ranks = list(_ranks(plan))
+    worst = min(ranks, key=lambda rank: rank.after_pool(plan), default=None)
+    if worst is not None and plan.tokens > 0:
+        captured, off = _captured(plan, worst)
+        free = worst.after_pool(plan)
+        if off:
+            yield (
+                f"SGLang switches prefill CUDA graphs off: {free:.2f} GiB are free after the KV pool,"
+                f" {GATE_GIB:.0f} are needed"
+            )
+        elif 0 < free - worst.late(plan) - captured.gib < LITTLE_GIB:
+            yield f"less than {LITTLE_GIB:.0f} GiB are left after the graphs"
+    if plan.new.context and 0 < plan.tokens < plan.new.context:
+        yield f"the pool holds {plan.tokens:,} tokens, fewer than one request of {plan.new.context:,}"
+    asked = plan.new.requests
+    if asked and plan.tokens > 0 and plan.slots < asked // (plan.new.dp if plan.new.dp_attention else 1):
+        yield f"only {plan.slots:,} of {asked:,} requests can run: the pool holds {plan.tokens:,} tokens"
+
+
+def _ranks(plan: Plan) -> Iterator[_Rank]:
+    base, old, new = plan.base, plan.old, plan.new
+    stories = base.ranks
+    if new.world != old.world or not stories:
+        poorest = min(stories, key=lambda rank: rank.after_weights.value if rank.after_weights else 0.0, default=None)
+        template = poorest or RankStory(tag="TP0", number=0)
+        stories = tuple(msgspec.structs.replace(template, number=number) for number in range(min(new.world, 1024)))
+    for story in stories:
+        split = f"divided by {new.world} ranks instead of {old.world}"
+        free = plan.terms.total - plan.terms.shift.gib if story.before_weights is None else story.before_weights.value
+        kv = _kv(plan, story)
+        draft_weights, draft_kv = _draft(plan, story, kv)
+        share = plan.terms.kv_share
+        other, less = _other(story, base, old)
+        yield _Rank(
+            number=story.number,
+            free=free + plan.terms.shift.gib,
+            weights=Row.of(story.weights_gib, plan.terms.weights_scale, split),
+            kv=kv,
+            draft_weights=draft_weights,
+            draft_kv=draft_kv,
+            mamba=kv * (1 / share - 1) if 0 < share < 1 else 0.0,
+            table=max(0.0, plan.table - less),
+            other=other,
+            context=_context(plan, story),
+        )
+
+
+def _kv(plan: Plan, story: RankStory) -> float:
+    """A rank's own pool of the same tokens: stages of a pipeline hold different layers."""
+    cell = plan.cell
+    told = story.kv_gib is not None and story.kv_tokens is not None and story.kv_tokens.value > 0
+    if plan.old.pp > 1 and told and story.kv_gib is not None and story.kv_tokens is not None:
+        own = story.kv_gib.value * GIB / story.kv_tokens.value * plan.terms.cell_scale
+        cell = own if abs(own - cell) > _STAGES_DIFFER * cell else cell
+    return plan.tokens * cell / GIB
+
+
+def _draft(plan: Plan, story: RankStory, kv: float) -> tuple[float, float]:
+    if not plan.new.drafts or story.draft_weights_gib is None:
+        return 0.0, 0.0
+    share = 0.0
+    if story.draft_kv_gib is not None and story.kv_gib is not None and story.kv_gib.value > 0:
+        share = story.draft_kv_gib.value / story.kv_gib.value
+    return story.draft_weights_gib.value * plan.terms.weights_scale, kv * share
+
+
+def _other(story: RankStory, base: Start, old: Shape) -> tuple[Row, float]:
+    """What the start's own log shows to be gone and no term explains, and by how much its table was smaller than told.
+
+    That is rounding of the allocator, which the size of the pool changes, and buffers of the kernels.
+    """
+    end = story.available_at_ready or story.last_available
+    static = memory.static_gib(story, with_draft=True)
+    if story.after_weights is None or static is None or end is None or (not story.graphs and story.after_pool is None):
+        return _UNSEEN, 0.0
+    gone = story.after_weights.value - static - end.value - (story.graphs_gib or 0.0) - _table_of(base, old, story)
+    if not memory.counts(base) and story.draft_weights_gib is not None:
+        gone -= story.draft_weights_gib.value
+    note = "allocator rounding and small buffers of the start it is made from"
+    return Row(max(0.0, gone), Source.MEASURED, 0.3, note), max(0.0, -gone)
+
+
+def _table_of(base: Start, old: Shape, story: RankStory) -> float:
+    tokens = 0 if story.kv_tokens is None else int(story.kv_tokens.value)
+    slots = memory.request_slots(old.version, tokens, old.context or 0, old.requests, old.dp if old.dp_attention else 1)
+    if "max_running_requests" in base.limits:
+        slots = int(base.limits["max_running_requests"].value)
+    return memory.request_table_gib(slots, old.context or 0, old.draft_tokens)
+
+
+def _captured(plan: Plan, rank: _Rank) -> tuple[Row, bool]:
+    """A rank's graphs, and whether those for prefill are left out for want of room."""
+    prefill, free = plan.graphs.prefill, rank.after_pool(plan)
+    off = prefill.gib > 0 and plan.new.gate and free < GATE_GIB
+    if off:
+        prefill = Row(0.0, Source.FORMULA, 0.0, f"prefill graphs off: {free:.2f} GiB free of {GATE_GIB:.0f}")
+    return plan.graphs.decode.plus(prefill).plus(plan.graphs.draft), off
+
+
+def _context(plan: Plan, story: RankStory) -> Row:
+    shift = plan.terms.shift
+    if story.total_gib is not None and story.before_weights is not None:
+        value = story.total_gib.value - story.before_weights.value - shift.gib
+        return Row(
+            max(0.0, value), shift.source, shift.error, shift.note or "card less what is free before the weights"
+        )
+    seen = 0.0 if story.communicators_gib is None else story.communicators_gib.value
+    note = f"communicators {seen:.2f} GiB, CUDA context about {_CONTEXT_GIB}"
+    if shift.note:
+        note += f"; {shift.note}"
+    return Row(max(0.0, seen - shift.gib) + _CONTEXT_GIB, Source.ESTIMATE, 0.3 + shift.error, note)
+
+
+def _rows(plan: Plan, rank: _Rank, captured: Row, remains: float) -> Iterator[ForecastRow]:
+    terms, number = plan.terms, rank.number
+    error = fit.rounded_pool_error(terms.total, plan.fraction) + terms.error + rank.kv * plan.cell_error
+    yield rank.weights.row(number, "weights")
+    if rank.draft_weights:
+        yield Row(rank.draft_weights).row(number, "draft_weights")
+    yield ForecastRow(
+        rank=number,
+        what="kv_pool",
+        size_bytes=in_bytes(rank.kv),
+        tokens=plan.tokens,
+        source=Source.FORMULA,
+        error_bytes=in_bytes(error),
+        note=_pool_note(plan),
+    )
+    if rank.draft_kv:
+        yield Row(rank.draft_kv, Source.FORMULA, error).row(number, "draft_kv_pool")
+    if rank.mamba:
+        yield Row(rank.mamba, Source.FORMULA, error).row(number, "mamba")
+    note = f"{plan.slots:,} requests x ({plan.new.context or 0:,} + 4) x 4 bytes"
+    yield Row(rank.table, Source.FORMULA, 0.0, note).row(number, "request_table")
+    yield rank.other.row(number, "other")
+    yield captured.row(number, "graphs")
+    yield rank.context.row(number, "context")
+    yield plan.activation.row(number, "activation")
+    unsure = error + rank.other.error + captured.error + plan.activation.error
+    yield Row(remains, Source.ESTIMATE, unsure, "what remains").row(number, "free")
+
+
+def _pool_note(plan: Plan) -> str:
+    terms = plan.terms
+    text = f"{terms.available:.2f} - {terms.total:.2f} x (1 - {plan.fraction:.4g}) = {plan.pool:.2f} GiB"
+    if plan.new.cap is not None and 0 < plan.tokens == plan.new.cap // plan.new.page * plan.new.page:
+        text += f", capped at {plan.new.cap:,} tokens"
+    elif plan.cell > 0:
+        text += f", / {plan.cell * (1 + terms.draft_share):,.0f} bytes a token"
+    return text

@@ -1,0 +1,303 @@
+"""What of a start's settings decides its memory, and how a change of knobs alters it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from tuner.core.fit import environment
+from tuner.core.versions import in_range, parse_version, since
+from tuner.domain.starts import Start
+from tuner.engines.sglang import memory
+from tuner.engines.sglang.defaults import auto_chunk, auto_graph_bs, graph_sizes, prefill_sizes
+from tuner.engines.sglang.memory import whole
+
+GATED = "0.5.16 - 0.5.17"
+"""Versions that leave prefill graphs out when less than `GATE_GIB` is free: 0.5.16 does, 0.5.14 and 0.5.18 do not."""
+GATE_GIB = 4.0
+
+_NCCL_CHANNELS = 16
+"""What NCCL chooses where nothing is known of the topology."""
+_NCCL_BUFFER = 4 << 20
+_OFF = "disabled"
+_PHASE = r"{}=PhaseConfig\((?P<body>[^()]*)\)"
+_BACKEND = re.compile(r"backend='(\w+)'")
+_SIZES = re.compile(r"\bbs=\[([\d, ]*)\]")
+
+
+class Shape(Struct, frozen=True, kw_only=True):
+    """The memory-relevant settings of one start."""
+
+    version: str | None = None
+    fraction: float | None = None
+    """As given; None: chosen by SGLang."""
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    dp_attention: bool = False
+    context: int | None = None
+    requests: int | None = None
+    """`max_running_requests` as asked; None: by the size of the pool."""
+    chunk: int = 8192
+    max_prefill: int = 16384
+    page: int = 1
+    cap: int | None = None
+    """`max_total_tokens`."""
+    kv_bytes: float = 2.0
+    decode_sizes: tuple[int, ...] = ()
+    prefill_graphs: bool = False
+    prefill_sizes: tuple[int, ...] = ()
+    prefill_chosen: bool = False
+    """Their backend was named, which lifts the 4 GiB rule."""
+    speculative: str | None = None
+    draft_tokens: int = 0
+    mamba_ratio: float | None = None
+    latent: bool = False
+    custom_all_reduce: bool = True
+    symmetric_gib: float = 0.0
+    """NCCL symmetric memory that is taken ahead."""
+    channels: int = _NCCL_CHANNELS
+    buffer_bytes: int = _NCCL_BUFFER
+    channels_known: bool = False
+
+    @property
+    def attention_tp(self) -> int:
+        """Ranks that share the heads of one request."""
+        return max(1, self.tp // self.dp) if self.dp_attention else self.tp
+
+    @property
+    def world(self) -> int:
+        """Ranks of one replica."""
+        return self.tp * self.pp
+
+    @property
+    def drafts(self) -> bool:
+        """A draft takes memory of its own."""
+        return self.speculative is not None and self.speculative != "NGRAM"
+
+    @property
+    def gate(self) -> bool:
+        """Whether little free memory switches the prefill graphs off."""
+        version = parse_version(self.version)
+        return version is not None and in_range(version, GATED) and not self.prefill_chosen
+
+
+def shape_of(start: Start, gpu_mib: float | None) -> Shape:
+    """The shape of a start by its own log."""
+    settings, said = start.settings, memory.said_fraction(start)[0]
+    variables = environment(start)
+    limits = {name: figure.value for name, figure in start.limits.items()}
+    shape = Shape(
+        version=start.version,
+        fraction=said,
+        tp=whole(settings.get("tp_size")) or max(1, len(start.ranks)),
+        pp=whole(settings.get("pp_size")) or 1,
+        dp=whole(settings.get("dp_size")) or 1,
+        dp_attention=bool(settings.get("enable_dp_attention")),
+        context=whole(limits.get("context_len")) or whole(settings.get("context_length")),
+        requests=whole(settings.get("max_running_requests")),
+        chunk=whole(settings.get("chunked_prefill_size")) or 8192,
+        max_prefill=whole(settings.get("max_prefill_tokens")) or 16384,
+        page=whole(settings.get("page_size")) or 1,
+        cap=whole(settings.get("max_total_tokens")),
+        kv_bytes=memory.pool_dtype_bytes(start),
+        speculative=settings.get("speculative_algorithm") or None,
+        draft_tokens=whole(settings.get("speculative_num_draft_tokens")) or 0,
+        mamba_ratio=_real(settings.get("mamba_full_memory_ratio")),
+        latent=memory.latent(start),
+        custom_all_reduce=not settings.get("disable_custom_all_reduce"),
+        symmetric_gib=_symmetric(start.version, settings, variables),
+        **_nccl(variables),
+    )
+    return _with_graphs(shape, start, gpu_mib)
+
+
+def changed(shape: Shape, changes: Mapping[str, Any], gpu_mib: float | None) -> Shape:
+    """The shape with some knobs at other values; knobs that move no memory are left out.
+
+    Args:
+        shape: As it was.
+        changes: Canonical name to value; None lets SGLang choose.
+        gpu_mib: memory.total of the card, for what it then chooses.
+    """
+    new: dict[str, Any] = {}
+    for knob, field in _FIELDS.items():
+        if knob in changes:
+            new[field] = changes[knob]
+    for field, default in (("tp", 1), ("pp", 1), ("dp", 1), ("page", 1), ("max_prefill", 16384), ("draft_tokens", 0)):
+        if field in new and new[field] is None:
+            new[field] = default
+    if "chunk" in new and new["chunk"] is None:
+        new["chunk"] = auto_chunk(shape.version, gpu_mib) if gpu_mib is not None else shape.chunk
+    if "kv_cache_dtype" in changes:
+        new["kv_bytes"] = memory.dtype_bytes(changes["kv_cache_dtype"]) or 2.0
+    if "disable_custom_all_reduce" in changes:
+        new["custom_all_reduce"] = not changes["disable_custom_all_reduce"]
+    if "enable_symm_mem" in changes or "SGLANG_SYMM_MEM_PREALLOC_GB_SIZE" in changes:
+        new["symmetric_gib"] = _symmetric(
+            shape.version, {"enable_symm_mem": shape.symmetric_gib > 0, **changes}, changes
+        )
+    if {"NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_BUFFSIZE"} & set(changes):
+        told = {"NCCL_BUFFSIZE": shape.buffer_bytes, **{k: v for k, v in changes.items() if v is not None}}
+        if shape.channels_known:
+            told.setdefault("NCCL_MAX_NCHANNELS", shape.channels)
+        new.update(_nccl(told))
+    return _regraphed(msgspec.structs.replace(shape, **new), shape, changes, gpu_mib)
+
+
+_FIELDS = {
+    "mem_fraction_static": "fraction",
+    "tp_size": "tp",
+    "pp_size": "pp",
+    "dp_size": "dp",
+    "enable_dp_attention": "dp_attention",
+    "context_length": "context",
+    "max_running_requests": "requests",
+    "chunked_prefill_size": "chunk",
+    "max_prefill_tokens": "max_prefill",
+    "page_size": "page",
+    "max_total_tokens": "cap",
+    "speculative_algorithm": "speculative",
+    "speculative_num_draft_tokens": "draft_tokens",
+    "mamba_full_memory_ratio": "mamba_ratio",
+}
+
+
+def _with_graphs(shape: Shape, start: Start, gpu_mib: float | None) -> Shape:
+    """Graph sizes: as captured, as the settings list them, or as the version makes them."""
+    settings = start.settings
+    captured = {g.what: g.sizes for rank in start.ranks for g in rank.graphs if g.sizes}
+    decode_backend, decode_listed = phase_config(settings, "decode")
+    prefill_backend, prefill_listed = phase_config(settings, "prefill")
+    decode: tuple[int, ...] = captured.get("decode") or captured.get("verify") or decode_listed
+    listed = settings.get("cuda_graph_bs_decode") or settings.get("cuda_graph_bs")
+    if not decode and isinstance(listed, (list, tuple)):
+        decode = tuple(int(size) for size in listed if isinstance(size, int))
+    if not decode:
+        largest = whole(settings.get("cuda_graph_max_bs_decode")) or whole(settings.get("cuda_graph_max_bs"))
+        if largest is None and gpu_mib is not None:
+            largest = auto_graph_bs(shape.version, gpu_mib, shape.tp, shape.requests)
+        decode = _decode(shape, largest, settings.get("disable_cuda_graph_padding") is True)
+    if decode_backend == _OFF or settings.get("disable_cuda_graph"):
+        decode = ()
+    prefill = captured.get("prefill") or captured.get("piecewise") or prefill_listed
+    on = bool(captured.keys() & {"prefill", "piecewise"}) or _prefill_on(shape.version, settings, prefill_backend)
+    return msgspec.structs.replace(
+        shape,
+        decode_sizes=decode,
+        prefill_graphs=on,
+        prefill_sizes=prefill or tuple(prefill_sizes(_prefill_limit(shape))),
+        prefill_chosen=settings.get("cuda_graph_backend_prefill") is not None,
+    )
+
+
+def _regraphed(shape: Shape, old: Shape, changes: Mapping[str, Any], gpu_mib: float | None) -> Shape:
+    decode, prefill, on, chosen = shape.decode_sizes, shape.prefill_sizes, shape.prefill_graphs, shape.prefill_chosen
+    listed, backend = changes.get("cuda_graph_bs"), changes.get("cuda_graph_backend_prefill")
+    if isinstance(listed, (list, tuple)):
+        decode = tuple(sorted(int(size) for size in listed))
+    elif {"cuda_graph_max_bs", "cuda_graph_bs", "disable_cuda_graph_padding", "speculative_algorithm"} & set(changes):
+        largest = whole(changes.get("cuda_graph_max_bs", max(old.decode_sizes, default=0)))
+        if largest is None and gpu_mib is not None:
+            largest = auto_graph_bs(shape.version, gpu_mib, shape.tp, shape.requests)
+        decode = _decode(shape, largest, changes.get("disable_cuda_graph_padding") is True) or old.decode_sizes
+    if {"chunked_prefill_size", "cuda_graph_max_bs_prefill", "max_total_tokens"} & set(changes):
+        limit = whole(changes.get("cuda_graph_max_bs_prefill")) or _prefill_limit(shape)
+        prefill = tuple(prefill_sizes(limit))
+    if backend is not None:
+        chosen, on = True, backend != _OFF
+    if "disable_piecewise_cuda_graph" in changes:
+        on = not changes["disable_piecewise_cuda_graph"]
+    if "enable_piecewise_cuda_graph" in changes:
+        on = bool(changes["enable_piecewise_cuda_graph"])
+    if changes.get("disable_cuda_graph") or changes.get("cuda_graph_backend_decode") == _OFF:
+        decode = ()
+    if changes.get("disable_cuda_graph"):
+        on = False
+    return msgspec.structs.replace(
+        shape, decode_sizes=decode, prefill_sizes=prefill, prefill_graphs=on, prefill_chosen=chosen
+    )
+
+
+def phase_config(settings: Mapping[str, Any], phase: str) -> tuple[str | None, tuple[int, ...]]:
+    """Backend and sizes of one phase in `cuda_graph_config` (0.5.14 and later), a dict or the text of its class."""
+    config = settings.get("cuda_graph_config")
+    if isinstance(config, Mapping):
+        body = config.get(phase)
+        if not isinstance(body, Mapping):
+            return None, ()
+        sizes = body.get("bs")
+        listed = tuple(int(size) for size in sizes if isinstance(size, int)) if isinstance(sizes, (list, tuple)) else ()
+        backend = body.get("backend")
+        return (backend if isinstance(backend, str) else None), listed
+    if not isinstance(config, str) or (found := re.search(_PHASE.format(phase), config)) is None:
+        return None, ()
+    backend_at, sizes_at = _BACKEND.search(found["body"]), _SIZES.search(found["body"])
+    return (
+        None if backend_at is None else backend_at[1],
+        () if sizes_at is None else tuple(int(size) for size in sizes_at[1].split(",") if size.strip()),
+    )
+
+
+def _decode(shape: Shape, largest: int | None, every: bool) -> tuple[int, ...]:
+    if largest is None or largest > 1 << 16:
+        return ()
+    return tuple(graph_sizes(shape.version, largest, speculative=shape.speculative is not None, padding=not every))
+
+
+def _prefill_limit(shape: Shape) -> int:
+    """The longest prefill graph: the chunk, less for latent attention, a small cap or a short context."""
+    limit = shape.chunk if shape.chunk > 0 else shape.max_prefill
+    if shape.latent:
+        limit = min(limit, 8192 if since(shape.version, "0.5.21") else 2048)
+    if shape.cap is not None:
+        limit = min(limit, shape.cap)
+    return min(limit, 1 << 16)
+
+
+def _prefill_on(version: str | None, settings: Mapping[str, Any], backend: str | None) -> bool:
+    if settings.get("disable_cuda_graph") or settings.get("disable_prefill_cuda_graph"):
+        return False
+    if backend is not None:
+        return backend != _OFF
+    if not since(version, "0.5.10"):
+        return bool(settings.get("enable_piecewise_cuda_graph"))
+    return not settings.get("disable_piecewise_cuda_graph")
+
+
+def _nccl(variables: Mapping[str, Any]) -> dict[str, Any]:
+    most, least = whole_of(variables.get("NCCL_MAX_NCHANNELS")), whole_of(variables.get("NCCL_MIN_NCHANNELS"))
+    known = most is not None or least is not None
+    channels = _NCCL_CHANNELS if most is None else most
+    return {
+        "channels": max(1, channels, least or 1),
+        "buffer_bytes": whole_of(variables.get("NCCL_BUFFSIZE")) or _NCCL_BUFFER,
+        "channels_known": known,
+    }
+
+
+def _symmetric(version: str | None, settings: Mapping[str, Any], variables: Mapping[str, Any]) -> float:
+    if not settings.get("enable_symm_mem") or not since(version, "0.5.9"):
+        return 0.0
+    size = _real(variables.get("SGLANG_SYMM_MEM_PREALLOC_GB_SIZE"))
+    return 4.0 if size is None else max(0.0, size)
+
+
+def whole_of(value: Any) -> int | None:
+    """A variable's text, or a value, as whole number."""
+    if isinstance(value, str):
+        return int(value) if value.isascii() and value.isdecimal() and len(value) < 16 else None
+    return whole(value)
+
+
+def _real(value: Any) -> float | None:
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

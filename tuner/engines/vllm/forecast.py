@@ -1,0 +1,210 @@
+"""The memory of a start of vLLM that has not happened, made from one that has. Terms are in docs/forecast.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from tuner.core.fit import ROUNDING_GIB, Capture, fit_captures, least
+from tuner.core.forecast import HEADROOM_GIB, Row, differences, in_bytes, notes, verdict
+from tuner.core.knobs import KnobTable
+from tuner.domain.forecast import Forecast, ForecastRow, Source
+from tuner.domain.starts import Figure, RankStory, Start
+from tuner.engines.argv import as_int
+from tuner.engines.vllm import memory
+from tuner.units import GIB
+
+_KIB_PER_TOKEN = 192
+_MIB_PER_SEQUENCE = 0.5
+"""Logits of one sequence in 32 bits with a vocabulary of 128k."""
+_DTYPE_BYTES = (("fp8", 1.0), ("int8", 1.0), ("nvfp4", 0.5625), ("float32", 4.0))
+_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "block_size": 16}
+
+
+class _Start(Struct, frozen=True, kw_only=True):
+    """The settings that decide memory."""
+
+    share: float
+    kv_bytes_given: int | None
+    tp: int
+    context: int | None
+    sequences: int
+    batched: int
+    block: int
+    element: float
+    graphs: int
+    """Number of CUDA graph sizes; 0 without graphs."""
+    counted: bool
+    """An estimate of the graphs is taken off the KV cache."""
+    speculates: bool
+
+
+def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], knobs: KnobTable) -> Forecast:
+    """The forecast of a start like `base` with some knobs at other values.
+
+    Args:
+        base: A start whose memory is known.
+        changes: Canonical knob name to value; None lets vLLM choose.
+        past: Other starts of the same LLM on this host.
+        knobs: vLLM's.
+    """
+    old, new = _read(base, {}, knobs), _read(base, changes, knobs)
+    moved, said = differences(base, changes, knobs), notes(base, changes, knobs)
+    totals = [rank.total_gib.value for start in (base, *past) for rank in start.ranks if rank.total_gib is not None]
+    total, cell = (min(totals) if totals else None), memory.cell(base)
+    ranks = base.ranks if new.tp == old.tp else base.ranks[:1] * new.tp
+    spent = [_spent(base, rank, old, new, total) for rank in ranks]
+    unknown = [
+        *(["the card's memory: the line `Free memory on device`, or a live host, tells it"] if total is None else []),
+        *(["bytes of a token: a start that sized its KV cache tells them"] if cell is None else []),
+        *(["what is used beside the KV cache: the line `Available KV cache memory` tells it"]
+          if any(each is None for each in spent) else []),
+        *(["the draft's memory: a start with speculation tells it"] if new.speculates and not old.speculates else []),
+    ]  # fmt: skip
+    known = [each for each in spent if each is not None]
+    if total is None or not known:
+        return verdict(new.share, None, None, None, unknown=unknown, changed=moved, warnings=said)
+    graphs = _graphs(base, past, old, new)
+    counted = (graphs.gib if new.counted else 0.0) - (_graphs(base, past, old, old).gib if old.counted else 0.0)
+    used = max(known) + counted
+    pool = memory.requested_gib(base.version, total, new.share) - used
+    if new.kv_bytes_given is not None:
+        pool = new.kv_bytes_given / GIB
+        said.append("the size of the KV cache is given: gpu_memory_utilization plays no part in it")
+    each = None if cell is None else cell * new.element / old.element * old.tp / new.tp
+    tokens = None if each is None else max(0, int(pool * GIB / each)) // new.block * new.block
+    whole = 0.0 if each is None or new.context is None else new.context * each / GIB
+    f_min = max(0.0, math.ceil((used + whole) / total * 10_000 - 1e-6) / 10_000)
+    f_max = _most(base, total, 0.0 if new.counted else graphs.gib)
+    rows: list[ForecastRow] = []
+    for number, (rank, mine) in enumerate(zip(ranks, spent, strict=True)):
+        rows += _rows(rank, number, old, new, total, used if mine is None else mine + counted, pool, tokens, graphs)
+    if tokens is not None and new.context and 0 < tokens < new.context:
+        said.append(
+            f"the KV cache holds {tokens:,} tokens, fewer than one request of {new.context:,}: vLLM refuses to start"
+        )
+    result = verdict(
+        new.share, f_min, f_max, tokens, rows=rows if tokens is not None else (), unknown=unknown, changed=moved,
+        warnings=said, helps="a shorter context_length, 8-bit KV, more GPUs (tp_size), fewer max_num_batched_tokens",
+    )  # fmt: skip
+    return result
+
+
+def _read(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> _Start:
+    def value(name: str) -> Any:
+        if name in changes:
+            return changes[name]
+        return knobs.value(start.given, name, start.version) or knobs.value(start.settings, name, start.version)
+
+    share = value("gpu_memory_utilization")
+    sequences = as_int(value("max_running_requests"), _DEFAULTS["max_num_seqs"])
+    batched = as_int(value("max_num_batched_tokens"), _DEFAULTS["max_num_batched_tokens"])
+    context = as_int(value("context_length") or start.setting("max_seq_len"), 0)
+    given = value("kv_cache_memory_bytes")
+    env = {**start.env, **{name: each for name, each in changes.items() if name.isupper()}}
+    listed, largest = value("cuda_graph_bs"), value("cuda_graph_max_bs")
+    if value("enforce_eager"):
+        count = 0
+    elif isinstance(listed, (list, tuple)) and listed:
+        count = len(listed)
+    else:
+        count = len(memory.graph_sizes(as_int(largest, memory.largest_graph(sequences, batched))))
+    return _Start(
+        share=float(share) if isinstance(share, (int, float)) and share else memory.default_utilisation(start.version),
+        kv_bytes_given=given if isinstance(given, int) and given > 0 else None,
+        tp=max(1, as_int(value("tp_size"), 1)),
+        context=context if context > 0 else None,
+        sequences=max(1, sequences),
+        batched=max(1, batched),
+        block=max(1, as_int(value("page_size"), _DEFAULTS["block_size"])),
+        element=_element(value("kv_cache_dtype")),
+        graphs=count,
+        counted=memory.graphs_counted(start.version, env),
+        speculates=bool(value("speculative_config")),
+    )
+
+
+def _element(dtype: Any) -> float:
+    text = str(dtype).lower()
+    return next((size for word, size in _DTYPE_BYTES if text.startswith(word)), 2.0)
+
+
+def _spent(base: Start, rank: RankStory, old: _Start, new: _Start, total: float | None) -> float | None:
+    """What a rank uses beside the KV cache: as measured, moved by what the knobs move."""
+    known = rank if rank.total_gib is not None or total is None else _with_total(rank, total)
+    measured = memory.not_kv_gib(base, known)
+    if measured is None or old.kv_bytes_given is not None:
+        parts = [figure.value for figure in (rank.weights_gib, rank.activation_gib, rank.non_torch_gib) if figure]
+        if len(parts) < 2:
+            return None
+        measured = sum(parts)
+    weights = 0.0 if rank.weights_gib is None else rank.weights_gib.value
+    measured += weights * (old.tp / new.tp - 1)
+    activation = _activation(rank, old)
+    measured += activation * (new.batched / old.batched - 1)
+    return measured + (new.sequences - old.sequences) * _MIB_PER_SEQUENCE / 1024
+
+
+def _with_total(rank: RankStory, total: float) -> RankStory:
+    return RankStory(**{name: getattr(rank, name) for name in rank.__struct_fields__} | {"total_gib": Figure(total, 0)})
+
+
+def _activation(rank: RankStory, old: _Start) -> float:
+    return old.batched * _KIB_PER_TOKEN / (1 << 20) if rank.activation_gib is None else rank.activation_gib.value
+
+
+def _graphs(base: Start, past: Sequence[Start], old: _Start, new: _Start) -> Row:
+    captures = [
+        Capture(old.graphs, old.graphs, max(rank.graphs_gib or 0.0 for rank in start.ranks))
+        for start in (base, *past)
+        if start.ranks and any(rank.graphs_gib for rank in start.ranks)
+    ]
+    found = fit_captures(captures, new.graphs)
+    if found is None:
+        return Row(0.5, Source.ESTIMATE, 0.5, "no graphs were seen")
+    return Row(found.gib, Source.MEASURED if found.measured else Source.ESTIMATE, found.error_gib, found.note)
+
+
+def _most(base: Start, total: float, beside: float) -> float:
+    """The largest U: what is free when a worker starts, and room for what is not counted."""
+    free = least(rank.before_weights.value for rank in base.ranks if rank.before_weights is not None)
+    bounds = [(total - beside - HEADROOM_GIB) / total]
+    if free is not None:
+        bounds.append(free / total)
+    return max(0.0, math.floor(min(bounds) * 1000) / 1000)
+
+
+def _rows(
+    rank: RankStory, number: int, old: _Start, new: _Start, total: float, used: float, pool: float,
+    tokens: int | None, graphs: Row,
+) -> list[ForecastRow]:  # fmt: skip
+    weights = Row.of(rank.weights_gib, old.tp / new.tp, f"divided by {new.tp} ranks instead of {old.tp}")
+    activation = _activation(rank, old) * new.batched / old.batched
+    measured = rank.activation_gib is not None and new.batched == old.batched
+    kv = max(0.0, pool)
+    other = max(0.0, used - weights.gib - activation - (graphs.gib if new.counted else 0.0))
+    beside = 0.0 if new.counted else graphs.gib
+    note = (
+        f"{new.kv_bytes_given:,} bytes as given"
+        if new.kv_bytes_given is not None
+        else f"{new.share:.4g} x {total:.2f} - {used:.2f} = {pool:.2f} GiB"
+    )
+    return [
+        weights.row(number, "weights"),
+        ForecastRow(
+            rank=number, what="kv_pool", size_bytes=in_bytes(kv), tokens=tokens, source=Source.FORMULA,
+            error_bytes=in_bytes(2 * ROUNDING_GIB + weights.error + graphs.error), note=note,
+        ),
+        graphs.row(number, "graphs"),
+        Row(
+            activation, Source.MEASURED if measured else Source.ESTIMATE, 0.0 if measured else activation / 2,
+            "the profile run's peak" if rank.activation_gib is not None else f"{new.batched} tokens x 192 KiB",
+        ).row(number, "activation"),
+        Row(other, Source.MEASURED, 0.1, "context, communicators and what the profile run left").row(number, "context"),
+        Row(total - kv - max(used, 0.0) - beside, Source.ESTIMATE, graphs.error + 0.2, "what remains").row(
+            number, "free"
+        ),
+    ]  # fmt: skip
