@@ -140,7 +140,7 @@ def move(remedy: RemedyReport) -> str:
         case Move.UNSET:
             text = f"leave out {name}" if remedy.flag else f"unset {name}"
         case _:
-            text = name + (f": {value}" if value else "")
+            text = f"{name} {value}".rstrip()
     least, most = remedy.min, remedy.max
     if least is not None and most is not None:
         return f"{text} ({least} to {most} is safe)"

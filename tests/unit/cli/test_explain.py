@@ -1,0 +1,272 @@
+"""`diagnose` and `compare` as they are called: files and standard input, text and JSON, exit codes."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.golden_starts import GOLDEN
+from tuner.cli import run
+from tuner.cli.paper import Paper
+
+FAILED = GOLDEN / "corpus/seed-3-custom-ar-055.log"
+WORKED = GOLDEN / "corpus/seed-1-baseline.log"
+REAL = GOLDEN / "real/sglang-0.5.16-2xH200"
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run a command; its exit code, output and error output."""
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        code = run([str(each) for each in arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def test_a_failed_start_is_explained(told: Any) -> None:
+    code, out, err = told("diagnose", FAILED)
+    assert (code, err) == (1, "")
+    for words in (
+        "Kimi-K2.5-INT4 · 8 ranks",
+        "FAILED in kv-alloc",
+        "✗ mem-fraction-too-low · fatal in kv-alloc · all 8 ranks · high confidence",
+        "21.70 - 94.04 x (1 - 0.55) = -20.62 GiB",
+        "raise --mem-fraction-static to",
+        "TP7 94.08 before, 21.74 after",
+    ):
+        assert words in out, out
+    assert "\x1b" not in out, "no colour where there is no terminal"
+
+
+def test_the_same_as_json(told: Any) -> None:
+    code, out, _ = told("diagnose", FAILED, "--json")
+    data = json.loads(out)
+    assert code == 1
+    assert (data["schema"], data["engine"], data["outcome"]) == (1, "sglang", "failed")
+    (finding,) = data["findings"]
+    assert (finding["cause"], finding["phase"], finding["ranks"]) == (
+        "mem-fraction-too-low",
+        "kv-alloc",
+        list(range(8)),
+    )
+    lines = FAILED.read_text().splitlines()
+    for evidence in finding["evidence"]:
+        if not evidence["derived"]:
+            assert evidence["file"] == str(FAILED)
+            assert f"{evidence['value']}" in lines[evidence["line"] - 1]
+    assert data["plan"]["f_min"] == 0.7692
+    assert len(data["rank_report"]) == 8
+    assert "comparison" not in data
+
+
+def test_a_healthy_log_says_nothing_and_ends_with_zero(told: Any) -> None:
+    code, out, _ = told("diagnose", WORKED)
+    assert code == 0
+    assert "READY" in out
+    assert "159,277 tokens" in out
+    assert "nothing found" in out
+
+
+def test_a_baseline_gives_what_changed_and_the_value_that_worked(told: Any) -> None:
+    code, out, _ = told("diagnose", FAILED, "--baseline", WORKED)
+    assert code == 1
+    assert "raise --mem-fraction-static to 0.88" in out
+    assert "mem_fraction_static 0.88 -> 0.55 is the only change that matters" in out
+    assert "NCCL and custom all-reduce 0.42 against 0.39 GiB: 0.03 GiB, the pool lacks 20.6" in out
+    _, out, _ = told("diagnose", FAILED, "--baseline", WORKED, "--json")
+    comparison = json.loads(out)["comparison"]
+    assert comparison["differences"][0]["name"] == "mem_fraction_static"
+    assert {each["name"] for each in comparison["acquitted"]} >= {"communicators", "disable_custom_all_reduce"}
+
+
+def test_a_baseline_without_its_arguments_is_read_off_its_pool(told: Any) -> None:
+    code, out, _ = told("diagnose", FAILED, "--baseline", GOLDEN / "case/baseline-without-arguments.log", "--json")
+    comparison = json.loads(out)["comparison"]
+    assert code == 1
+    assert comparison["baseline"]["fraction"] == 0.88
+    assert comparison["baseline"]["fraction_origin"] == "effective"
+    (cause,) = (each for each in comparison["differences"] if each["explains"])
+    assert (cause["baseline"], cause["this"], cause["baseline_origin"]) == (0.88, 0.55, "effective")
+
+
+def test_standard_input_and_packed_logs(told: Any, tmp_path: Path) -> None:
+    packed = tmp_path / "server.log.gz"
+    packed.write_bytes(gzip.compress(FAILED.read_bytes()))
+    _, plain, _ = told("diagnose", FAILED, "--json")
+    code, out, _ = told("diagnose", packed, "--json")
+    assert code == 1
+    assert (
+        json.loads(out)["findings"][0]["evidence"][0]["line"] == json.loads(plain)["findings"][0]["evidence"][0]["line"]
+    )
+    ran = subprocess.run(
+        [sys.executable, "-m", "tuner", "diagnose", "-", "--json"],
+        input=FAILED.read_bytes(),
+        capture_output=True,
+        check=False,
+    )
+    assert (ran.returncode, json.loads(ran.stdout)["findings"][0]["cause"]) == (1, "mem-fraction-too-low")
+
+
+def test_several_files_are_parts_of_one_start(told: Any, tmp_path: Path) -> None:
+    lines = FAILED.read_text().splitlines(keepends=True)
+    first, second = tmp_path / "server.log.1", tmp_path / "server.log"
+    first.write_text("".join(lines[:40]))
+    second.write_text("".join(lines[40:]))
+    code, out, _ = told("diagnose", first, second, "--json")
+    data = json.loads(out)
+    assert (code, data["findings"][0]["cause"]) == (1, "mem-fraction-too-low")
+    assert data["files"] == [str(first), str(second)]
+    places = {(each["what"], each["file"], each["line"]) for each in data["findings"][0]["evidence"] if each["file"]}
+    assert {Path(file).name for _, file, _ in places} == {"server.log.1", "server.log"}
+    for _, file, line in places:
+        assert 1 <= line <= len(Path(file).read_text().splitlines())
+
+
+def test_the_last_of_several_starts_is_judged_and_the_others_are_listed(told: Any, tmp_path: Path) -> None:
+    both = tmp_path / "server.log"
+    both.write_text(WORKED.read_text() + FAILED.read_text())
+    code, out, _ = told("diagnose", both, "--json")
+    data = json.loads(out)
+    assert (code, data["outcome"]) == (1, "failed")
+    (earlier,) = data["starts"]
+    assert (earlier["outcome"], earlier["first_line"], earlier["last_line"]) == ("ready", 1, 102)
+    assert data["findings"][0]["remedies"][0]["value"] == 0.88, "what worked before, in the same log"
+    _, out, _ = told("diagnose", both)
+    assert "earlier starts in this log" in out
+    assert "lines 1 to 102" in out
+
+
+def test_two_starts_side_by_side(told: Any) -> None:
+    code, out, _ = told("compare", REAL / "base/server.log", REAL / "f97/server.log")
+    assert code == 0
+    assert "base/server.log" in out.splitlines()[0]
+    assert "f97/server.log" in out.splitlines()[0]
+    for words in (
+        "mem_fraction_static",
+        "348,715 tokens",
+        "455,598 tokens",
+        "+30.6 %",
+        "graph-capture",
+        "prefill memory",
+    ):
+        assert words in out, out
+    assert "random_seed" not in out
+    code, out, _ = told("compare", REAL / "base/server.log", REAL / "f97/server.log", "--all")
+    assert "random_seed" in out
+
+
+def test_two_starts_as_json(told: Any) -> None:
+    code, out, _ = told("compare", REAL / "base/server.log", REAL / "lowfrac/server.log", "--json")
+    data = json.loads(out)
+    assert code == 0
+    assert data["schema"] == 1
+    assert data["this"]["f_min"] == 0.465
+    assert data["differences"][0]["explains"]
+    assert {each["group"] for each in data["measures"]} >= {"phase", "memory", "pool", "graphs"}
+
+
+def test_two_llms_do_not_compare_and_are_shown_all_the_same(told: Any) -> None:
+    code, out, _ = told("compare", WORKED, REAL / "base/server.log")
+    assert code == 0
+    assert "These two do not compare: other LLMs" in out
+    assert "138.18 GiB" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["diagnose"], "Missing argument"),
+        (["diagnose", "absent.log"], "absent.log"),
+        (["diagnose", "."], "."),
+        (["compare", "absent.log", "absent.log"], "absent.log"),
+        (["compare", str(WORKED)], "Missing argument"),
+    ],
+)
+def test_bad_input_is_one_line_and_two(arguments: list[str], words: str, told: Any) -> None:
+    code, out, err = told(*arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert "Traceback" not in err
+    if not err.startswith("Usage"):
+        assert len(err.splitlines()) == 1
+
+
+def test_a_text_of_no_engine(told: Any, tmp_path: Path) -> None:
+    letter = tmp_path / "letter.txt"
+    letter.write_text("Dear all,\nthe server is down.\n")
+    code, out, _ = told("diagnose", letter, "--json")
+    data = json.loads(out)
+    assert (code, data["engine"], data["outcome"]) == (0, None, "unknown")
+    assert [(each["cause"], each["severity"]) for each in data["findings"]] == [("inconclusive", "info")]
+    code, _, err = told("compare", letter, WORKED)
+    assert code == 2
+    assert "No start of an inference server" in err
+
+
+def test_no_line_is_longer_than_the_terminal(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in ("80", "160"):
+        monkeypatch.setenv("COLUMNS", columns)
+        for arguments in (
+            ("diagnose", FAILED, "--baseline", WORKED),
+            ("diagnose", REAL / "retract/server.log"),
+            ("compare", REAL / "base/server.log", REAL / "auto512/server.log", "--all"),
+        ):
+            _, out, _ = told(*arguments)
+            assert max(map(len, out.splitlines())) < int(columns), out
+
+
+def test_colour_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Screen(io.StringIO):
+        encoding = "utf-8"
+
+        def isatty(self) -> bool:
+            return True
+
+    assert Paper.of(Screen()).colour
+    assert not Paper.of(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")).colour
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not Paper.of(Screen()).colour
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert not Paper.of(Screen()).colour
+    assert Paper.of(io.TextIOWrapper(io.BytesIO(), encoding="latin-1")).ascii
+
+
+def test_an_output_without_our_letters_gets_others(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.cli.explain.Paper", type("P", (), {"of": staticmethod(lambda: Paper(ascii=True))}))
+    _, out, _ = told("diagnose", FAILED, "--baseline", WORKED)
+    out.encode("ascii")
+    assert "x mem-fraction-too-low" in out
+
+
+def test_text_of_a_log_cannot_move_the_cursor(told: Any, tmp_path: Path) -> None:
+    evil = tmp_path / "evil.log"
+    text = FAILED.read_text().replace("/models/Kimi-K2.5-INT4", "/models/\\x1b[2J\x1b[2Jevil")
+    evil.write_text(text)
+    _, out, _ = told("diagnose", evil)
+    assert "\x1b" not in out
+
+
+def test_files_are_completed(tmp_path: Path) -> None:
+    gputuner = Path(sys.executable).with_name("gputuner")
+    shutil.copy(WORKED, tmp_path / "one.log")
+    ran = subprocess.run(
+        [gputuner],
+        env={"_GPUTUNER_COMPLETE": "bash_complete", "COMP_WORDS": "gputuner diagnose o", "COMP_CWORD": "2", "PATH": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "file" in ran.stdout
