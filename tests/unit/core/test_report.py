@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from tests.support.golden_starts import last_start
+from tuner.core import report as promised
+from tuner.core import report_comparison as promised_comparison
 from tuner.core.compare import compare
 from tuner.core.report import MOST_EVIDENCE, Report, as_data, report, rounded_up
 from tuner.core.report_comparison import report_comparison
+from tuner.domain.comparison import Group, Origin, Role
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Outcome, Remedy, Severity
 from tuner.domain.forecast import Fit, Forecast, ForecastRow, Source
 from tuner.domain.server import Phase
@@ -309,3 +314,18 @@ def test_secrets_do_not_pass() -> None:
         refuted_by=secret,
     )
     assert secret not in json.dumps(as_data(made(spoiled)))
+
+
+def test_every_key_is_documented() -> None:
+    words = set(re.findall(r"`([\w-]+)`", (Path(__file__).parents[3] / "docs/diagnose.md").read_text("utf-8")))
+    structs = [
+        each
+        for module in (promised, promised_comparison)
+        for each in vars(module).values()
+        if isinstance(each, type) and issubclass(each, msgspec.Struct) and each.__module__ == module.__name__
+    ]
+    assert len(structs) >= 15
+    for each in structs:
+        assert set(each.__struct_fields__) <= words, f"{each.__name__}: {set(each.__struct_fields__) - words}"
+    for kind in (Outcome, Severity, Confidence, Move, Fit, Source, Role, Group, Origin):
+        assert {member.value for member in kind} <= words, kind
