@@ -247,6 +247,32 @@ def compare(first: str, second: str, as_json: bool, with_noise: bool) -> int:
     return explain.compare(first, second, as_json=as_json, with_noise=with_noise)
 
 
+@_example(
+    "gputuner plan --from worked.log --set mem_fraction_static=0.9",
+    "gputuner plan --from worked.log --from other.log --set cuda_graph_max_bs=512 --set kv_cache_dtype=fp8_e4m3",
+    "gputuner plan --knobs",
+)
+@cli.command()
+@click.option("--from", "logs", type=_LOG, metavar="GOOD.log", multiple=True, help="The log of a start that worked.")
+@click.option("--set", "changes", metavar="KNOB=VALUE", multiple=True, help="What is to change; auto lets it choose.")
+@click.option("--knobs", is_flag=True, help="List what can be set, and end.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def plan(logs: tuple[str, ...], changes: tuple[str, ...], knobs: bool, as_json: bool) -> int:
+    """Say whether a start will fit before it happens: its memory, rank by rank.
+
+    It is made from the log of a start that worked, with some knobs at other values. More logs of the same LLM on the
+    same host make it better. Each number says where it comes from: measured, the engine's own formula, or an estimate
+    with its error. The exit code is 1 when the start does not fit.
+    """
+    from tuner.cli import plan as command
+
+    if knobs:
+        return command.list_knobs(as_json=as_json)
+    if not logs:
+        raise click.UsageError("Missing option '--from'.", click.get_current_context())
+    return command.plan(logs, changes, as_json=as_json)
+
+
 @_example("gputuner completion bash > ~/.local/share/bash-completion/completions/gputuner", "gputuner completion zsh")
 @cli.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))

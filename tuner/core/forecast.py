@@ -113,7 +113,7 @@ def verdict(
     fit = Fit.FITS
     if f_min is not None and f_max is not None and f_min >= f_max:
         fit = Fit.NOWHERE
-        warnings = [*warnings, f"no fraction works: {helps}"] if helps else warnings
+        warnings = [*warnings, f"to make room: {helps}"] if helps else warnings
     elif fraction is None or f_min is None:
         fit = Fit.UNKNOWN
     elif fraction <= f_min:
@@ -157,7 +157,7 @@ def notes(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> list[st
             continue
         absent = knobs.absent(name, start.version)
         if absent:
-            said.append(f"{absent}; this one is {start.version}")
+            said.append(f"{name} changes nothing in {start.version}: {absent}")
         elif not knob.forecast:
             said.append(f"what {name} does to memory is not forecast")
         said += [

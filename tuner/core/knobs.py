@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tuner.core.versions import in_range, parse_version
-from tuner.domain.knobs import Hazard, Knob, KnobKind, KnobType, SpelledAs, Spelling
+from tuner.domain.knobs import Hazard, Knob, KnobType, SpelledAs, Spelling
 
 _UNSET = frozenset({"", "auto", "none", "null", "default", "unset"})
 _ON = frozenset({"1", "on", "true", "yes"})
@@ -73,9 +73,13 @@ class KnobTable(Mapping[str, Knob]):
             return f"there is no knob {name}"
         if at is None or any(in_range(at, spelled.versions) for spelled in knob.spellings):
             return ""
-        verb = "read" if knob.kind is KnobKind.ENV else "known"
-        spans = " and ".join(spelled.versions.strip() for spelled in knob.spellings)
-        return f"{knob.spellings[-1].text} is {verb} only by {_in_words(spans)}"
+        for spelled in knob.spellings:
+            first, _, _ = spelled.versions.partition("-")
+            start = parse_version(first)
+            if start is not None and at < start:
+                return f"{spelled.text} came with {first.strip()}"
+        last = knob.spellings[-1]
+        return f"{last.text} went after {last.versions.rpartition('-')[2].strip()}"
 
     def value(self, settings: Mapping[str, Any], name: str, version: str | None = None) -> Any:
         """The value of a knob in an engine's settings, under whatever key its version keeps it; None: not set."""
@@ -172,12 +176,3 @@ def _key(text: str) -> str:
 
 def _plain(text: str) -> str:
     return text.strip().lstrip("-").replace("-", "_").lower()
-
-
-def _in_words(spans: str) -> str:
-    words = [
-        f"{first.strip()} and later" if dash and not last.strip() else span.strip()
-        for span in spans.split(" and ")
-        for first, dash, last in [span.partition("-")]
-    ]
-    return " and ".join(words)

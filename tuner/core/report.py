@@ -211,7 +211,7 @@ def report(
         failures=len(start.failures),
         starts=tuple(_start(each, locate) for each in earlier),
         rank_report=tuple(_rank(each, locate) for each in start.ranks),
-        plan=_plan(forecast),
+        plan=plan_report(forecast),
         comparison=UNSET if comparison is None else comparison,
     )
 
@@ -338,7 +338,8 @@ def _phase(span: PhaseSpan, locate: Locate) -> PhaseReport:
     )
 
 
-def _plan(forecast: Forecast | None) -> PlanReport:
+def plan_report(forecast: Forecast | None) -> PlanReport:
+    """A forecast with its sizes in GiB, as people and scripts read it."""
     if forecast is None:
         return PlanReport(
             fit=Fit.UNKNOWN, fraction=None, f_min=None, f_max=None, kv_tokens=None, rows=(), warnings=(), unknown=()

@@ -70,24 +70,35 @@ def _plan(
     base: Start, past: Sequence[Start], old: Shape, new: Shape, terms: Terms, cell: fit.Cell | None,
     fraction: float | None,
 ) -> Plan:  # fmt: skip
-    pool = 0.0 if fraction is None else fit.pool_gib(terms.total, terms.available, fraction) + terms.rounding
+    graphs = graphs_of(base, past, old, new)
+    activation = activation_need((base, *past), new.chunk if new.chunk > 0 else new.max_prefill)
     each = 0.0 if cell is None else cell.value * terms.cell_scale
-    tokens = fit.tokens_for(pool * terms.kv_share, each * (1 + terms.draft_share), new.page, new.cap)
-    slots = memory.request_slots(new.version, tokens, new.context or 0, new.requests, new.dp if new.dp_attention else 1)
+    context = new.context or 0
+
+    def tokens_of(pool: float) -> int:
+        return fit.tokens_for(pool * terms.kv_share, each * (1 + terms.draft_share), new.page, new.cap)
+
+    def slots_of(tokens: int) -> int:
+        return memory.request_slots(new.version, tokens, context, new.requests, new.dp if new.dp_attention else 1)
+
+    pool = 0.0 if fraction is None else fit.pool_gib(terms.total, terms.available, fraction) + terms.rounding
+    most = terms.available - graphs.decode.gib - activation.gib - HEADROOM_GIB
+    tokens = tokens_of(pool)
     return Plan(
         base=base,
         old=old,
         new=new,
         terms=terms,
-        graphs=graphs_of(base, past, old, new),
-        activation=activation_need((base, *past), new.chunk if new.chunk > 0 else new.max_prefill),
+        graphs=graphs,
+        activation=activation,
         fraction=fraction or 0.0,
         pool=pool,
         cell=each,
         cell_error=0.0 if cell is None else cell.error,
         tokens=tokens,
-        slots=slots,
-        table=memory.request_table_gib(slots, new.context or 0, new.draft_tokens),
+        slots=slots_of(tokens),
+        table=memory.request_table_gib(slots_of(tokens), context, new.draft_tokens),
+        most_table=memory.request_table_gib(slots_of(tokens_of(most)), context, new.draft_tokens),
     )
 
 

@@ -61,6 +61,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     slots: int
     table: float
     """The request table, GiB."""
+    most_table: float
+    """That of the largest pool that fits."""
 
 
 class _Rank(Struct, frozen=True, kw_only=True):
@@ -76,6 +78,7 @@ class _Rank(Struct, frozen=True, kw_only=True):
     mamba: float
     table: float
     """The request table."""
+    most_table: float
     other: Row
     context: Row
 
@@ -103,7 +106,7 @@ def rank_rows(plan: Plan) -> tuple[list[ForecastRow], float, float]:
         left.append(remains)
         # Prefill graphs that give way when room is short bound nothing.
         bound = captured.gib - (plan.graphs.prefill.gib if plan.new.gate and not off else 0.0)
-        beside.append(rank.table + rank.other.gib + rank.late(plan) + bound + plan.activation.gib)
+        beside.append(rank.most_table + rank.other.gib + rank.late(plan) + bound + plan.activation.gib)
         rows += _rows(plan, rank, captured, remains)
     return rows, max(beside), min(left, default=0.0)
 
@@ -152,6 +155,7 @@ def _ranks(plan: Plan) -> Iterator[_Rank]:
             draft_kv=draft_kv,
             mamba=kv * (1 / share - 1) if 0 < share < 1 else 0.0,
             table=max(0.0, plan.table - less),
+            most_table=max(0.0, plan.most_table - less),
             other=other,
             context=_context(plan, story),
         )

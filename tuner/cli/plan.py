@@ -1,0 +1,310 @@
+"""`plan`: the memory of a start that has not happened, from the logs of starts that have."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+import msgspec
+
+from tuner.cli import FINE, PROBLEM
+from tuner.cli.paper import Paper
+from tuner.cli.tables import plain
+from tuner.core.compare import same_llm
+from tuner.core.engine import Engine
+from tuner.core.knobs import read_value
+from tuner.core.reading import starts_of
+from tuner.core.redact import mask
+from tuner.core.report import PlanReport, PlanRow, model_of, plan_report
+from tuner.domain.findings import Outcome
+from tuner.domain.forecast import Fit
+from tuner.domain.knobs import KnobKind
+from tuner.domain.starts import Start
+from tuner.engines import load_engines
+from tuner.errors import UsageProblem
+from tuner.store import logfiles
+
+SCHEMA = 1
+_LABEL = 10
+_ALIKE_GIB = 0.1
+_WORDS = {
+    "weights": "weights",
+    "draft_weights": "draft's weights",
+    "kv_pool": "KV pool",
+    "draft_kv_pool": "draft's KV pool",
+    "mamba": "linear attention",
+    "request_table": "request table",
+    "other": "other",
+    "graphs": "CUDA graphs",
+    "context": "context, NCCL",
+    "activation": "activations",
+    "free": "left",
+}
+_FITS = {
+    Fit.FITS: ("FITS", "good"),
+    Fit.TOO_LOW: ("DOES NOT FIT", "bad"),
+    Fit.TOO_HIGH: ("DOES NOT FIT", "bad"),
+    Fit.NOWHERE: ("DOES NOT FIT", "bad"),
+    Fit.UNKNOWN: ("NOT KNOWN", "warn"),
+}
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A knob that differs, and how the version at hand is told so."""
+
+    knob: str
+    old: Any
+    new: Any
+    flag: str | None = None
+    env: str | None = None
+
+
+class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What `plan --json` prints."""
+
+    schema: int = SCHEMA
+    engine: str
+    engine_version: str | None
+    engine_version_inferred: bool
+    model: str | None
+    files: tuple[str, ...]
+    """The first is the one it is made from."""
+    changes: tuple[Change, ...]
+    plan: PlanReport
+
+
+def plan(files: Sequence[str], assignments: Sequence[str], *, as_json: bool) -> int:
+    """Print the memory of a start like the last one of the first log, with some knobs at other values.
+
+    Args:
+        files: Logs of starts that worked; the first is the one it is made from, the others make it better.
+        assignments: `knob=value`, by any name of the knob.
+        as_json: One JSON object.
+
+    Returns:
+        0 when the start fits, 1 when it does not or cannot be told.
+
+    Raises:
+        UsageProblem: A log cannot be read or tells of no start, or there is no such knob or value.
+    """
+    engines = load_engines()
+    base, past = _starts(files, engines)
+    engine = engines[base.engine]
+    changes = dict(_change(engine, base, text) for text in assignments)
+    forecast = engine.forecast(base, changes, past)
+    answer = PlanAnswer(
+        engine=engine.name,
+        engine_version=base.version,
+        engine_version_inferred=base.version_inferred,
+        model=model_of(base),
+        files=tuple(files),
+        changes=tuple(_changed(engine, base, name, old, new) for name, (old, new) in forecast.changed.items()),
+        plan=plan_report(forecast),
+    )
+    if as_json:
+        click.echo(msgspec.json.encode(answer).decode())
+    else:
+        click.echo("\n".join(lines(answer, engine.title, Paper.of())), color=True)
+    return FINE if forecast.fit is Fit.FITS else PROBLEM
+
+
+def _starts(files: Sequence[str], engines: dict[str, Engine]) -> tuple[Start, list[Start]]:
+    """The start that is planned from, and the others of the same LLM that became ready."""
+    found: list[list[Start]] = []
+    for file in files:
+        starts = starts_of(logfiles.read([file], [engine.routine() for engine in engines.values()]), engines)
+        if not starts:
+            raise UsageProblem(
+                "No start of an inference server is told in there", file, "Give the log of a start that worked"
+            )
+        found.append(starts)
+    good = [start for start in found[0] if _worked(start)]
+    base = good[-1] if good else found[0][-1]
+    if not base.ranks:
+        raise UsageProblem("The log tells of no rank's memory", files[0], "Give the log of a start that worked")
+    others = [start for starts in found for start in starts if start is not base]
+    return base, [start for start in others if start.engine == base.engine and _worked(start) and same_llm(start, base)]
+
+
+def _worked(start: Start) -> bool:
+    return start.ready_at is not None or start.outcome is Outcome.READY
+
+
+def _change(engine: Engine, base: Start, text: str) -> tuple[str, Any]:
+    """One `--set`.
+
+    Raises:
+        UsageProblem: It is no knob of this version, or no value of it.
+    """
+    name, equals, value = text.partition("=")
+    knobs = engine.knobs()
+    if not equals or not name.strip():
+        raise UsageProblem("A change is knob=value", repr(text), "For example --set mem_fraction_static=0.9")
+    knob = knobs.find(name)
+    if knob is None:
+        near = difflib.get_close_matches(name.strip().lstrip("-").replace("-", "_"), list(knobs), 3, 0.5)
+        hint = f"Did you mean {' or '.join(near)}?" if near else "`gputuner plan --knobs` lists them"
+        raise UsageProblem(f"{engine.title} has no knob {plain(name, 60)}", "", hint)
+    if knob.kind is KnobKind.FLAG and (absent := knobs.absent(knob.name, base.version)):
+        raise UsageProblem(f"{engine.title} {base.version} has no {knob.name}", absent)
+    try:
+        read = read_value(knob, value)
+    except ValueError as error:
+        raise UsageProblem(f"{knob.name} cannot be {plain(value, 60) if value else 'empty'}", str(error)) from error
+    spelling = knobs.spelling(knob.name, base.version)
+    if read is not None and spelling is not None and spelling.choices and str(read) not in spelling.choices:
+        raise UsageProblem(f"{knob.name} cannot be {plain(value, 60)}", f"it is one of {', '.join(spelling.choices)}")
+    return knob.name, read
+
+
+def _changed(engine: Engine, base: Start, name: str, old: object, new: object) -> Change:
+    spelling = engine.knob(name, base.version)
+    return Change(
+        knob=name,
+        old=_harmless(old),
+        new=_harmless(new),
+        flag=None if spelling is None else spelling.flag,
+        env=None if spelling is None else spelling.env,
+    )
+
+
+def _harmless(value: object) -> Any:
+    return mask(value) if isinstance(value, str) else value
+
+
+def knob_lines(engine: Engine, paper: Paper) -> Iterator[str]:
+    """Every knob of an engine: name, how it is spelled now, and what it is."""
+    yield paper.ink(engine.title, "strong")
+    for knob in engine.knobs().values():
+        spelled = knob.spellings[-1].text
+        yield paper.letters("  " + knob.name + ("" if spelled == knob.name else paper.ink(f"  {spelled}", "dim")))
+        yield from paper.wrapped(knob.title + (f" ({knob.unit})" if knob.unit else ""), indent="      ")
+
+
+def list_knobs(*, as_json: bool) -> int:
+    """Print the knobs that can be set."""
+    engines = load_engines()
+    if as_json:
+        known = {engine.name: [msgspec.to_builtins(knob) for knob in engine.knobs().values()]
+                 for engine in engines.values()}  # fmt: skip
+        click.echo(json.dumps(known, ensure_ascii=False))
+        return FINE
+    for engine in engines.values():
+        click.echo("\n".join([*knob_lines(engine, Paper.of()), ""]), color=True)
+    return FINE
+
+
+def lines(answer: PlanAnswer, title: str, paper: Paper) -> Iterator[str]:
+    """The answer as text: verdict, interval, table, where each number comes from."""
+    version = (answer.engine_version or "of unknown version") + (
+        " (inferred)" if answer.engine_version_inferred else ""
+    )
+    yield paper.letters(paper.ink(f"{title} {version}", "strong") + f"  {plain(answer.model)}")
+    yield from paper.wrapped(answer.files[0], label="from", hang=_LABEL)
+    if len(answer.files) > 1:
+        yield from paper.wrapped(", ".join(answer.files[1:]), label="with", hang=_LABEL)
+    for change in answer.changes:
+        where = change.flag or change.env or ""
+        text = f"{change.knob} {_said(change.old)} → {_said(change.new)}" + (f"  ({where})" if where else "")
+        yield from paper.wrapped(text, label="change", hang=_LABEL)
+    yield ""
+    yield from _verdict(answer.plan, paper)
+    for warning in answer.plan.warnings:
+        yield from paper.wrapped(warning, label="note", hang=_LABEL)
+    for unknown in answer.plan.unknown:
+        yield from paper.wrapped(unknown, label="missing", hang=_LABEL)
+    if answer.plan.rows:
+        yield ""
+        yield from _table(answer.plan.rows, answer.plan.fit, paper)
+
+
+def _said(value: object) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
+
+
+def _verdict(plan: PlanReport, paper: Paper) -> Iterator[str]:
+    word, style = _FITS[plan.fit]
+    yield paper.letters(paper.ink(word, style) + "  " + _reason(plan))
+    if plan.f_min is not None and plan.f_max is not None and plan.fit is not Fit.NOWHERE:
+        text = f"above {plan.f_min:.4f}, up to {plan.f_max:.3f}"
+        yield from paper.wrapped(text, label="fraction", hang=_LABEL)
+
+
+def _reason(plan: PlanReport) -> str:
+    fraction = "" if plan.fraction is None else f"{plan.fraction:.4g}"
+    low = "?" if plan.f_min is None else f"{plan.f_min:.4f}"
+    high = "?" if plan.f_max is None else f"{plan.f_max:.3f}"
+    tokens = "" if plan.kv_tokens is None else f"{plan.kv_tokens:,} tokens of KV"
+    match plan.fit:
+        case Fit.FITS:
+            return f"at a fraction of {fraction}: {tokens}"
+        case Fit.TOO_LOW:
+            return f"refused at {fraction}: the least fraction that leaves room for a KV pool is just above {low}"
+        case Fit.TOO_HIGH:
+            return f"{fraction} leaves too little beside the pool: graphs, activations and 1 GiB fit up to {high}"
+        case Fit.NOWHERE:
+            return (
+                f"no fraction works: the pool needs more than {low}, and above {high} graphs and activations do not fit"
+            )
+        case Fit.UNKNOWN:
+            return "the logs do not tell enough"
+
+
+def _table(rows: Sequence[PlanRow], fit: Fit, paper: Paper) -> Iterator[str]:
+    """Purposes down, ranks across; ranks that are alike share a column."""
+    if fit in (Fit.TOO_LOW, Fit.NOWHERE):
+        # What would follow a pool that cannot be does not happen.
+        rows = [row for row in rows if row.what in ("weights", "draft_weights", "kv_pool")]
+    ranks = _alike(rows)
+    whats = list(dict.fromkeys(row.what for row in rows))
+    by_place = {(row.rank, row.what): row for row in rows}
+    head = ["", *(_title(group) for group in ranks), "±", "from", "how"]
+    table = [head]
+    for what in whats:
+        found = [by_place.get((group[0], what)) for group in ranks]
+        told = next(row for row in found if row is not None)
+        error = max((row.error_gib or 0.0 for row in found if row is not None), default=0.0)
+        sizes = ["" if row is None or row.gib is None else f"{row.gib:.2f}" for row in found]
+        tokens = f"{told.tokens:,} tokens: " if told.tokens is not None else ""
+        table.append(
+            [
+                _WORDS.get(what, what),
+                *sizes,
+                f"{error:.2f}" if error >= 0.005 else "",
+                str(told.source),
+                tokens + told.note,
+            ]
+        )
+    yield from paper.columns(table, left=(0, len(head) - 2))
+
+
+def _alike(rows: Sequence[PlanRow]) -> list[list[int]]:
+    """Ranks whose sizes differ by less than anybody cares for."""
+    sizes: dict[int, dict[str, float]] = {}
+    for row in rows:
+        sizes.setdefault(row.rank, {})[row.what] = row.gib or 0.0
+    groups: list[list[int]] = []
+    for rank, mine in sizes.items():
+        for group in groups:
+            first = sizes[group[0]]
+            if first.keys() == mine.keys() and all(abs(first[what] - mine[what]) <= _ALIKE_GIB for what in mine):
+                group.append(rank)
+                break
+        else:
+            groups.append([rank])
+    return groups
+
+
+def _title(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]}-{ranks[-1]}"
+    return f"ranks {ranks[0]}, {ranks[1]}.. ({len(ranks)})"
