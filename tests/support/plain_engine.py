@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tuner.core.engine import LinePrefix, RankPlace
+from tuner.core.knobs import KnobTable
 from tuner.domain.events import HttpAnswer
+from tuner.domain.forecast import Effective, Fit, Forecast
+from tuner.domain.knobs import Spelling
 from tuner.domain.logs import Level, LogFact
 from tuner.domain.plan import EnginePlan
 from tuner.domain.readings import MemoryTerms, Reading
 from tuner.domain.server import ServerIdentity
+from tuner.domain.starts import Sign, Start
 
 _PREFIX = re.compile(r"@(?P<at>\d+)(?: (?P<rank>TP\d+))? ")
 
@@ -68,3 +72,30 @@ class PlainEngine:
 
     def settings_from_argv(self, identity: ServerIdentity) -> dict[str, Any]:
         return {"argv": len(identity.argv)}
+
+    def message(self, text: str, prefix: LinePrefix) -> str:
+        return text[prefix.message_start :]
+
+    def routine(self) -> bytes:
+        return rb"(?!)"
+
+    def signs(self, message: str, *, prefixed: bool) -> Sequence[Sign]:
+        return ()
+
+    def knobs(self) -> KnobTable:
+        return KnobTable(())
+
+    def knob(self, name: str, version: str | None) -> Spelling | None:
+        return None
+
+    def effective_fraction(self, start: Start) -> Effective | None:
+        return None
+
+    def forecast(self, base: Start, changes: Mapping[str, Any], past: Sequence[Start] = ()) -> Forecast:
+        return Forecast(fit=Fit.UNKNOWN)
+
+    def layout(self, settings: dict[str, Any]) -> tuple[int, int, int, bool]:
+        return 1, 1, 1, False
+
+    def infer_version(self, start: Start) -> tuple[str | None, bool]:
+        return start.version, False

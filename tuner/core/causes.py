@@ -293,6 +293,27 @@ _CAUSES = (
         "Batches run without CUDA graphs",
         "Decode batches are larger than the largest captured graph, and run slower.",
     ),
+    Cause(
+        "start-hang",
+        "The start stands still",
+        "No line for far longer than this phase took in earlier starts or usually takes, and the GPUs do nothing: a"
+        " collective that one rank never reaches, or a process that was stopped.",
+    ),
+    Cause(
+        "requests-capped",
+        "Requests wait while the pool has room",
+        "As many requests run as max_running_requests allows, others wait, and the KV pool is not full.",
+    ),
+    Cause(
+        "scheduler-conservative",
+        "The scheduler holds requests back",
+        "Requests wait although neither the pool nor the limit of running requests is reached.",
+    ),
+    Cause(
+        "prefix-order",
+        "Requests that share prefixes are served in the order they came",
+        "The prefix cache hits and requests wait: an order by longest shared prefix would hit more.",
+    ),
     Cause("setting-ignored", "A setting did not take effect", "A flag or variable that this version does not read."),
     Cause(
         "speculation-loses",

@@ -46,6 +46,9 @@ class RankPlace(Struct, frozen=True, kw_only=True):
 class Engine(Protocol):
     """One inference engine, all versions. Lines and answers of unknown versions give less, never an error."""
 
+    def __hash__(self) -> int:
+        """By identity: what was read with one can be remembered."""
+
     name: str
     """`sglang`, `vllm`."""
     title: str

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from tuner.core import facts as f
 from tuner.core.engine import Engine
 from tuner.core.failures import failures
 from tuner.core.outcome import outcome_of
 from tuner.core.phases import by_frames, serving_frames
-from tuner.core.records import Record, engine_of, records
+from tuner.core.records import Record, engine_of, record_of
 from tuner.core.story import Layout, stories
 from tuner.domain.logs import LogFact, LogLine
 from tuner.domain.server import START_PHASES, Phase
@@ -32,41 +33,65 @@ _LIMITS = {
 Line = tuple[int, str]
 
 
-def starts_of(lines: Iterable[Line], engines: Mapping[str, Engine]) -> list[Start]:
+class LineRead(Struct, frozen=True, gc=False):
+    """What one line says."""
+
+    record: Record
+    facts: tuple[LogFact, ...]
+    signs: tuple[Sign, ...]
+    """Where the line stands alone; a traceback's are searched when it is whole."""
+
+
+def read_line(engine: Engine, at: int, text: str) -> LineRead:
+    """Read one line. Who reads a log again and again may remember the results."""
+    record = record_of(engine, at, text)
+    facts = tuple(engine.facts(text, record.prefix, at)) if engine.interesting(text) else ()
+    if facts and facts[0].kind in _BATCHES:
+        return LineRead(record, facts, ())
+    signs = engine.signs(record.message, prefixed=record.prefixed)
+    return LineRead(record, facts, tuple(_placed(sign, record) for sign in signs))
+
+
+Read = Callable[[Engine, int, str], LineRead]
+
+
+def starts_of(lines: Iterable[Line], engines: Mapping[str, Engine], read: Read = read_line) -> list[Start]:
     """Every start that a log tells of, oldest first; none where no engine printed anything.
 
     Args:
         lines: Place and text of each line that may matter, unwrapped and cleaned, in order.
         engines: By name.
+        read: Reads one line.
     """
     kept = list(lines)
     engine = engine_of(kept, engines)
     if engine is None:
         return []
-    return [start_of(part, engine) for part in _parts(kept, engine)]
+    return [start_of(part, engine) for part in _parts([read(engine, at, text) for at, text in kept])]
 
 
-def start_of(lines: Sequence[Line], engine: Engine) -> Start:
+def start_of(lines: Sequence[LineRead], engine: Engine) -> Start:
     """The one start that some lines tell of.
 
     Args:
-        lines: As for `starts_of`, of one start.
+        lines: Of one start, in order.
         engine: Whose log it is.
     """
-    read = list(records(lines, engine))
-    raised, others = failures(read)
+    raised, others = failures(line.record for line in lines)
+    alone = {id(record) for record in others}
     facts: list[LogFact] = []
     signs: list[Sign] = []
     batches: list[BatchLine] = []
-    for record in others:
-        found = engine.facts(record.text, record.prefix, record.at) if engine.interesting(record.text) else ()
-        for fact in found:
+    for line in lines:
+        if id(line.record) not in alone:
+            continue
+        for fact in line.facts:
             if fact.kind in _BATCHES:
                 batches.append(BatchLine(fact.offset, fact.at, fact.rank, fact.kind, fact.fields))
             else:
                 facts.append(fact)
-        if not (found and found[0].kind in _BATCHES):
-            signs.extend(_placed(sign, record) for sign in engine.signs(record.message, prefixed=record.prefixed))
+        signs.extend(line.signs)
+    read = [line.record for line in lines]
     settings, at = _settings(facts)
     ranks = stories(facts, Layout.of(engine, settings))
     ready = next((fact.offset for fact in facts if fact.kind == f.READY), None)
@@ -144,29 +169,29 @@ def _span_at(rank: RankStory, at: int) -> PhaseSpan | None:
     return before[-1] if before else None
 
 
-def _parts(lines: list[Line], engine: Engine) -> Iterator[list[Line]]:
+def _parts(lines: Sequence[LineRead]) -> Iterator[list[LineRead]]:
     """Cut a log where another start begins: new arguments, or ranks that initialise again after the end of a start."""
-    part: list[Line] = []
+    part: list[LineRead] = []
     past_args = ended = False
     nodes: set[Any] = set()
-    for at, text in lines:
-        if engine.interesting(text):
-            for fact in engine.facts(text, engine.prefix(text), at):
-                kind = fact.kind
-                if kind in (f.ARGS, f.VERSION) and fact.rank is None:
-                    settings = fact.fields.get("settings") or {}
-                    node = settings.get("node_rank")
-                    other_node = (settings.get("nnodes") or 1) > 1 and node not in nodes
-                    if part and (past_args or ended) and not other_node and _begins(fact):
-                        yield part
-                        part, past_args, ended, nodes = [], False, False, set()
-                    nodes.add(node)
-                elif kind == f.PHASE_BEGIN and fact.fields.get("phase") == Phase.DIST_INIT and ended and past_args:
-                    yield part
-                    part, past_args, ended, nodes = [], False, False, set()
-                past_args = past_args or kind in _PAST_ARGS or kind == f.PHASE_BEGIN
-                ended = ended or (kind in _ENDS and not fact.fields.get("general"))
-        part.append((at, text))
+    for line in lines:
+        for fact in line.facts:
+            kind = fact.kind
+            begins = False
+            if kind in (f.ARGS, f.VERSION) and fact.rank is None:
+                settings = fact.fields.get("settings") or {}
+                node = settings.get("node_rank")
+                other_node = (settings.get("nnodes") or 1) > 1 and node not in nodes
+                begins = (past_args or ended) and not other_node and _begins(fact)
+                nodes.add(node)
+            elif kind == f.PHASE_BEGIN and fact.fields.get("phase") == Phase.DIST_INIT:
+                begins = ended and past_args
+            if begins and part:
+                yield part
+                part, past_args, ended, nodes = [], False, False, set()
+            past_args = past_args or kind in _PAST_ARGS or kind == f.PHASE_BEGIN
+            ended = ended or (kind in _ENDS and not fact.fields.get("general"))
+        part.append(line)
     if part:
         yield part
 
@@ -198,7 +223,12 @@ def _settings(facts: Sequence[LogFact]) -> tuple[dict[str, Any], int | None]:
 
 def _given(facts: Sequence[LogFact]) -> dict[str, Any]:
     return next(
-        (fact.fields["settings"] for fact in facts if fact.kind == f.ARGS and not fact.fields.get("resolved")), {}
+        (
+            fact.fields.get("settings") or {}
+            for fact in facts
+            if fact.kind == f.ARGS and not fact.fields.get("resolved")
+        ),
+        {},
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
@@ -14,6 +14,8 @@ _TORCH_RANK = re.compile(r"\[rank(\d+)\]:")
 """torch's C++ code names the global rank and nothing else."""
 _ENOUGH = 200
 """So many lines of an engine's own settle which engine it is."""
+_LONG = 400
+"""Characters of a line that are looked at for it: arguments run on for thousands."""
 
 
 class Record(Struct, frozen=True, gc=False):
@@ -49,21 +51,20 @@ class Record(Struct, frozen=True, gc=False):
         return self.prefix.source
 
 
-def records(lines: Iterable[tuple[int, str]], engine: Engine) -> Iterator[Record]:
-    """Take lines apart; a line without prefix gets the rank of torch's own prefix, else none.
+def record_of(engine: Engine, at: int, text: str) -> Record:
+    """Take a line apart; one without prefix gets the rank of torch's own prefix, else none.
 
     Args:
-        lines: Place and text, cleaned.
         engine: Whose log it is.
+        at: Its place.
+        text: The line, cleaned.
     """
-    for at, text in lines:
-        prefix = engine.prefix(text)
-        message = engine.message(text, prefix)
-        rank = prefix.rank
-        if rank is None and text.startswith("[rank") and (found := _TORCH_RANK.match(text)) is not None:
-            rank = f"TP{found[1]}"
-        level = prefix.level or engine.level(message)
-        yield Record(at, text, message, prefix, rank, level)
+    prefix = engine.prefix(text)
+    message = engine.message(text, prefix)
+    rank = prefix.rank
+    if rank is None and text.startswith("[rank") and (found := _TORCH_RANK.match(text)) is not None:
+        rank = f"TP{found[1]}"
+    return Record(at, text, message, prefix, rank, prefix.level or engine.level(message))
 
 
 def engine_of(lines: Iterable[tuple[int, str]], engines: Mapping[str, Engine]) -> Engine | None:
@@ -72,7 +73,8 @@ def engine_of(lines: Iterable[tuple[int, str]], engines: Mapping[str, Engine]) -
     Old SGLang imports vLLM, and prints lines of its too, so that no single line decides.
     """
     scores = dict.fromkeys(engines, 0)
-    for _, text in lines:
+    for _, line in lines:
+        text = line[:_LONG]
         for name, engine in engines.items():
             if engine.interesting(text):
                 found = engine.facts(text, engine.prefix(text), 0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tuner.core import lifecycle, metrics, ranks, remembered, serverlog
+from tuner.core import explaining, lifecycle, metrics, ranks, remembered, serverlog
 from tuner.core import series as s
 from tuner.core.engine import Engine
 from tuner.core.predecessor import doubt_about
@@ -133,7 +133,7 @@ def _gpu_samples(state: HostState, event: e.GpuSamples, engines: Engines) -> Res
     for sample in event.samples:
         if sample.utilization_ratio is not None:
             series[sample.index] = s.append(series.get(sample.index, ()), event.mono, sample.utilization_ratio)
-    servers = tuple(metrics.decay(server, event.mono) for server in state.servers)
+    servers = tuple(_looked_at(state, metrics.decay(server, event.mono), engines) for server in state.servers)
     if all(a is b for a, b in zip(servers, state.servers, strict=True)):
         servers = state.servers
     return (
@@ -142,6 +142,14 @@ def _gpu_samples(state: HostState, event: e.GpuSamples, engines: Engines) -> Res
         ),
         (),
     )
+
+
+def _looked_at(state: HostState, server: ServerState, engines: Engines) -> ServerState:
+    """Diagnose what waits for its time, and look at the numbers."""
+    engine = engines.get(server.identity.engine)
+    if engine is None:
+        return server
+    return explaining.advised(state, explaining.explained(server, engine, state.mono), engine)
 
 
 def _gpu_processes(state: HostState, event: e.GpuProcesses, engines: Engines) -> Result:
@@ -240,7 +248,10 @@ def _log_bytes(state: HostState, event: e.LogBytes, engines: Engines) -> Result:
         return state, ()
     live = not event.head and event.offset >= server.log.backlog_end
     doubt = None if live else doubt_about(server.identity, state.now, state.hello)
-    new = serverlog.received(server, event, engines.get(server.identity.engine), live=live, doubt=doubt)
+    engine = engines.get(server.identity.engine)
+    new = serverlog.received(server, event, engine, live=live, doubt=doubt)
+    if engine is not None and not new.log.behind:
+        new = explaining.explained(new, engine, event.mono)
     return _finish(state, server, new, engines)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from tuner.core import explaining, logtext, metrics, wrapping
 from tuner.core import facts as f
-from tuner.core import logtext, metrics, wrapping
 from tuner.core.engine import Engine, LinePrefix
 from tuner.core.lifecycle import apply_fact, caught_up
 from tuner.core.predecessor import Doubt
@@ -44,6 +44,8 @@ def opened(server: ServerState, event: LogOpened) -> ServerState:
         return msgspec.structs.replace(server, log=log)
     text = _OPENED.get(event.reason, event.reason) + (f": {event.note}" if event.note else "")
     log = _marked(log, event.offset, text, generation=event.reason != "vanished")
+    if event.reason != "vanished":
+        server = explaining.moved(server)
     return msgspec.structs.replace(server, log=msgspec.structs.replace(log, source=source, size=size))
 
 
@@ -78,6 +80,7 @@ def received(
     kind = log.source.kind if log.source else "file"
     lines: list[LogLine] = []
     facts: list[LogFact] = []
+    own: list[LogLine] = []
     joined = log.joined
     earlier = log.earlier and doubt is not None
     for offset, wrapped in (*torn, *raw):
@@ -94,8 +97,11 @@ def received(
                 earlier = doubt.before(at)
             if earlier:
                 facts.clear()  # what stands before it has no time and is as old
+                own.clear()
             else:
                 facts.extend(found)
+                if offset >= log.facts_end:
+                    own.append(lines[-1])
     if partial and "\r" in partial and engine is not None and not earlier and event.offset >= log.facts_end:
         # A progress bar has no line end until it is full; its last state is worth having now.
         _facts_of(logtext.clean(logtext.segments(partial)[-1]), start, engine, facts)
@@ -118,8 +124,12 @@ def received(
     server = msgspec.structs.replace(server, log=log)
     if server.gone and any(fact.kind == f.ARGS and fact.rank is None for fact in facts):
         # Its successor appends to the same file: what it says is not about this server, whose end is to be explained.
-        facts = facts[: next(i for i, fact in enumerate(facts) if fact.kind == f.ARGS)]
+        successor = next(fact for fact in facts if fact.kind == f.ARGS and fact.rank is None)
+        facts = facts[: facts.index(successor)]
+        own = [line for line in own if line.offset < successor.offset]
         server = msgspec.structs.replace(server, log=msgspec.structs.replace(log, facts_end=NEVER))
+    if engine is not None and own:
+        server = explaining.noted(server, own, engine)
     newest: dict[tuple[str, str | None], LogFact] = {}
     for fact in facts:
         if fact.kind in _BATCHES:

@@ -27,6 +27,7 @@ class Layout(msgspec.Struct, frozen=True):
     tp: int = 1
     pp: int = 1
     dp: int = 1
+    """With 1 a DP tag is a router's, which numbers whole servers, or the arguments are not known and it cannot be told."""
     shared: bool = False
     """Attention data parallelism: replicas share the TP ranks."""
 
@@ -44,7 +45,7 @@ class Layout(msgspec.Struct, frozen=True):
     def number(self, tag: str | None) -> int:
         """The global rank of a tag; 0 where there is none."""
         parts = {name: int(number) for name, number in _TAG.findall(tag or "")}
-        replica = 0 if self.shared else parts.get("DP", 0)
+        replica = 0 if self.shared or self.dp == 1 else parts.get("DP", 0)
         return (replica * self.pp + parts.get("PP", 0)) * self.tp + parts.get("TP", 0)
 
 

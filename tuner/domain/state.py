@@ -155,6 +155,26 @@ class LogState(Struct, frozen=True, kw_only=True):
         return self.source is not None and self.end < self.backlog_end
 
 
+class ExplainState(Struct, frozen=True, kw_only=True):
+    """What is kept of a server's log for its diagnosis, and when that was made."""
+
+    first: tuple[tuple[int, str], ...] = ()
+    newest: tuple[tuple[int, str], ...] = ()
+    batches: tuple[tuple[int, str], ...] = ()
+    """Place and text of lines: the first that matter, the newest, and the newest batch lines."""
+    due: bool = False
+    """Something came that a diagnosis has not seen."""
+    alarmed: bool = False
+    """And it was a warning or an error."""
+    at: float | None = None
+    """Host monotonic time of the last diagnosis."""
+    advised_at: float | None = None
+    diagnosed: tuple[Finding, ...] = ()
+    """By the log."""
+    advice: tuple[Finding, ...] = ()
+    """By the numbers of a running server."""
+
+
 class ErrorLine(Struct, frozen=True, kw_only=True):
     """The first line of an error in the log, with the ranks that showed the same one."""
 
@@ -214,6 +234,7 @@ class ServerState(Struct, frozen=True, kw_only=True):
     """Log time minus the host's wall clock: the zone of the log, and its missing year."""
     facts: tuple[LogFact, ...] = ()
     """Facts of the current start, for diagnosis; bounded."""
+    explain: ExplainState = ExplainState()
     findings: tuple[Finding, ...] = ()
     """What is wrong with it or worth knowing, the root cause first."""
     start: Start | None = None
