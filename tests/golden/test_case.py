@@ -100,3 +100,17 @@ def test_lowering_the_fraction_made_it_worse() -> None:
 @pytest.mark.parametrize("name", ["case/two-channels-055.log", "case/custom-ar-050.log"])
 def test_what_always_differs_is_noise(name: str) -> None:
     assert [each.name for each in against(BASELINES[0], name).of(Role.NOISE)] == ["random_seed"]
+
+
+@pytest.mark.parametrize(
+    ("name", "variables"),
+    [
+        ("corpus/seed-3-custom-ar-055.log", {"SGLANG_FORCE_CUSTOM_AR_PCIE": "1"}),
+        ("case/two-channels-055.log", {"NCCL_MAX_NCHANNELS": "2", "NCCL_BUFFSIZE": "131072", "NCCL channels": "2"}),
+    ],
+)
+def test_variables_that_the_log_proves_are_acquitted(name: str, variables: dict[str, str]) -> None:
+    acquitted = against(BASELINES[0], name).acquitted
+    told = {each.name: each for each in acquitted if each.group is Group.ENVIRONMENT}
+    assert {key: each.bad for key, each in told.items()} == variables
+    assert all("the pool lacks 20." in each.note for each in told.values())

@@ -92,7 +92,7 @@ class _Columns:
 
     def row(self, name: str, values: Sequence[str], style: str = "") -> Iterator[str]:
         """Words."""
-        cells = [plain(name).ljust(self.name), _cut(plain(values[0]), self.value).ljust(self.value)]
+        cells = [_cut(plain(name), self.name).ljust(self.name), _cut(plain(values[0]), self.value).ljust(self.value)]
         text = "  ".join([*cells, _cut(plain(values[1]), self.value)]).rstrip()
         yield self.paper.letters(self.paper.ink(text, style))
 

@@ -107,6 +107,8 @@ def _side(start: Start, engine: Engine | None) -> Side:
 def _in_effect(start: Start, share: Share | None, engine: Engine | None) -> tuple[float | None, Origin, str]:
     """The fraction a start ran with: as its arguments say, unless the pool that it got says otherwise."""
     known = None if engine is None else engine.effective_fraction(start)
+    if known is not None and known.said is None and pool_of(start) is None:
+        return known.value, Origin.RESOLVED, known.how
     if known is not None and known.said is None:
         return shares.shortest(known.value, known.error), Origin.EFFECTIVE, known.how
     if known is not None and known.said is not None and abs(known.value - known.said) > shares.SAME:

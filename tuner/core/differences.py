@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tuner.core.literals import parse_settings
+from tuner.core.surroundings import environment, parts
 from tuner.core.versions import Version, parse_version
 from tuner.domain.comparison import Difference, Group, Measure, Origin, RankPair, Role, Value
 from tuner.domain.server import START_PHASES
@@ -106,8 +107,9 @@ def _echoes(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
 
 def variables(good: Start, bad: Start) -> Iterator[Difference]:
     """Environment variables that one log proves and the other does not, or that have other values."""
-    for name in sorted(good.env.keys() | bad.env.keys()):
-        before, after = good.env.get(name), bad.env.get(name)
+    one, other = environment(good), environment(bad)
+    for name in sorted(one.keys() | other.keys()):
+        before, after = one.get(name), other.get(name)
         if before == after:
             continue
         yield Difference(
@@ -123,8 +125,7 @@ def variables(good: Start, bad: Start) -> Iterator[Difference]:
 
 def versions(good: Start, bad: Start) -> Iterator[Difference]:
     """Parts of which both logs tell a version, and not the same; of an editable install what either tells."""
-    before: dict[str, str] = {**good.versions}
-    after: dict[str, str] = {**bad.versions}
+    before, after = parts(good), parts(bad)
     if good.version and bad.version and good.engine == bad.engine and not _overlap(good.version, bad.version):
         before.setdefault("engine", good.version)
         after.setdefault("engine", bad.version)
@@ -158,7 +159,7 @@ def _bounds(version: str) -> tuple[Version, Version]:
     return number, (parse_version(last) or ()) if dash else number
 
 
-_INSTALL = frozenset({"commit", "dirty"})
+_INSTALL = frozenset({"commit", "dirty", "changed files"})
 """What an editable install tells: differing from a release matters even when the other log says nothing."""
 
 
@@ -224,9 +225,9 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"
-        parts = parse_settings(value) if isinstance(value, str) and _COMPOSED.match(value) else value
-        if isinstance(parts, Mapping) and parts and name.count(".") < _DEEPEST:
-            found |= flat({str(part): each for part, each in parts.items()}, f"{name}.")
+        inner = parse_settings(value) if isinstance(value, str) and _COMPOSED.match(value) else value
+        if isinstance(inner, Mapping) and inner and name.count(".") < _DEEPEST:
+            found |= flat({str(part): each for part, each in inner.items()}, f"{name}.")
         else:
             found[name] = value
     return found
@@ -257,7 +258,8 @@ def cells(start: Start) -> dict[int, float]:
 def _origin(start: Start, name: str) -> Origin:
     if name in start.given:
         return Origin.GIVEN
-    return Origin.RESOLVED if name in start.settings else Origin.UNKNOWN
+    # An engine that prints what was asked for would have printed it.
+    return Origin.RESOLVED if name in start.settings or start.given else Origin.UNKNOWN
 
 
 def _phases(good: Start, bad: Start) -> Iterator[Measure]:

@@ -1,0 +1,69 @@
+"""Environment variables and versions of parts that a start's log proves, each by one name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from tuner.core.redact import mask_env
+from tuner.domain.starts import Sign, Start
+
+_ASSIGNED = re.compile(r"(?:^|\] )(?P<name>[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)=(?P<value>[\w./+-]{1,80})(?=: |$)")
+"""A variable that the engine repeats at the begin of a message: `SGLANG_FORCE_CUSTOM_AR_PCIE=1: Enabling ...`."""
+_PARTS = (
+    (re.compile(r"pytorch|torch", re.IGNORECASE), "torch"),
+    (re.compile(r"flashinfer", re.IGNORECASE), "flashinfer"),
+    (re.compile(r"sgl[-_]kernel|sglang-kernel"), "sgl-kernel"),
+    (re.compile(r"nvidia-nccl"), "nccl"),
+    (re.compile(r"cuda used to build|cuda runtime", re.IGNORECASE), "cuda"),
+    (re.compile(r"driver", re.IGNORECASE), "driver"),
+    (re.compile(r"transformers"), "transformers"),
+    (re.compile(r"triton"), "triton"),
+)
+"""What tools call a part, and its name here. The engine's own version is `Start.version`."""
+
+
+def environment(start: Start) -> dict[str, str]:
+    """Variables by name, secrets masked. What a process showed is worth more than what a log says."""
+    found: dict[str, str] = {}
+    for sign in start.signs:
+        if sign.id in ("environment", "nccl-env") and sign.fields.get("name"):
+            found.setdefault(sign.fields["name"], str(sign.fields.get("value", "")))
+    for line in start.lines:
+        if "=" in line.text and (told := _ASSIGNED.search(line.text)) is not None:
+            found.setdefault(told["name"], told["value"])
+    channels = {str(sign.fields["coll_channels"]) for sign in start.signs if "coll_channels" in sign.fields}
+    if channels:
+        found["NCCL channels"] = ", ".join(sorted(channels))
+    return mask_env(found | start.env)
+
+
+def parts(start: Start) -> dict[str, str]:
+    """Versions by part: torch, cuda, nccl, flashinfer, driver, ...; of an editable install its commit."""
+    found: dict[str, str] = {}
+    for sign in start.signs:
+        for name, version in _told(sign):
+            found.setdefault(name, version)
+    return found | start.versions
+
+
+def _told(sign: Sign) -> Iterator[tuple[str, str]]:
+    fields = {name: str(value) for name, value in sign.fields.items() if value is not None}
+    match sign.id:
+        case "nccl-version":
+            yield "nccl", fields["version"]
+            if "cuda_version" in fields:
+                yield "nccl's cuda", fields["cuda_version"]
+        case "part-version":
+            for form, name in _PARTS:
+                if form.search(fields["part"]):
+                    yield name, fields["version"]
+                    return
+        case "driver-version":
+            yield "driver", fields["driver_version"]
+        case "gpu-model":
+            yield "gpu", fields["model"].strip()
+        case "source-commit":
+            yield "commit", fields["commit"]
+            if "changed_on" in fields:
+                yield "changed files", f"yes, on {fields['changed_on']}"
