@@ -10,7 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuner.core.diagnosis import communication, host, kernels, launch, memory, performance, serving, silence, sizing
+from tuner.core.diagnosis import (
+    communication,
+    gates,
+    host,
+    kernels,
+    launch,
+    memory,
+    performance,
+    serving,
+    silence,
+    sizing,
+)
 from tuner.core.diagnosis.case import Case
 from tuner.core.engine import Engine
 from tuner.core.roots import root_of
@@ -47,6 +58,7 @@ def diagnose(start: Start, engine: Engine, past: Sequence[Start] = ()) -> tuple[
     if root is not None:
         found = next((finding for judge in JUDGES if (finding := judge(case)) is not None), None)
         findings.append(found if found is not None else silence.unknown(case))
-    findings.extend(finding for judge in performance.JUDGES if (finding := judge(case)) is not None)
+    asides = (judge(case) for judge in (*performance.JUDGES, *gates.JUDGES))
+    findings.extend(finding for finding in asides if finding is not None)
     causes = [finding.cause for finding in findings]
     return tuple(each for index, each in enumerate(findings) if each.cause not in causes[:index])
