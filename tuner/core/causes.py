@@ -145,6 +145,12 @@ _CAUSES = (
         "A disk is full",
         "A file could not be written because its file system is full: caches, downloads, compiled kernels, logs.",
     ),
+    Cause(
+        "process-limits",
+        "A limit of the process is reached",
+        "Open files, threads or processes are limited by the container or the system, and the limit is used up. It is"
+        " not memory: ulimit -n, ulimit -u, the container's pids limit.",
+    ),
     # Communication
     Cause(
         "nccl-init-failure",

@@ -1,0 +1,214 @@
+"""Causes in the host: its memory, disks, NUMA, limits, and processes that it killed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tuner.core.diagnosis import processes
+from tuner.core.diagnosis.case import Case
+from tuner.core.diagnosis.proposals import container, first_line, option, variable
+from tuner.core.quantity import quantity
+from tuner.domain.findings import Confidence, Evidence, Finding, Move
+from tuner.units import GIB
+
+_KEPT_BACK_GIB = 10
+"""Of free host memory, that SGLang leaves alone when it makes the host pool (0.4.6 to 0.5.23)."""
+_LIMITS = ("too-many-open-files", "threads-exhausted")
+
+
+def out_of_host_memory(case: Case) -> Finding | None:
+    """The kernel says that it killed a process, or an allocation on the host failed."""
+    kernel = case.root_sign("oom-killer") or (case.sign("oom-killer") if processes.ended(case) is not None else None)
+    failed = case.root_sign("host-alloc-failed")
+    compiler = "Killed signal terminated" in case.message
+    if kernel is None and failed is None and not compiler:
+        return None
+    sign = kernel or failed
+    if kernel is not None:
+        scope = "container's limit" if kernel.fields.get("cgroup") else "host's memory"
+        words = f"The kernel killed a process of the server: the {scope} was used up."
+    elif failed is not None:
+        words = "An allocation of host memory failed."
+    else:
+        words = "A compiler that was started for a kernel was killed, as the kernel does when memory is used up."
+    return case.finding(
+        "host-oom-killed",
+        f"{words} It is not GPU memory, and the fraction plays no part.",
+        evidence=[
+            *(
+                [
+                    case.quote("pid", sign, "pid"),
+                    case.quote("process", sign, "process"),
+                    case.quote("anon-rss", sign, "anon_rss"),
+                    case.quote("errno", sign, "errno"),
+                    case.quote("tried", sign, "tried_bytes", "bytes") or case.quote("tried", sign, "tried"),
+                ]
+                if sign is not None
+                else []
+            ),
+            Evidence(what="error", value=first_line(case.message.replace("\n", " ")), at=sign.at if sign else None)
+            if kernel is None and case.message
+            else None,
+            *processes.memory_users(case),
+        ],
+        remedies=processes.memory_remedies(case),
+        refuted_by="gigabytes of host memory available inside the container at that moment",
+        confidence=Confidence.HIGH,
+    )
+
+
+def hierarchical_cache(case: Case) -> Finding | None:
+    """The host pool of the hierarchical cache does not fit into host memory."""
+    sign = case.root_sign("hicache-host-memory")
+    smaller = case.root_sign("hicache-smaller-than-pool")
+    if smaller is not None:
+        return _smaller_than_pool(case)
+    if sign is None:
+        return None
+    asked, free = quantity(sign.fields.get("requested")), quantity(sign.fields.get("free"))
+    if asked is None or free is None:
+        return None
+    kept = _KEPT_BACK_GIB * GIB / 1e9
+    usable = round(free.value - kept, 1)
+    ranks = case.layout.world
+    most = max(0, math.floor(free.value - kept))
+    sized = bool(case.setting("hicache_size"))
+    several = f" Each of the {ranks} ranks of this host takes as much for itself." if ranks > 1 else ""
+    return case.finding(
+        "hicache-host-memory",
+        f"The host pool of the hierarchical cache asks for {asked.value:g} GB. {free.value:g} GB are free, of which"
+        f" {_KEPT_BACK_GIB} GiB are kept back, so that {usable:g} GB can be used.{several} These are decimal GB of"
+        " host memory: the fraction and GPU memory play no part.",
+        evidence=[
+            case.quote("requested", sign, "requested"),
+            case.quote("free shown", sign, "free"),
+            Evidence(what="kept back", value=_KEPT_BACK_GIB, unit="GiB", at=sign.at),
+            case.derived("usable", usable, "GB"),
+            case.arg("hicache_size"),
+            case.arg("hicache_ratio"),
+        ],
+        remedies=[
+            case.remedy("hicache_size", Move.LOWER, f"at most {most} GB fit now, per rank", value=most, most=most)
+            if sized or most else None,
+            case.remedy("hicache_ratio", Move.LOWER, "the pool is this many times the one on the GPU")
+            if not sized else None,
+            case.advice("host-memory", "free -g: page cache does not count, HugePages do; more memory for the"
+                        " container"),
+        ],
+        wrong_advice=["the two numbers of the message do not show the 10 GiB that are kept back"]
+        if asked.value <= free.value else [],
+        refuted_by=f"more than {asked.value + kept:.1f} GB of host memory available at that moment",
+    )  # fmt: skip
+
+
+def _smaller_than_pool(case: Case) -> Finding:
+    story = case.story
+    return case.finding(
+        "hicache-host-memory",
+        "The host pool of the hierarchical cache is smaller than the pool on the GPU, which versions up to 0.5.14"
+        " refuse.",
+        evidence=[
+            case.arg("hicache_size"),
+            case.arg("hicache_ratio"),
+            case.figure("KV pool", story.kv_gib if story is not None else None),
+        ],
+        remedies=[
+            case.remedy("hicache_ratio", Move.RAISE, "above 1: the host pool in multiples of the GPU's"),
+            case.remedy("hicache_size", Move.RAISE, "above the pool on the GPU, in decimal GB per rank"),
+            case.remedy("enable_hierarchical_cache", Move.UNSET, "without it no host pool is needed"),
+        ],
+        refuted_by="a host pool larger than the GPU's in the arguments",
+    )
+
+
+def disk_full(case: Case) -> Finding | None:
+    """A file could not be written."""
+    sign = case.root_sign("disk-full")
+    if sign is None or "/dev/shm" in case.message or "</torch_" in case.message:
+        return None
+    path = sign.fields.get("file_path")
+    return case.finding(
+        "disk-full",
+        f"A file system is full{f', that of {path}' if path else ''}: downloads, caches and compiled kernels go there."
+        " Neither GPU memory nor host memory is lacking.",
+        evidence=[
+            case.quote("error", sign, "error"),
+            case.quote("file", sign, "file_path"),
+            case.quote("errno", sign, "errno"),
+        ],
+        remedies=[
+            case.advice("disk", "df -h and df -i of that path"),
+            variable(case, "HF_HOME", Move.SET, "downloads go there; a larger disk"),
+            variable(case, "TMPDIR", Move.SET, "temporary files go there"),
+        ],
+        refuted_by="df -h showing space, and df -i inodes, on that path",
+    )
+
+
+def limits(case: Case) -> Finding | None:
+    """A limit of the process or the container, not memory."""
+    sign = case.root_sign(*_LIMITS)
+    if sign is None:
+        return None
+    files = sign.id == "too-many-open-files"
+    what = "open files (sockets count)" if files else "threads and processes"
+    return case.finding(
+        "process-limits",
+        f"The process has as many {what} as it may have. Neither GPU memory nor host memory is lacking.",
+        evidence=[
+            Evidence(what="error", value=first_line(case.message.replace("\n", " ")), at=sign.at),
+            case.quote("errno", sign, "errno"),
+        ],
+        remedies=[
+            container("--ulimit", "nofile=65535", "in systemd LimitNOFILE; check with ulimit -n", Move.RAISE)
+            if files
+            else container("--pids-limit", "-1", "in systemd TasksMax; check with ulimit -u", Move.RAISE),
+        ],
+        refuted_by="a limit far above what /proc/PID shows in use",
+    )
+
+
+def numa(case: Case) -> Finding | None:
+    """The process dies before Python starts, because it may not bind itself to a NUMA node."""
+    sign = case.root_sign("numa-bind-failed")
+    end = processes.ended(case)
+    if sign is None and end is not None and end.fields.get("exit_code") in (1, None):
+        sign = case.sign("numa-bind-failed")
+    if sign is None:
+        return None
+    return case.finding(
+        "numa-bind-failure",
+        "Ranks are started through numactl, which binds them to the NUMA node of their GPU; that was refused, and the"
+        " process ended before Python began: there is no traceback. A container's seccomp profile or a cpuset without"
+        " that node does this.",
+        evidence=[
+            case.quote("call", sign, "call"),
+            case.quote("error", sign, "error"),
+            *([case.quote("exitcode", end, "exit_code"), case.quote("pid", end, "pid")] if end is not None else []),
+        ],
+        remedies=[
+            container("--cap-add", "SYS_NICE", "lets the container set memory policies"),
+            variable(case, "SGLANG_NUMA_BIND_V2", Move.SET, "starts the ranks without numactl", "0")
+            if case.start.engine == "sglang" else
+            option(case, "numa_bind", "--numa-bind", Move.UNSET, "starts the workers without numactl"),
+            case.remedy("numa_node", Move.UNSET, "no node asked for, none to bind to"),
+            case.advice("cpuset", "grep Mems_allowed_list /proc/self/status inside the container"),
+        ],
+        refuted_by="numactl --cpunodebind=0 --membind=0 true succeeding inside the container",
+        phase="args" if case.phase in ("none", "args") else None,
+        confidence=Confidence.HIGH if end is not None or case.root_sign("numa-bind-failed") else Confidence.MEDIUM,
+    )  # fmt: skip
+
+
+JUDGES: tuple[Callable[[Case], Finding | None], ...] = (
+    hierarchical_cache,
+    out_of_host_memory,
+    disk_full,
+    limits,
+    numa,
+    processes.crashed,
+    processes.host_memory_killed,
+    processes.process_ended,
+    processes.peer_lost,
+)

@@ -1,0 +1,396 @@
+"""Causes in kernels and software: architectures, compilers, drivers, binaries, illegal accesses, hanging passes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from tuner.core import facts as f
+from tuner.core.diagnosis.case import Case
+from tuner.core.diagnosis.proposals import (
+    first_line,
+    no_memory_advice,
+    option,
+    variable,
+    without_custom_all_reduce,
+)
+from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy, Severity
+from tuner.domain.starts import Sign
+
+_UNKNOWN_ARCH = (
+    "unsupported-architecture", "ptxas-failed", "processor-unknown", "no-kernel-image", "gpu-unsupported-by-torch",
+    "kernel-unsupported", "architecture-required",
+)  # fmt: skip
+_TOOLS = ("toolchain-missing", "header-missing", "extension-build-failed", "jit-failed")
+_NO_CUDA = ("driver-too-old", "no-gpu", "cuda-init-failed")
+_BINARIES = ("undefined-symbol", "library-missing", "operator-missing", "version-mismatch", "import-error")
+_BACKEND_FILE = re.compile(r"/(?P<name>\w+)_backend\.py:")
+_ATTENTION = ("attention", "fmha", "mla", "flashinfer/prefill.py", "flashinfer/decode.py", "batch_decode",
+              "batch_prefill", "fa3")  # fmt: skip
+_PLENTY_GIB = 1.0
+"""With less free than this, a library that cannot be initialised lacks memory."""
+_EARLY = frozenset({"args", "none", "dist-init", "cuda-init"})
+
+
+def unsupported_architecture(case: Case) -> Finding | None:
+    """A kernel or a compiler has nothing for this GPU."""
+    sign = case.root_sign(*_UNKNOWN_ARCH)
+    if sign is None and case.root_sign("triton-failed", "jit-failed", "extension-build-failed", "cuda-error"):
+        sign = case.sign("processor-unknown", "gpu-unsupported-by-torch")
+    if sign is None or "unsupported toolchain" in case.message:
+        return None
+    arch = next((s for s in (sign, *case.signs(*_UNKNOWN_ARCH)) if s.fields.get("arch")), None)
+    compiler = sign.id in ("ptxas-failed", "processor-unknown") or "nvcc" in case.message[:4000]
+    backend = None if compiler else _backend(case)
+    name = str(arch.fields["arch"]) if arch is not None else "this GPU"
+    who = "The compiler" if compiler else "The kernel" if backend is None else f"The backend {backend.value}"
+    return case.finding(
+        "unsupported-arch",
+        f"{who} has no code for {name}. Memory is not what is lacking: the build is older than the GPU, or made for"
+        " other GPUs only.",
+        evidence=[
+            backend,
+            case.quote("gpu-name", arch, "arch") if arch is not None else None,
+            case.quote("exit status", sign, "exit_code"),
+            case.quote("function", sign, "function"),
+            case.quote("GPU", sign, "gpu_name"),
+            case.quote("error", sign, "error") or case.quote("needs", sign, "need"),
+        ],
+        remedies=[
+            _other_attention(case, backend) if not compiler else None,
+            case.advice("version", "torch and triton built for CUDA 12.8 or newer know this architecture", ">=cu128")
+            if compiler or backend is None else
+            case.advice("version", "a newer build of the kernels may know this architecture"),
+            variable(case, "CUDA_HOME", Move.SET, "a CUDA toolkit of 12.8 or newer, if it is nvcc that refuses")
+            if compiler else None,
+        ],
+        wrong_advice=no_memory_advice(case),
+        refuted_by="the same kernel running on another GPU of this model with the same packages",
+    )  # fmt: skip
+
+
+def _backend(case: Case) -> Evidence | None:
+    """The backend that was running, by the stack, and by the arguments where they say the same."""
+    found = [m["name"] for frame in case.frames if (m := _BACKEND_FILE.search(frame)) is not None]
+    told = case.arg("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+    if found and (told is None or told.value != found[-1]):
+        return Evidence(what="backend", value=found[-1], at=case.root.at if case.root else None)
+    stack = any(part in frame.lower() for frame in case.frames for part in _ATTENTION)
+    if told is not None and (found or stack):
+        return Evidence(what="backend", value=told.value, at=told.at)
+    return None
+
+
+def _other_attention(case: Case, backend: Evidence | None) -> Remedy | None:
+    spoken = case.message.lower()
+    attention = backend is not None or any(part in spoken for part in ("fmha", "attention", "batch_decode", "mla"))
+    if not attention:
+        return None
+    other = "flashinfer" if backend is not None and backend.value == "triton" else "triton"
+    return option(case, "attention_backend", "--attention-backend", Move.SET,
+                  "kernels that are compiled for the GPU at hand", other)  # fmt: skip
+
+
+def shared_memory_of_a_block(case: Case) -> Finding | None:
+    """A Triton kernel wants more on-chip memory than the GPU has."""
+    sign = case.root_sign("triton-out-of-resources")
+    if sign is None or "memory" not in str(sign.fields.get("resource", "memory")):
+        return None
+    required, limit = sign.fields.get("required"), sign.fields.get("limit")
+    moe = case.on_stack("fused_moe")
+    return case.finding(
+        "kernel-smem-exceeded",
+        f"One block of a kernel wants {required} bytes of the memory on the chip, and this GPU has {limit}. That is"
+        " neither GPU memory nor /dev/shm: the kernel's block sizes were chosen for a larger GPU.",
+        evidence=[
+            case.quote("required", sign, "required", "bytes"),
+            case.quote("limit", sign, "limit", "bytes"),
+            case.arg("moe_runner_backend", "attention_backend"),
+        ],
+        remedies=[
+            case.advice("kernel-config", "a tuned configuration of the fused MoE kernel for this GPU"
+                        if moe else "block sizes or stages of this kernel for this GPU"),
+            case.advice("version", "newer versions choose block sizes by the GPU"),
+            case.remedy("moe_runner_backend", Move.SET, "another implementation") if moe else
+            _other_attention(case, _backend(case)),
+        ],
+        wrong_advice=no_memory_advice(case),
+        refuted_by="the same kernel running on a GPU of the same model",
+    )  # fmt: skip
+
+
+def no_toolchain(case: Case) -> Finding | None:
+    """A kernel had to be compiled at run time, and could not be."""
+    sign = case.root_sign(*_TOOLS)
+    if sign is None or "Killed signal terminated" in case.message:
+        return None
+    compiler = next((s for s in case.signs(*_TOOLS) if s.fields.get("compiler_path") or s.fields.get("command_path")),
+                    None)  # fmt: skip
+    header = case.root_sign("header-missing")
+    tool = case.root_sign("toolchain-missing")
+    path = next((compiler.fields[n] for n in ("compiler_path", "command_path") if n in compiler.fields), "") \
+        if compiler is not None else ""  # fmt: skip
+    what = "it is missing"
+    if header is not None:
+        what = f"the header {header.fields.get('missing_path')} is missing, as in a CUDA toolkit that is too old"
+    elif tool is not None:
+        what = f"{tool.fields.get('tool', 'a tool')} is not there"
+    elif path:
+        what = f"{path} failed"
+    flashinfer = "flashinfer" in case.message or case.on_stack("flashinfer")
+    return case.finding(
+        "jit-toolchain-missing",
+        f"A kernel is compiled when it is first used, and that failed: {what}. The GPU and its memory are not"
+        " involved.",
+        evidence=[
+            Evidence(what="compiler", value=str(path), at=compiler.at) if compiler is not None and path else None,
+            case.quote("missing header", header, "missing_path") if header is not None else None,
+            case.quote("missing", tool, "tool") if tool is not None else None,
+            case.quote("extension", sign, "extension"),
+            Evidence(what="error", value=first_line(case.root.failure.message), at=sign.at)
+            if case.root is not None and case.root.failure is not None else None,
+        ],
+        remedies=[
+            variable(case, "CUDA_HOME", Move.SET, "a CUDA toolkit of version 12 or newer, with nvcc and its headers"),
+            _other_attention(case, _backend(case)) or
+            (option(case, "attention_backend", "--attention-backend", Move.SET, "needs no nvcc", "triton")
+             if flashinfer else None),
+            case.advice("packages", "the toolkit (nvcc), ninja and a C++ compiler, or prebuilt kernels"),
+        ],
+        wrong_advice=no_memory_advice(case),
+        refuted_by="nvcc --version of that very compiler showing 12.4 or newer, and the header in its include folder",
+    )  # fmt: skip
+
+
+def no_cuda(case: Case) -> Finding | None:
+    """CUDA cannot be initialised: driver, visibility, or a build without CUDA."""
+    sign = case.root_sign(*_NO_CUDA)
+    own = sign is not None
+    if sign is None and case.phase in _EARLY and case.root is not None:
+        earlier = case.sign_before(case.root.at, "driver-too-old", "cuda-init-failed")
+        sign = earlier if case.start.setting("device") != "cpu" and not _explained(case) else None
+    unsupported_ptx = "unsupported toolchain" in case.message
+    if sign is None and unsupported_ptx:
+        sign, own = case.root_sign("no-kernel-image", "cuda-error"), True
+    if sign is None:
+        return None
+    none = sign.id == "no-gpu"
+    found = sign.fields.get("found_version")
+    words = (
+        "No GPU can be used: torch was built without CUDA, no driver is loaded, or none is visible to this process."
+        if none
+        else "CUDA cannot be initialised: the driver is older than the CUDA this build was made for."
+    )
+    if sign.id == "cuda-init-failed":
+        words = (
+            "CUDA cannot be initialised: driver, kernel module and libraries do not fit together, or a service of the"
+            " driver (the fabric manager) is not running."
+        )
+    if found is not None:
+        words += f" The driver knows CUDA {_cuda(found)}."
+    return case.finding(
+        "driver-too-old",
+        words + " Until that is mended no setting of the engine helps; an engine may also fall back to the CPU without"
+        " a word.",
+        evidence=[
+            case.quote("found version", sign, "found_version"),
+            case.quote("CUDA error", sign, "code"),
+            Evidence(what="error", value=_said(case, sign), at=sign.at),
+            case.arg("device"),
+        ],
+        remedies=[
+            case.advice("nvidia-smi", "shows the driver's version and the newest CUDA it can serve, or that there is"
+                        " none"),
+            case.advice("driver", "a newer driver, or packages built for an older CUDA") if not none else
+            variable(case, "CUDA_VISIBLE_DEVICES", Move.SET, "GPUs that exist; in a container also --gpus all"),
+            case.advice("packages", "python -c 'import torch; print(torch.version.cuda)' shows what torch was built"
+                        " for; None means without CUDA"),
+            case.advice("nvidia-fabricmanager", "must run on hosts with NVSwitch, in the driver's version")
+            if sign.fields.get("code") == 802 else None,
+        ],
+        refuted_by="torch.cuda.is_available() being True in the same environment",
+        phase="cuda-init" if case.phase in _EARLY else None,
+        confidence=Confidence.HIGH if own else Confidence.MEDIUM,
+    )  # fmt: skip
+
+
+def _explained(case: Case) -> bool:
+    """The root says something of its own that another judge reads."""
+    ids = ("argument-error", "validation-error", "model-not-found", "port-in-use", "model-access-denied")
+    return case.root_sign(*ids) is not None
+
+
+def _cuda(version: object) -> str:
+    """12040 as 12.4."""
+    text = str(version)
+    return f"{int(text) // 1000}.{int(text) % 1000 // 10}" if text.isdigit() and int(text) >= 1000 else text
+
+
+def _said(case: Case, sign: Sign) -> str:
+    root = case.root
+    if root is not None and root.failure is not None and root.failure.at <= sign.at <= root.failure.end:
+        return first_line(f"{root.failure.exception}: {root.failure.message}")
+    return first_line(sign.text)
+
+
+def binaries(case: Case) -> Finding | None:
+    """Packages that were not built for each other, or that are not there."""
+    sign = case.root_sign(*_BINARIES)
+    if sign is None:
+        return None
+    missing = sign.id == "import-error" and "module" in sign.fields and "name" not in sign.fields
+    said = _said(case, sign)
+    subject = sign.fields.get("package") or sign.fields.get("module") or sign.fields.get("library")
+    return case.finding(
+        "binary-mismatch",
+        (
+            f"The package {subject} is not installed in the environment the server runs in, or not for this Python."
+            if missing
+            else "A compiled package looks for something that the installed torch, CUDA or C++ library does not have:"
+            " they were built for different versions. It fails before anything is loaded; memory plays no part."
+        ),
+        evidence=[
+            case.quote("symbol", sign, "symbol"),
+            case.quote("library", sign, "library_path") or case.quote("library", sign, "library"),
+            case.quote("package", sign, "package"),
+            case.quote("found version", sign, "found_version"),
+            case.quote("needed version", sign, "needed_version"),
+            case.quote("module", sign, "module"),
+            case.quote("name", sign, "name"),
+            Evidence(what="error", value=said, at=sign.at),
+        ],
+        remedies=[
+            case.advice("packages", "install the engine with its pinned dependencies into a fresh environment, or use"
+                        " its container image"),
+            case.advice("version", "torch, CUDA and kernel packages of one release: pip list shows what is there"),
+        ],
+        refuted_by="the import working in the same environment: python -c 'import ...'",
+        phase="args" if case.phase == "none" else None,
+        confidence=Confidence.MEDIUM if sign.id == "import-error" else Confidence.HIGH,
+    )  # fmt: skip
+
+
+def illegal_access(case: Case) -> Finding | None:
+    """A kernel read or wrote what it must not."""
+    sign = case.root_sign("illegal-memory-access", "device-assert", "gpu-hardware")
+    if sign is None:
+        return None
+    if case.start.ready_at is None and case.root_sign("unsupported-architecture") is not None:
+        return None
+    story = case.story
+    speculative = case.setting("speculative_algorithm", "speculative_config") is not None or case.on_stack(
+        "speculative", "eagle", "mtp"
+    )
+    xid = case.sign("xid", "gpu-hardware")
+    asserted = sign.id == "device-assert"
+    where = "a check inside a kernel failed, as with an index out of range" if asserted else \
+        "a kernel accessed memory that is not its own"  # fmt: skip
+    return case.finding(
+        "illegal-memory-access",
+        f"On this rank {where}. CUDA reports it later than it happens, at another call: the frame that is shown is"
+        " not the cause. Other ranks then lose their peer; their errors are consequences. It is not a lack of memory.",
+        evidence=[
+            case.figure("avail after capture", story.last_available if story is not None else None),
+            Evidence(what="error", value=first_line(_said(case, sign)), at=sign.at),
+            case.quote("assertion", sign, "assertion"),
+            case.quote("Xid", xid, "code") if xid is not None else None,
+            case.arg("attention_backend"),
+            case.arg("speculative_algorithm"),
+        ],
+        remedies=[
+            variable(case, "CUDA_LAUNCH_BLOCKING", Move.SET, "run again: it fails where it happens, and slowly", "1"),
+            case.advice("version", "update: such faults are mended in kernels, not by settings"),
+            option(case, "speculative_algorithm", "--speculative-algorithm", Move.UNSET,
+                   "the pass belongs to speculation: without it this kernel does not run") if speculative else None,
+            None if speculative else _other_attention(case, _backend(case)),
+            without_custom_all_reduce(case, "as a test") if case.phase == "graph-capture" else None,
+            case.advice("dmesg", "dmesg -T | grep -i xid: Xid 31 is software, 48, 63, 79 and 94 are the card") ,
+        ],
+        wrong_advice=no_memory_advice(case),
+        refuted_by="an Xid of the hardware in dmesg at that time, or the same request passing on another card",
+        confidence=Confidence.MEDIUM if asserted else Confidence.HIGH,
+    )  # fmt: skip
+
+
+def hanging_pass(case: Case) -> Finding | None:
+    """A watchdog saw a forward pass not return."""
+    root = case.root
+    sign = case.root_sign("watchdog-timeout", "rpc-timeout")
+    if sign is None and root is not None and case.phase not in ("graph-capture", "dist-init"):
+        sign = case.root_sign("nccl-watchdog")
+    if sign is None or root is None:
+        return None
+    last = next((b for b in reversed(case.start.batches) if b.at < root.at and b.kind == f.PREFILL), None)
+    newest = next((b for b in reversed(case.start.batches) if b.at < root.at), None)
+    last = last if newest is not None and last is newest else None
+    timeout = sign.fields.get("timeout_s")
+    waits = case.signs("broadcast-wait")
+    soft = sign.fields.get("soft") is True
+    ranks = case.ranks
+    if sign.id == "nccl-watchdog":
+        ranks = tuple(sorted({r for s in case.signs("nccl-watchdog") if isinstance(r := s.fields.get("rank"), int)}))
+    size = last.fields.get("new_tokens") if last is not None else None
+    after = f" after a prefill of {size} tokens" if size is not None else ""
+    return case.finding(
+        "watchdog-hang",
+        f"A forward pass{after} did not return{f' within {timeout:g} s' if timeout else ''}: a kernel or a collective"
+        " hangs. Where several ranks say so at the same time each of them waits, and the log does not tell for whom.",
+        evidence=[
+            case.quote("watchdog_timeout", sign, "timeout_s", "s"),
+            case.quote("collective timeout", sign, "timeout_ms", "ms"),
+            case.quote("collective", sign, "op"),
+            case.quote("call", sign, "call"),
+            Evidence(what="#new-token of the last prefill", value=size, unit="tokens", at=last.at)
+            if last is not None and size is not None else None,
+            Evidence(what="waits for a worker", value=len(waits), at=waits[0].at) if waits else None,
+        ],
+        remedies=[
+            case.advice("py-spy", "py-spy dump --pid PID of each rank while it hangs shows in which call"),
+            without_custom_all_reduce(case, "as a test: if it no longer hangs, that was the collective"),
+            variable(case, "NCCL_DEBUG", Move.SET, "shows which transport the ranks use", "INFO"),
+            option(case, "watchdog_timeout", "--watchdog-timeout", Move.RAISE,
+                   "only if the pass is slow and not hung (compilation, a very long prefill)")
+            if case.start.engine != "vllm" else None,
+            case.advice("dmesg", "dmesg -T | grep -i xid: a GPU that fell out hangs its peers"),
+        ],
+        wrong_advice=["the kill behind it is the watchdog's own work, not a lack of memory"],
+        refuted_by="GPU power and clocks showing work all the while: then it is slow and not hung",
+        severity=Severity.ERROR if soft else Severity.FATAL,
+        ranks=ranks or None,
+        confidence=Confidence.MEDIUM,
+    )  # fmt: skip
+
+
+def library_not_initialised(case: Case) -> Finding | None:
+    """cuBLAS or cuDNN could not be set up although memory is free; where it is not, this is a lack of memory."""
+    sign = case.root_sign("cuda-library-alloc")
+    story = case.story
+    last = story.last_available if story is not None else None
+    if sign is None or last is None or last.value < _PLENTY_GIB:
+        return None
+    return case.finding(
+        "binary-mismatch",
+        f"{sign.fields.get('status')} usually means that memory is short, and {last.value:g} GiB are free. Then it is"
+        " a library of another CUDA than torch was built for, found first on the library path, or a context that an"
+        " earlier fault spoiled.",
+        evidence=[case.quote("status", sign, "status"), case.figure("last avail mem", last)],
+        remedies=[
+            variable(case, "LD_LIBRARY_PATH", Move.UNSET, "so that torch finds the libraries it came with"),
+            case.advice("packages", "nvidia-cublas and nvidia-cudnn of torch's own CUDA"),
+            variable(case, "CUDA_LAUNCH_BLOCKING", Move.SET, "shows an earlier fault where it happens", "1"),
+        ],
+        refuted_by="less than 1 GiB free on that GPU at the moment of the failure",
+        confidence=Confidence.LOW,
+    )
+
+
+JUDGES: tuple[Callable[[Case], Finding | None], ...] = (
+    shared_memory_of_a_block,
+    no_cuda,
+    unsupported_architecture,
+    no_toolchain,
+    binaries,
+    illegal_access,
+    hanging_pass,
+    library_not_initialised,
+)

@@ -1,0 +1,263 @@
+"""Processes that ended without a word of their own: killed, crashed in native code, or only missed by the others."""
+
+from __future__ import annotations
+
+import re
+
+from tuner.core import facts as f
+from tuner.core.diagnosis.case import Case
+from tuner.core.diagnosis.proposals import DMESG, container, no_memory_advice
+from tuner.core.roots import is_consequence
+from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
+from tuner.domain.starts import Sign
+
+ENDED = ("child-died", "rank-dead", "worker-died", "engine-core-died", "killed", "sigkill")
+"""Lines that tell of the end of a process, and not why."""
+_CRASHED = ("segfault", "aborted", "bus-error", "illegal-instruction")
+_KILLED = frozenset({9, -9, 137})
+_CRASH_CODES = {-11: "a segmentation fault", -6: "an abort", -7: "a bus error", -4: "an illegal instruction",
+                139: "a segmentation fault", 134: "an abort", 135: "a bus error"}  # fmt: skip
+_LONG_S = 600.0
+"""A server that has served for so long and is then killed without a stop is rarely killed by a person."""
+_PROCESS_NUMBER = re.compile(r"(?:scheduler_|VllmWorker-|Rank )(\d+)")
+_LOOPBACK = ("127.", "::1", "localhost")
+
+
+def host_memory_killed(case: Case) -> Finding | None:
+    """A process got signal 9, and the likeliest sender is the kernel."""
+    sign = ended(case)
+    if sign is None or not _was_killed(sign):
+        return None
+    served = served_s(case, sign)
+    starting = case.start.ready_at is None or sign.at < case.start.ready_at
+    if not starting and (served is None or served < _LONG_S):
+        return None
+    last = case.start.batches[-1] if case.start.batches else None
+    usage = last.fields.get("token_usage") if last is not None else None
+    when = "while the server was starting" if starting else f"after {_hours(served)} of serving"
+    return case.finding(
+        "host-oom-killed",
+        f"A process of the server got signal 9 {when}, without an error of its own. The kernel kills so when the"
+        " host's or the container's memory is used up, and leaves a line in the kernel's log; a person or an"
+        " orchestrator can send the same signal, which only that line tells apart. It is not GPU memory.",
+        evidence=[
+            *_of_the_end(case, sign),
+            Evidence(what="token usage", value=usage, at=last.at) if last is not None and usage is not None else None,
+            case.derived("served for", round(served), "s") if served is not None and not starting else None,
+            *memory_users(case),
+        ],
+        remedies=memory_remedies(case),
+        refuted_by="no out-of-memory line in the kernel's log at that time: then somebody killed it",
+        ranks=_numbers(case, sign),
+        phase=_phase(case),
+        confidence=Confidence.MEDIUM,
+    )
+
+
+def memory_users(case: Case) -> list[Evidence | None]:
+    """Arguments that take host memory."""
+    return [case.arg(name) for name in ("hicache_size", "cpu_offload_gb", "swap_space") if case.setting(name)]
+
+
+def memory_remedies(case: Case) -> list[Remedy | None]:
+    """What helps against a lack of host memory."""
+    hicache = case.setting("enable_hierarchical_cache") is True
+    offload = case.setting("cpu_offload_gb")
+    return [
+        case.advice("dmesg", "the kernel's own line about it, with the process and its size", DMESG),
+        container("--memory", "more", "the container's limit, and the host's memory", Move.RAISE),
+        case.remedy("hicache_size", Move.LOWER, "per rank: all ranks of the host add up") if hicache else None,
+        case.remedy("cpu_offload_gb", Move.LOWER, "weights kept in host memory") if offload else None,
+    ]
+
+
+def process_ended(case: Case) -> Finding | None:
+    """A rank or a helper ended, and no line says why."""
+    sign = ended(case)
+    if sign is None:
+        return None
+    code = sign.fields.get("exit_code")
+    killed = _was_killed(sign)
+    crash = _CRASH_CODES.get(code) if isinstance(code, int) else None
+    who = _who(sign)
+    if killed:
+        words = f"{who} was killed with signal 9"
+    elif crash is not None:
+        words = f"{who} ended with {crash} in native code"
+    else:
+        words = f"{who} ended"
+    lone = code is not None and not killed and crash is None
+    return case.finding(
+        "rank-died",
+        f"{words}, and printed no error before. What the other processes print afterwards is a consequence. "
+        + (
+            "Somebody or something sent that signal: a person, an orchestrator, or the kernel for want of host memory;"
+            " the kernel's log tells whether it was the last."
+            if killed
+            else "A crash in native code leaves its traces in the lines just before, or in a core file."
+        ),
+        evidence=_of_the_end(case, sign),
+        remedies=[
+            case.advice("dmesg", "an out-of-memory line there means host memory; none means that somebody killed it",
+                        DMESG),
+            case.advice("faulthandler", "PYTHONFAULTHANDLER=1 prints where a process crashes") if not killed else None,
+        ],
+        refuted_by="an error of that process earlier, in this log or in another file",
+        ranks=_numbers(case, sign),
+        confidence=Confidence.LOW if lone else Confidence.MEDIUM,
+    )  # fmt: skip
+
+
+def crashed(case: Case) -> Finding | None:
+    """A process crashed in native code and said so."""
+    sign = case.root_sign(*_CRASHED)
+    if sign is None:
+        return None
+    what = sign.fields.get("exception") or sign.fields.get("error") or sign.id.replace("-", " ")
+    return case.finding(
+        "rank-died",
+        f"A process crashed in native code ({what}). The lines under it, if there are any, show the Python frames at"
+        " that moment; the fault itself is in a library they called.",
+        evidence=[Evidence(what="crash", value=str(what), at=sign.at), *_of_the_end(case, sign)],
+        remedies=[
+            case.advice("dmesg", "dmesg -T | grep -i -E 'segfault|xid': the library and the address"),
+            case.advice("version", "packages of one release; a crash in a library is mended there"),
+        ],
+        refuted_by="an error of another rank before this line",
+        confidence=Confidence.MEDIUM,
+    )
+
+
+def peer_lost(case: Case) -> Finding | None:
+    """Every failure of the log only tells that somebody else went away."""
+    root = case.root
+    if root is None or root.failure is None or not is_consequence(case.start, root.failure):
+        return None
+    sign = case.root_sign("peer-closed", "nccl-remote-exited", "nccl-aborted", "other-ranks-not-loaded")
+    if sign is None:
+        return None
+    host = sign.fields.get("peer_host")
+    nodes = case.setting("nnodes")
+    here = (isinstance(nodes, int) and nodes <= 1) or (host is not None and str(host).startswith(_LOOPBACK))
+    evidence = [
+        Evidence(what="peer", value=str(host), at=sign.at) if host is not None else None,
+        case.quote("port", sign, "peer_port"),
+        case.quote("error", sign, "error") or case.quote("last error", sign, "last_error"),
+    ]
+    if here:
+        return _missed(case, evidence)
+    where = f"on {host}" if host is not None else "elsewhere"
+    return case.finding(
+        "peer-rank-died",
+        f"This log holds consequences only: its ranks lost the connection to a process {where}, and nothing in it"
+        " failed before. The first failure is in the log of the node that closed the connection.",
+        evidence=[*evidence, case.arg("nnodes"), case.arg("node_rank")],
+        remedies=[
+            case.advice("log", f"the log of the node that closed the connection{f' ({host})' if host else ''}, at that"
+                        " time and just before"),
+            case.advice("dmesg", "on that node, if its log just ends", DMESG),
+        ],
+        wrong_advice=no_memory_advice(case),
+        refuted_by="an error of a rank in this log from before the connection was closed",
+        ranks=None,
+        confidence=Confidence.HIGH if host is not None else Confidence.MEDIUM,
+    )  # fmt: skip
+
+
+def _missed(case: Case, evidence: list[Evidence | None]) -> Finding:
+    """A rank of this host went away silently: the one that does not complain."""
+    complain = {
+        case.layout.number(failure.rank)
+        for failure in case.start.failures
+        if failure.rank is not None and is_consequence(case.start, failure)
+    }
+    world = set(range(case.layout.world))
+    silent = sorted(world - complain) if len(world) > 1 else []
+    alone = silent if len(silent) == 1 else []
+    story = next((rank for rank in case.start.ranks if alone and rank.number == alone[0]), None)
+    said = f"Of {len(world)} ranks only TP{alone[0]} does not complain: it is the one that is missing." if alone else \
+        "More than one rank is silent, so that the log does not tell which of them went first."  # fmt: skip
+    return case.finding(
+        "rank-died",
+        f"The ranks that still print lost a peer on this host, and it had printed no error: it was killed, or it"
+        f" crashed in native code. {said}",
+        evidence=[
+            *evidence,
+            Evidence(what=f"last line of {story.tag}", value=story.tag, at=story.last_at) if story and story.last_at
+            else None,
+            case.derived("ranks that complain", ", ".join(f"TP{number}" for number in sorted(complain))),
+            case.arg("tp_size", "tensor_parallel_size"),
+        ],
+        remedies=[
+            case.advice("dmesg", "an out-of-memory line means host memory; a segfault line names the library; neither"
+                        " means that somebody killed it", f"{DMESG} -E 'segfault|xid'"),
+        ],
+        wrong_advice=no_memory_advice(case),
+        refuted_by="an error of that rank in another file",
+        ranks=tuple(alone) or None,
+        confidence=Confidence.MEDIUM if alone else Confidence.LOW,
+    )  # fmt: skip
+
+
+def ended(case: Case) -> Sign | None:
+    """The line that tells of the end of a process, where that is the root failure."""
+    sign = case.root_sign(*ENDED)
+    if sign is not None or case.root is None:
+        return sign
+    if case.root.failure is not None and is_consequence(case.start, case.root.failure):
+        at = case.root.at
+        return next((s for s in case.signs(*ENDED) if s.at >= at and _was_killed(s)), None)
+    died = case.root.died
+    if died is None:
+        return None
+    return Sign(id="child-died", at=died.offset, text=died.text,
+                fields={k: v for k, v in (("process", died.fields.get("what")), ("pid", died.fields.get("pid")),
+                        ("exit_code", died.fields.get("exit_code"))) if v is not None})  # fmt: skip
+
+
+def served_s(case: Case, sign: Sign) -> float | None:
+    """How long it had served when a process ended; None where no times tell."""
+    ready = next((fact.at for fact in case.start.facts if fact.kind == f.READY), None)
+    end = sign.time if sign.time is not None else case.start.ended
+    return end - ready if ready is not None and end is not None else None
+
+
+def _was_killed(sign: Sign) -> bool:
+    return sign.id in ("killed", "sigkill") or sign.fields.get("exit_code") in _KILLED
+
+
+def _who(sign: Sign) -> str:
+    name = sign.fields.get("process") or sign.fields.get("worker") or sign.fields.get("command")
+    pid = f" (pid {sign.fields['pid']})" if "pid" in sign.fields else ""
+    return f"{name}{pid}" if name else f"A process of the server{pid}"
+
+
+def _of_the_end(case: Case, sign: Sign) -> list[Evidence | None]:
+    name = sign.fields.get("process") or sign.fields.get("worker")
+    return [
+        case.quote("exitcode", sign, "exit_code"),
+        case.quote("pid", sign, "pid"),
+        Evidence(what="process", value=str(name), at=sign.at) if name else None,
+    ]
+
+
+def _numbers(case: Case, sign: Sign) -> tuple[int, ...] | None:
+    """The rank that ended, where its name carries a number."""
+    name = str(sign.fields.get("process") or sign.fields.get("worker") or "")
+    found = _PROCESS_NUMBER.search(name)
+    nodes = case.setting("nnodes")
+    if found is None or (isinstance(nodes, int) and nodes > 1):
+        return None
+    number = int(found[1])
+    return (number,) if number < case.layout.world else None
+
+
+def _phase(case: Case) -> str | None:
+    """A process that is killed while it serves is in no phase of its own."""
+    return "runtime" if case.phase in ("prefill", "decode", "idle-check") else None
+
+
+def _hours(seconds: float | None) -> str:
+    if seconds is None:
+        return "some time"
+    return f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.0f} minutes"

@@ -1,0 +1,49 @@
+"""Proposals that turn no knob of the engine: the container, the environment, packages, checks on the host."""
+
+from __future__ import annotations
+
+from tuner.core.diagnosis.case import Case
+from tuner.domain.findings import Move, Remedy
+
+DMESG = "dmesg -T | grep -i -E 'oom|killed process'"
+"""What tells the kernel's out-of-memory killer from a person's kill."""
+POSSIBLE_SOLUTIONS = "Possible solutions"
+"""Heads the list of memory settings that SGLang prints under whatever ended a graph capture."""
+
+
+def container(flag: str, value: str, why: str, move: Move = Move.SET) -> Remedy:
+    """A flag of the container the server runs in."""
+    return Remedy(knob=flag.lstrip("-"), flag=flag, move=move, value=value, why=why)
+
+
+def variable(case: Case, name: str, move: Move, why: str, value: str | None = None) -> Remedy:
+    """An environment variable, whether the engine's catalogue of knobs has it or not."""
+    known = case.remedy(name, move, why, value=value)
+    return known or Remedy(knob=name, env=name, move=move, value=value, why=why)
+
+
+def option(case: Case, knob: str, flag: str, move: Move, why: str, value: str | int | bool | None = None) -> Remedy:
+    """A flag of the engine, whether its catalogue of knobs has it or not."""
+    return case.remedy(knob, move, why, value=value) or Remedy(knob=knob, flag=flag, move=move, value=value, why=why)
+
+
+def without_custom_all_reduce(case: Case, why: str) -> Remedy | None:
+    """Switch custom all-reduce off; None where it is off already."""
+    if case.setting("disable_custom_all_reduce") is True:
+        return None
+    return option(case, "disable_custom_all_reduce", "--disable-custom-all-reduce", Move.SET, why, True)
+
+
+def no_memory_advice(case: Case) -> list[str]:
+    """The engine's own list of memory settings, where it stands under a failure that is not about memory."""
+    if POSSIBLE_SOLUTIONS not in case.message and "Possible suggestions" not in case.message:
+        return []
+    return [
+        "the list under the failure (a smaller --mem-fraction-static, a smaller --cuda-graph-max-bs, no CUDA graphs)"
+        " is printed for every failure of a capture; memory was not what was lacking here"
+    ]
+
+
+def first_line(text: str, most: int = 240) -> str:
+    """The first line of a message that says something."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")[:most]
