@@ -43,7 +43,7 @@ _ECHOES = frozenset({"max_total_num_tokens", "available_gpu_mem"})
 
 def lines(comparison: ComparisonReport, paper: Paper) -> Iterator[str]:
     """The whole comparison."""
-    table = _Columns(paper)
+    table = _Columns(paper, comparison)
     yield from table.heads(_names(comparison))
     for what, of in _SIDES:
         cells = (of(comparison.baseline), of(comparison.this))
@@ -63,7 +63,7 @@ def against(comparison: ComparisonReport, paper: Paper) -> Iterator[str]:
     yield paper.rule(plain(f"against {name}"), "strong")
     yield from obstacles(comparison, paper)
     yield from paper.wrapped(comparison.summary)
-    table = _Columns(paper)
+    table = _Columns(paper, comparison)
     yield ""
     yield from table.heads(("baseline", "this start"))
     yield from _differences(comparison, table)
@@ -78,9 +78,10 @@ def obstacles(comparison: ComparisonReport, paper: Paper) -> Iterator[str]:
 class _Columns:
     """A name, two values, and what is beside them; the same widths in the whole text."""
 
-    def __init__(self, paper: Paper) -> None:
+    def __init__(self, paper: Paper, comparison: ComparisonReport) -> None:
         self.paper = paper
-        self.name = max(27, min(36, paper.width * 3 // 10))
+        longest = max((len(each.name) for each in comparison.differences), default=0)
+        self.name = max(27, min(longest + 2, paper.width * 2 // 5))
         self.number = max(13, min(18, (paper.width - self.name) // 5))
         self.value = (paper.width - self.name - 4) // 2
 

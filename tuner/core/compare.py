@@ -16,7 +16,7 @@ from tuner.core import share as shares
 from tuner.core.differences import arguments, llm, measures, missing, unlike, variables, versions
 from tuner.core.engine import Engine
 from tuner.core.share import Share, pool_of, share_of
-from tuner.core.weighing import Case, follows, judge
+from tuner.core.weighing import WORDS, Case, follows, judge
 from tuner.domain.comparison import Comparison, Difference, Group, Measure, Origin, Role, Side
 from tuner.domain.findings import Finding, Outcome, Severity
 from tuner.domain.starts import Start
@@ -178,7 +178,7 @@ def _summary(comparison: Comparison, case: Case) -> str:
     if case.failed is not None and explaining:
         first = explaining[0]
         alone = "is the only change that matters" if len(explaining) == 1 else "matters most"
-        return f"{first.name} {_shown(first.good)} -> {_shown(first.bad)} {alone}: {first.note}"
+        return f"{_change(first)} {alone}: {first.note}"
     if case.failed is not None:
         told = comparison.of(Role.POSSIBLE)
         if not told:
@@ -189,8 +189,13 @@ def _summary(comparison: Comparison, case: Case) -> str:
         names = ", ".join(each.name for each in told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
         return f"No difference that the logs tell explains it by arithmetic. It may be one of {names}."
     if case.good.outcome is Outcome.FAILED:
-        return f"Both failed, the baseline in {case.good.phase} and the other in {case.bad.phase}."
-    changed = ", ".join(f"{each.name} {_shown(each.good)} -> {_shown(each.bad)}" for each in explaining[:3])
+        both = case.good.phase == case.bad.phase
+        return (
+            f"Both failed in {case.bad.phase}."
+            if both
+            else (f"Both failed, the baseline in {case.good.phase} and the other in {case.bad.phase}.")
+        )
+    changed = ", ".join(_change(each) for each in explaining[:3])
     texts = ("Neither failed.", _pools(case), f"What changed it: {changed}." if changed else "")
     return " ".join(text for text in texts if text)
 
@@ -202,6 +207,12 @@ def _pools(case: Case) -> str:
     if tokens.good == tokens.bad:
         return f"The KV pool holds {tokens.bad:,.0f} tokens in both."
     return f"The KV pool holds {tokens.bad:,.0f} tokens, the baseline's {tokens.good:,.0f}."
+
+
+def _change(each: Difference) -> str:
+    name = WORDS.get(each.name, each.name) if each.group is Group.MEMORY else each.name
+    unit = f" {each.unit}" if each.unit else ""
+    return f"{name} {_shown(each.good)} -> {_shown(each.bad)}{unit}"
 
 
 def _shown(value: object) -> str:

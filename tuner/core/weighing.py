@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from tuner.core.differences import FREE
 from tuner.core.share import Share
-from tuner.domain.comparison import Difference, Group, Measure, Role, Side
+from tuner.domain.comparison import Difference, Group, Measure, Origin, Role, Side
 from tuner.domain.findings import Finding, Move, Outcome, Remedy
 from tuner.domain.server import Phase
 
@@ -71,6 +71,16 @@ class Case(Struct, frozen=True, kw_only=True):
             return None
         return other.pool(failed.fraction) - mine.pool(failed.fraction)
 
+    @property
+    def pool_gap(self) -> float | None:
+        """GiB between two pools that are there, where they differ by more than a hundredth and neither start failed."""
+        pools = (self.good.pool_gib, self.bad.pool_gib)
+        failed = Outcome.FAILED in (self.good.outcome, self.bad.outcome)
+        if failed or pools[0] is None or pools[1] is None or min(pools[0], pools[1]) <= 0:
+            return None
+        gap = pools[1] - pools[0]
+        return gap if abs(gap) > 0.005 * max(pools[0], pools[1]) else None
+
     def measure(self, group: Group, name: str) -> Measure | None:
         """One that both starts tell."""
         found = (each for each in self.measures if each.group is group and each.name == name)
@@ -105,6 +115,9 @@ def follows(measure: Measure, case: Case) -> Difference:
             weight = max(0.0, min(1.0, gain / lack)) if lack else 0.0
             role = Role.EXPLAINS if gain > lack else Role.ACQUITTED if gain < 0.1 * lack else Role.POSSIBLE
             note = f"{_gap(measure)}: {abs(effect):.2f} GiB, the pool lacks {lack:.1f}"
+        elif (part := _part_of_pool(measure.name, effect, case)) is not None:
+            role, weight = Role.EXPLAINS, min(1.0, part)
+            note = f"{_gap(measure)}: the pool moved by {case.pool_gap:+.2f} GiB"
         elif measure.name == "before weights" and case.failed is not None and abs(effect) > 1:
             role, weight = Role.POSSIBLE, 0.7
             note = f"{_gap(measure)}: another process holds memory on a GPU, or it is another GPU"
@@ -127,6 +140,15 @@ def follows(measure: Measure, case: Case) -> Difference:
     )
 
 
+def _part_of_pool(name: str, effect: float, case: Case) -> float | None:
+    """How much of the change between two pools came from this memory; None where it is not the most of it."""
+    gap = case.pool_gap
+    if name not in ("communicators", "weights", "draft weights") or gap is None or not gap:
+        return None
+    part = effect / gap
+    return part if 0.5 < part < 2 else None
+
+
 _BEFORE_POOL = (
     "communicators",
     "before weights",
@@ -136,7 +158,7 @@ _BEFORE_POOL = (
     "activation",
     "non-torch",
 )
-_WORDS = {
+WORDS = {
     "communicators": "NCCL and custom all-reduce",
     "before weights": "free before the weights",
     "after weights": "free after the weights",
@@ -145,6 +167,7 @@ _WORDS = {
     "activation": "activations",
     "non-torch": "memory that is not torch's",
 }
+"""Purposes of memory in a sentence."""
 
 
 def _by_fraction(each: Difference, case: Case) -> Difference:
@@ -167,12 +190,11 @@ def _by_fraction(each: Difference, case: Case) -> Difference:
         if remedy is not None:
             return _by_remedy(each, remedy, case)
         return _is(each, Role.POSSIBLE, 0.6, f"{moved} between the pool and what is left for graphs and activations")
-    pools = (case.good.pool_gib, case.bad.pool_gib)
-    if pools[0] is None or pools[1] is None or abs(pools[1] - pools[0]) < 0.01 * max(pools[0], pools[1]):
+    gap = case.pool_gap
+    if gap is None:
         return _is(each, Role.POSSIBLE, 0.5, moved)
-    gap = pools[1] - pools[0]
     part = each.effect_gib / gap
-    note = f"{moved}; the pool went from {pools[0]:.2f} to {pools[1]:.2f} GiB"
+    note = f"{moved}; the pool went from {case.good.pool_gib:.2f} to {case.bad.pool_gib:.2f} GiB"
     return _is(each, Role.EXPLAINS if part > 0.5 else Role.POSSIBLE, max(0.0, min(1.0, part)), note)
 
 
@@ -230,8 +252,10 @@ def _by_result(each: Difference, case: Case) -> Difference:
         moved = [m for m in changed if _moved(m)]
         if moved:
             note = ", ".join(f"{_name(m)} {_told(m.good)} -> {_told(m.bad)} {m.unit}".rstrip() for m in moved)
-            role = Role.POSSIBLE if case.failed is not None else Role.EXPLAINS
-            return _is(each, role, 0.6 if case.failed is not None else 0.5, note)
+            both_told = Origin.UNKNOWN not in (each.good_origin, each.bad_origin)
+            if case.failed is None and both_told:
+                return _is(each, Role.EXPLAINS, 0.5, note)
+            return _is(each, Role.POSSIBLE, 0.6, note)
         if changed and case.failed is None and form is not NETWORK:  # a start does not show what it does to speed
             note = ", ".join(f"{_name(m)} {_told(m.good)} {m.unit} in both".replace("  ", " ") for m in changed)
             return _is(each, Role.ACQUITTED, 0.0, note)
@@ -288,7 +312,7 @@ def _gap(measure: Measure) -> str:
 def _name(measure: Measure) -> str:
     if measure.group is Group.GRAPHS:
         return f"graphs, {measure.name}"
-    return _WORDS.get(measure.name, measure.name)
+    return WORDS.get(measure.name, measure.name)
 
 
 def _told(value: float | None) -> str:

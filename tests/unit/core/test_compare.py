@@ -73,7 +73,7 @@ def test_more_weights_explain_a_pool_that_is_gone() -> None:
     """The fraction is the same: what is left after the weights is not."""
     comparison = compare(start(fraction=0.6), start(fraction=0.6, weights=50.0))
     assert [each.name for each in comparison.explaining] == ["weights"]
-    assert "weights 30 -> 50 is the only change that matters" in comparison.summary
+    assert "the weights 30 -> 50 GiB is the only change that matters" in comparison.summary
     assert not [each for each in comparison.differences if each.name == "mem_fraction_static"]
 
 
@@ -287,3 +287,11 @@ def test_a_real_start_that_was_refused() -> None:
     comparison = compare(last_start(BASE), last_start("real/sglang-0.5.16-2xH200/lowfrac/server.log"))
     assert [each.name for each in comparison.explaining] == ["mem_fraction_static"]
     assert comparison.bad.f_min == 0.4650
+
+
+def test_a_variable_that_one_log_does_not_tell_explains_nothing_for_sure() -> None:
+    comparison = compare(last_start(BASE), last_start("real/sglang-0.5.16-2xH200/nccl2ch/server.log"))
+    roles = {each.name: each.role for each in comparison.differences}
+    assert roles["communicators"] is Role.EXPLAINS, "0.61 GiB less, and the pool grew by 0.52"
+    assert roles["disable_custom_all_reduce"] is Role.EXPLAINS
+    assert roles["NCCL_MAX_NCHANNELS"] is Role.POSSIBLE
