@@ -82,7 +82,8 @@ def head(report: Report, paper: Paper) -> Iterator[str]:
     if room > 0:
         yield paper.letters(paper.ink(title, "strong") + " " * (room + 2) + paper.ink(words, ink))
     else:
-        yield paper.letters(paper.ink(title, "strong"))
+        for line in paper.wrapped(title):
+            yield paper.ink(line, "strong")
         yield paper.letters(paper.ink(words, ink))
     if report.files:
         yield from paper.wrapped(", ".join(plain(file) for file in report.files))

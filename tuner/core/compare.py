@@ -50,12 +50,14 @@ def compare(good: Start, bad: Start, engine: Engine | None = None, findings: Seq
     judged = [judge(each, case) for each in found]
     judged += _fraction(good, bad, case) if same_engine else []
     judged += [follows(each, case) for each in case.measures if unlike(each) or missing(each, good, bad)]
-    ranked = tuple(sorted(_once(judged), key=_rank))
+    obstacles = tuple(_obstacles(good, bad, case.measures))
+    if obstacles:
+        judged = [_unproven(each) for each in judged]
     comparison = Comparison(
         good=case.good,
         bad=case.bad,
-        obstacles=tuple(_obstacles(good, bad, case.measures)),
-        differences=ranked,
+        obstacles=obstacles,
+        differences=tuple(sorted(_once(judged), key=_rank)),
         measures=case.measures,
     )
     return msgspec.structs.replace(comparison, summary=_summary(comparison, case))
@@ -65,6 +67,12 @@ def same_llm(one: Start, other: Start) -> bool:
     """Whether two starts serve the same LLM, as far as their logs name it."""
     names = [start.setting(*_MODEL) for start in (one, other)]
     return not all(names) or llm(names[0]) == llm(names[1])
+
+
+def _unproven(each: Difference) -> Difference:
+    """Of starts that do not compare no difference is a reason, or is shown to be none."""
+    doubtful = each.role in (Role.EXPLAINS, Role.ACQUITTED)
+    return msgspec.structs.replace(each, role=Role.POSSIBLE) if doubtful else each
 
 
 def _once(judged: Sequence[Difference]) -> Iterator[Difference]:
@@ -175,6 +183,10 @@ _SAID = {"total": "in all", "before weights": "free before the weights"}
 
 def _summary(comparison: Comparison, case: Case) -> str:
     explaining = comparison.explaining
+    if comparison.obstacles:
+        return (
+            f"What differs between {' and '.join(_words(side) for side in (case.good, case.bad))} is told, not weighed."
+        )
     if case.failed is not None and explaining:
         first = explaining[0]
         alone = "is the only change that matters" if len(explaining) == 1 else "matters most"
@@ -207,6 +219,11 @@ def _pools(case: Case) -> str:
     if tokens.good == tokens.bad:
         return f"The KV pool holds {tokens.bad:,.0f} tokens in both."
     return f"The KV pool holds {tokens.bad:,.0f} tokens, the baseline's {tokens.good:,.0f}."
+
+
+def _words(side: Side) -> str:
+    failed = side.outcome is Outcome.FAILED
+    return f"one that failed in {side.phase}" if failed else "one that did not fail"
 
 
 def _change(each: Difference) -> str:

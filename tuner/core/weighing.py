@@ -40,6 +40,11 @@ class Case(Struct, frozen=True, kw_only=True):
         return self.bad if self.bad.outcome is Outcome.FAILED else self.good
 
     @property
+    def both_work(self) -> bool:
+        """Neither failed."""
+        return Outcome.FAILED not in (self.good.outcome, self.bad.outcome)
+
+    @property
     def failed_share(self) -> Share | None:
         """The static share of the one that failed."""
         return self.bad_share if self.failed is self.bad else self.good_share if self.failed is self.good else None
@@ -75,8 +80,7 @@ class Case(Struct, frozen=True, kw_only=True):
     def pool_gap(self) -> float | None:
         """GiB between two pools that are there, where they differ by more than a hundredth and neither start failed."""
         pools = (self.good.pool_gib, self.bad.pool_gib)
-        failed = Outcome.FAILED in (self.good.outcome, self.bad.outcome)
-        if failed or pools[0] is None or pools[1] is None or min(pools[0], pools[1]) <= 0:
+        if not self.both_work or pools[0] is None or pools[1] is None or min(pools[0], pools[1]) <= 0:
             return None
         gap = pools[1] - pools[0]
         return gap if abs(gap) > 0.005 * max(pools[0], pools[1]) else None
@@ -253,10 +257,10 @@ def _by_result(each: Difference, case: Case) -> Difference:
         if moved:
             note = ", ".join(f"{_name(m)} {_told(m.good)} -> {_told(m.bad)} {m.unit}".rstrip() for m in moved)
             both_told = Origin.UNKNOWN not in (each.good_origin, each.bad_origin)
-            if case.failed is None and both_told:
+            if case.both_work and both_told:
                 return _is(each, Role.EXPLAINS, 0.5, note)
             return _is(each, Role.POSSIBLE, 0.6, note)
-        if changed and case.failed is None and form is not NETWORK:  # a start does not show what it does to speed
+        if changed and case.both_work and form is not NETWORK:  # a start does not show what it does to speed
             note = ", ".join(f"{_name(m)} {_told(m.good)} {m.unit} in both".replace("  ", " ") for m in changed)
             return _is(each, Role.ACQUITTED, 0.0, note)
     weight = {Group.VERSION: 0.5, Group.ARGUMENT: 0.3, Group.ENVIRONMENT: 0.25}.get(each.group, 0.1)
