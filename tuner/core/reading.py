@@ -93,7 +93,7 @@ def start_of(lines: Sequence[LineRead], engine: Engine) -> Start:
         signs.extend(line.signs)
     read = [line.record for line in lines]
     settings, at = _settings(facts)
-    ranks = stories(facts, Layout.of(engine, settings))
+    ranks = stories(facts, Layout.of(engine, settings, [fact.rank for fact in facts]))
     ready = next((fact.offset for fact in facts if fact.kind == f.READY), None)
     start = Start(
         engine=engine.name,

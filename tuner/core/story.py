@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -27,7 +27,7 @@ class Layout(msgspec.Struct, frozen=True):
     tp: int = 1
     pp: int = 1
     dp: int = 1
-    """With 1 a DP tag is a router's, which numbers whole servers, or the arguments are not known and it cannot be told."""
+    """With 1 a DP tag says nothing about the rank."""
     shared: bool = False
     """Attention data parallelism: replicas share the TP ranks."""
 
@@ -37,10 +37,18 @@ class Layout(msgspec.Struct, frozen=True):
         return self.tp * self.pp * (1 if self.shared else self.dp)
 
     @classmethod
-    def of(cls, engine: Engine, settings: dict[str, Any]) -> Layout:
-        """The layout that server args ask for."""
+    def of(cls, engine: Engine, settings: dict[str, Any], tags: Iterable[str | None]) -> Layout:
+        """The layout that server args ask for.
+
+        Args:
+            engine: Whose args they are.
+            settings: Server args.
+            tags: Of the ranks that the log shows. One replica alone is a server of its own, numbered by who started
+                it: Ray, or a router.
+        """
         tp, pp, dp, shared = engine.layout(settings)
-        return cls(tp=tp, pp=pp, dp=dp, shared=shared)
+        replicas = {number for tag in tags if tag for name, number in _TAG.findall(tag) if name == "DP"}
+        return cls(tp=tp, pp=pp, dp=dp if len(replicas) > 1 else 1, shared=shared)
 
     def number(self, tag: str | None) -> int:
         """The global rank of a tag; 0 where there is none."""

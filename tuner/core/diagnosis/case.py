@@ -35,7 +35,7 @@ class Case:
         self.root = root
         self.engine = engine
         self.past = past
-        self.layout = Layout.of(engine, start.settings)
+        self.layout = Layout.of(engine, start.settings, [rank.tag for rank in start.ranks])
         self.share: Share | None = share_of(start)
 
     # --- What the log says ------------------------------------------------------------------------------------------
@@ -65,8 +65,9 @@ class Case:
         if root is None:
             return None
         if root.failure is not None:
-            first, last = root.failure.at, root.failure.end
-            return next((s for s in self.start.signs if s.id in ids and first <= s.at <= last), None)
+            # What other processes printed in between is not its own.
+            own = (root.failure.message_at, root.failure.final_at)
+            return next((s for s in self.start.signs if s.id in ids and s.at in own), None)
         if root.sign is not None:
             return next((s for s in self.start.signs if s.id in ids and s.at == root.sign.at), None)
         return None
@@ -171,9 +172,25 @@ class Case:
         value: Number | str | bool | None = None,
         least: Number | None = None,
         most: Number | None = None,
+        later: bool = False,
     ) -> Remedy | None:
-        """A change of a knob as this version spells it; None where the version does not have it."""
+        """A change of a knob as this version spells it.
+
+        Args:
+            knob: Its canonical name.
+            move: Which way.
+            why: What it does for this failure.
+            value: To which value.
+            least: The interval of safe values.
+            most: Its other end.
+            later: Propose it also where only another version has it, and say so.
+
+        Returns:
+            None where the version does not have it.
+        """
         spelling = self.engine.knob(knob, self.start.version)
+        if spelling is None and later and (spelling := self.engine.knob(knob, None)) is not None:
+            why = f"{why} ({self.engine.knobs().absent(knob, self.start.version)})"
         if spelling is None:
             return None
         return Remedy(

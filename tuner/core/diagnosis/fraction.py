@@ -91,7 +91,11 @@ def interval(case: Case, factor: float = 1.0) -> Interval | None:
         return None
     forecast = case.engine.forecast(case.start, {}, case.past)
     low = round(case.share.f_min / factor, 4)
-    high = forecast.f_max if forecast.f_max is not None else 1 - _spare(case.share)
+    high = 1 - _spare(case.share)
+    if forecast.f_max is not None:
+        # Without any capture to go by the forecast assumes the worst, which must not talk a good fraction away.
+        captured = any(rank.graphs for start in (case.start, *case.past) for rank in start.ranks)
+        high = forecast.f_max if captured else max(forecast.f_max, high)
     return Interval(low, min(high / factor, 0.99))
 
 

@@ -197,7 +197,9 @@ def _autotune(case: Case, oom: Oom) -> Finding:
         ],
         remedies=[
             lowered(case, told, oom.lacking, FORWARD_SPARE),
-            case.remedy("disable_flashinfer_autotune", Move.SET, "skips it; kernels may be slower", value=True),
+            case.remedy(
+                "disable_flashinfer_autotune", Move.SET, "skips it; kernels may be slower", value=True, later=True
+            ),
             case.remedy("max_prefill_tokens", Move.LOWER, "the dummy batch is as large"),
         ],
         wrong_advice=fragmentation(oom),

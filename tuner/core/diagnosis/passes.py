@@ -59,7 +59,8 @@ def _leak(case: Case, oom: Oom) -> Finding | None:
         ],
         remedies=[
             case.advice("version", "features of images and videos were kept too long in several versions: update"),
-            case.advice("restart", "a lower fraction only delays it; a restart gives the memory back"),
+            case.advice("restart", "gives the memory back"),
+            case.remedy("mem_fraction_static", Move.OTHER, "a lower one only delays it"),
         ],
         confidence=Confidence.MEDIUM,
         wrong_advice=["a lower fraction: it only takes longer until the memory is gone", *fragmentation(oom)],
@@ -80,8 +81,8 @@ def _vision(case: Case, oom: Oom) -> Finding:
         evidence=evidence_of(case, oom),
         remedies=[
             case.advice("client", "fewer or smaller images in one request"),
-            case.remedy("vlm_max_patches_per_vit", Move.SET, "encodes them in parts", value=10_000),
-            case.remedy("vlm_max_images_per_vit", Move.SET, "encodes them in parts", value=32),
+            case.remedy("SGLANG_VLM_MAX_PATCHES_PER_VIT", Move.SET, "encodes them in parts", value=10_000, later=True),
+            case.remedy("SGLANG_VLM_MAX_IMAGES_PER_VIT", Move.SET, "encodes them in parts", value=32, later=True),
             case.advice("version", "versions that encode in parts", value=">=0.5.9"),
             None if huge else lowered(case, asked_of(case), oom.lacking, FORWARD_SPARE),
         ],

@@ -13,8 +13,8 @@ _COLLAPSED = 0.5
 """A server that falls below this share of what it did before is slow."""
 _OFTEN = 5
 """SGLang's own advice calls a retraction once a minute fine."""
-_AROUND = 40
-"""Batch lines on each side of a retraction that are compared."""
+_AROUND, _COMPARED = 40, 400
+"""Batch lines beside a retraction that are near, and that are compared."""
 
 
 def retractions(case: Case) -> Finding | None:
@@ -107,7 +107,7 @@ def _throughput_around(case: Case, sign: Sign) -> tuple[tuple[float, int] | None
     """Decode rates before and after a place: the line in the middle between the slowest and the fastest."""
     rates = [(b.fields["tok_s"], b.at) for b in case.start.batches if b.kind == "decode" and b.fields.get("tok_s")]
     before, after = [r for r in rates if r[1] < sign.at], [r for r in rates if r[1] > sign.at]
-    return _middle(before[-_AROUND:]), _middle(after[:_AROUND])
+    return _middle(before[-_COMPARED:]), _middle(after[:_COMPARED])
 
 
 def _middle(rates: list[tuple[float, int]]) -> tuple[float, int] | None:

@@ -7,6 +7,7 @@ import msgspec
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import TOO_MUCH, Asked, asked_of, down, interval, raised, smaller_weights, up
 from tuner.core.share import least
+from tuner.core.versions import at_least
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
 from tuner.domain.starts import Figure, RankStory, Sign
 
@@ -281,9 +282,8 @@ def unbalanced(case: Case) -> Finding | None:
             ranks=culprits,
             remedies=[
                 case.advice("version", "newer versions do not repeat the check for the draft"),
-                case.remedy("memory_balance_check", Move.SET, "skips the check: the memory is there",
-                            value=_skip_value(case)),
-            ],
+                _skip_check(case),
+        ],
             wrong_advice=["no other process occupies a GPU, as the message suspects: they were equal before the load"],
             refuted_by="unequal free memory before the weights",
         )  # fmt: skip
@@ -300,9 +300,18 @@ def unbalanced(case: Case) -> Finding | None:
     )
 
 
-def _skip_value(case: Case) -> str:
-    spelling = case.engine.knob("memory_balance_check", case.start.version)
-    return "1" if spelling is not None and "DISABLE" in spelling.text else "0"
+def _skip_check(case: Case) -> Remedy:
+    """SGLang turned the variable round in 0.5.7."""
+    turned = at_least(case.start.version, "0.5.7")
+    name, value = ("ENABLE", "0") if turned else ("DISABLE", "1")
+    prefix = "SGLANG" if turned else "SGL"
+    return Remedy(
+        knob="SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK",
+        env=f"{prefix}_{name}_TP_MEMORY_INBALANCE_CHECK",
+        move=Move.SET,
+        value=value,
+        why="skips the check: the memory is there",
+    )
 
 
 def context_too_long(case: Case) -> Finding | None:
