@@ -47,7 +47,9 @@ def stop_asked(start: Start) -> int | None:
 
 def is_consequence(start: Start, failure: Failure) -> bool:
     """An exception that only tells of somebody else's end."""
-    told = (sign for sign in start.signs if failure.at <= sign.at <= failure.end and sign.id not in _WRAPPERS)
+    # Between its lines others print theirs: only what it says itself counts.
+    own = (failure.message_at, failure.final_at)
+    told = (sign for sign in start.signs if sign.at in own and sign.id not in _WRAPPERS)
     kinds = {sign.kind for sign in told}
     return "harmless" in kinds or ("secondary" in kinds and "failure" not in kinds)
 

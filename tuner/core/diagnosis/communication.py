@@ -13,9 +13,9 @@ from tuner.domain.starts import Figure, Sign
 
 _NCCL = (
     "nccl-error", "nccl-cuda-failure", "nccl-ib-failure", "nccl-socket-failure", "nccl-no-interface",
-    "nccl-duplicate-gpu", "nccl-no-algorithm", "nccl-mismatch", "locked-memory",
+    "nccl-duplicate-gpu", "nccl-no-algorithm", "nccl-mismatch",
 )  # fmt: skip
-_SHM = ("shm-full", "shm-short", "shm-insufficient")
+_SHM = ("shm-full", "shm-short")
 _BEFORE_POOL = frozenset({"args", "cuda-init", "dist-init", "weight-load", "none"})
 _STARTING = frozenset({*_BEFORE_POOL, "kv-alloc", "draft-init", "autotune", "graph-capture", "warmup"})
 _IPC_ERRORS = ("invalid argument", "invalid device context", "invalid resource handle", "mapping of buffer")
@@ -170,7 +170,7 @@ def _pool(case: Case) -> Figure | None:
 
 
 def capture_hangs(case: Case) -> Finding | None:
-    """torch's watchdog ended a collective that began during the capture."""
+    """The watchdog of torch ended a collective that began during the capture."""
     sign = case.root_sign("nccl-watchdog")
     if sign is None or case.phase != "graph-capture":
         return None
@@ -300,7 +300,7 @@ def nccl_failed(case: Case) -> Finding | None:
 
 def _nccl_reason(case: Case) -> tuple[Evidence | None, str, list[Remedy | None]]:
     """What NCCL says itself, what that means, and what helps."""
-    lock = case.sign("locked-memory", "nccl-ib-failure")
+    lock = case.sign("memlock", "nccl-ib-failure")
     if lock is not None:
         return (
             Evidence(what="NCCL", value=str(lock.fields.get("call") or lock.fields.get("error") or ""), at=lock.at),

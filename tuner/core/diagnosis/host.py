@@ -14,19 +14,19 @@ from tuner.units import GIB
 
 _KEPT_BACK_GIB = 10
 """Of free host memory, that SGLang leaves alone when it makes the host pool (0.4.6 to 0.5.23)."""
-_LIMITS = ("too-many-open-files", "threads-exhausted")
+_LIMITS = ("open-files", "threads-exhausted")
 
 
 def out_of_host_memory(case: Case) -> Finding | None:
     """The kernel says that it killed a process, or an allocation on the host failed."""
-    kernel = case.root_sign("oom-killer") or (case.sign("oom-killer") if processes.ended(case) is not None else None)
-    failed = case.root_sign("host-alloc-failed")
+    kernel = case.root_sign("host-oom") or (case.sign("host-oom") if processes.ended(case) is not None else None)
+    failed = case.root_sign("host-allocation-failed")
     compiler = "Killed signal terminated" in case.message
     if kernel is None and failed is None and not compiler:
         return None
     sign = kernel or failed
     if kernel is not None:
-        scope = "container's limit" if kernel.fields.get("cgroup") else "host's memory"
+        scope = "container's limit" if "cgroup" in str(kernel.fields.get("scope", "")) else "host's memory"
         words = f"The kernel killed a process of the server: the {scope} was used up."
     elif failed is not None:
         words = "An allocation of host memory failed."
@@ -39,10 +39,10 @@ def out_of_host_memory(case: Case) -> Finding | None:
             *(
                 [
                     case.quote("pid", sign, "pid"),
-                    case.quote("process", sign, "process"),
+                    case.quote("process", sign, "command"),
                     case.quote("anon-rss", sign, "anon_rss"),
                     case.quote("errno", sign, "errno"),
-                    case.quote("tried", sign, "tried_bytes", "bytes") or case.quote("tried", sign, "tried"),
+                    case.quote("tried", sign, "tried"),
                 ]
                 if sign is not None
                 else []
@@ -127,14 +127,14 @@ def disk_full(case: Case) -> Finding | None:
     sign = case.root_sign("disk-full")
     if sign is None or "/dev/shm" in case.message or "</torch_" in case.message:
         return None
-    path = sign.fields.get("file_path")
+    path = sign.fields.get("full_path")
     return case.finding(
         "disk-full",
         f"A file system is full{f', that of {path}' if path else ''}: downloads, caches and compiled kernels go there."
         " Neither GPU memory nor host memory is lacking.",
         evidence=[
-            case.quote("error", sign, "error"),
-            case.quote("file", sign, "file_path"),
+            Evidence(what="error", value=first_line(case.message.replace("\n", " ")), at=sign.at),
+            case.quote("file", sign, "full_path"),
             case.quote("errno", sign, "errno"),
         ],
         remedies=[
@@ -151,7 +151,7 @@ def limits(case: Case) -> Finding | None:
     sign = case.root_sign(*_LIMITS)
     if sign is None:
         return None
-    files = sign.id == "too-many-open-files"
+    files = sign.id == "open-files"
     what = "open files (sockets count)" if files else "threads and processes"
     return case.finding(
         "process-limits",
@@ -171,10 +171,10 @@ def limits(case: Case) -> Finding | None:
 
 def numa(case: Case) -> Finding | None:
     """The process dies before Python starts, because it may not bind itself to a NUMA node."""
-    sign = case.root_sign("numa-bind-failed")
+    sign = case.root_sign("numa-failed")
     end = processes.ended(case)
     if sign is None and end is not None and end.fields.get("exit_code") in (1, None):
-        sign = case.sign("numa-bind-failed")
+        sign = case.sign("numa-failed")
     if sign is None:
         return None
     return case.finding(
@@ -183,8 +183,7 @@ def numa(case: Case) -> Finding | None:
         " process ended before Python began: there is no traceback. A container's seccomp profile or a cpuset without"
         " that node does this.",
         evidence=[
-            case.quote("call", sign, "call"),
-            case.quote("error", sign, "error"),
+            case.quote("error", sign, "detail"),
             *([case.quote("exitcode", end, "exit_code"), case.quote("pid", end, "pid")] if end is not None else []),
         ],
         remedies=[
@@ -197,7 +196,7 @@ def numa(case: Case) -> Finding | None:
         ],
         refuted_by="numactl --cpunodebind=0 --membind=0 true succeeding inside the container",
         phase="args" if case.phase in ("none", "args") else None,
-        confidence=Confidence.HIGH if end is not None or case.root_sign("numa-bind-failed") else Confidence.MEDIUM,
+        confidence=Confidence.HIGH if end is not None or case.root_sign("numa-failed") else Confidence.MEDIUM,
     )  # fmt: skip
 
 

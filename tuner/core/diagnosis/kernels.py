@@ -18,12 +18,15 @@ from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy, S
 from tuner.domain.starts import Sign
 
 _UNKNOWN_ARCH = (
-    "unsupported-architecture", "ptxas-failed", "processor-unknown", "no-kernel-image", "gpu-unsupported-by-torch",
-    "kernel-unsupported", "architecture-required",
+    "unsupported-architecture", "ptxas-failed", "processor-unknown", "gpu-unsupported-by-torch", "kernel-unsupported",
+    "architecture-required",
 )  # fmt: skip
 _TOOLS = ("toolchain-missing", "header-missing", "extension-build-failed", "jit-failed")
-_NO_CUDA = ("driver-too-old", "no-gpu", "cuda-init-failed")
-_BINARIES = ("undefined-symbol", "library-missing", "operator-missing", "version-mismatch", "import-error")
+_BINARIES = ("operator-missing", "version-mismatch", "import-failed")
+_NO_GPU = ("Found no NVIDIA driver", "No CUDA GPUs", "not compiled with CUDA", "no CUDA-capable", "_cuda_setDevice",
+           "infer device type", "nvidia-smi not found", "libcuda.so.1", "NVML Shared Library")  # fmt: skip
+_OTHER_STATE = ("system not yet initialized", "version mismatch", "initialization failed", "unsupported display driver",
+                "communicate with")  # fmt: skip
 _BACKEND_FILE = re.compile(r"/(?P<name>\w+)_backend\.py:")
 _ATTENTION = ("attention", "fmha", "mla", "flashinfer/prefill.py", "flashinfer/decode.py", "batch_decode",
               "batch_prefill", "fa3")  # fmt: skip
@@ -37,7 +40,7 @@ def unsupported_architecture(case: Case) -> Finding | None:
     sign = case.root_sign(*_UNKNOWN_ARCH)
     if sign is None and case.root_sign("triton-failed", "jit-failed", "extension-build-failed", "cuda-error"):
         sign = case.sign("processor-unknown", "gpu-unsupported-by-torch")
-    if sign is None or "unsupported toolchain" in case.message:
+    if sign is None:
         return None
     arch = next((s for s in (sign, *case.signs(*_UNKNOWN_ARCH)) if s.fields.get("arch")), None)
     compiler = sign.id in ("ptxas-failed", "processor-unknown") or "nvcc" in case.message[:4000]
@@ -134,7 +137,7 @@ def no_toolchain(case: Case) -> Finding | None:
     if header is not None:
         what = f"the header {header.fields.get('missing_path')} is missing, as in a CUDA toolkit that is too old"
     elif tool is not None:
-        what = f"{tool.fields.get('tool', 'a tool')} is not there"
+        what = f"{tool.fields.get('detail', 'a tool is not there')}"
     elif path:
         what = f"{path} failed"
     flashinfer = "flashinfer" in case.message or case.on_stack("flashinfer")
@@ -145,7 +148,7 @@ def no_toolchain(case: Case) -> Finding | None:
         evidence=[
             Evidence(what="compiler", value=str(path), at=compiler.at) if compiler is not None and path else None,
             case.quote("missing header", header, "missing_path") if header is not None else None,
-            case.quote("missing", tool, "tool") if tool is not None else None,
+            case.quote("missing", tool, "detail") if tool is not None else None,
             case.quote("extension", sign, "extension"),
             Evidence(what="error", value=first_line(case.root.failure.message), at=sign.at)
             if case.root is not None and case.root.failure is not None else None,
@@ -164,24 +167,22 @@ def no_toolchain(case: Case) -> Finding | None:
 
 def no_cuda(case: Case) -> Finding | None:
     """CUDA cannot be initialised: driver, visibility, or a build without CUDA."""
-    sign = case.root_sign(*_NO_CUDA)
+    sign = case.root_sign("cuda-unavailable")
     own = sign is not None
-    if sign is None and case.phase in _EARLY and case.root is not None:
-        earlier = case.sign_before(case.root.at, "driver-too-old", "cuda-init-failed")
-        sign = earlier if case.start.setting("device") != "cpu" and not _explained(case) else None
-    unsupported_ptx = "unsupported toolchain" in case.message
-    if sign is None and unsupported_ptx:
-        sign, own = case.root_sign("no-kernel-image", "cuda-error"), True
+    if sign is None and case.phase in _EARLY and case.root is not None and not _explained(case):
+        earlier = case.sign_before(case.root.at, "cuda-unavailable")
+        sign = earlier if case.setting("device") != "cpu" else None
     if sign is None:
         return None
-    none = sign.id == "no-gpu"
+    detail = str(sign.fields.get("detail", ""))
+    none = any(text in detail for text in _NO_GPU)
     found = sign.fields.get("found_version")
     words = (
         "No GPU can be used: torch was built without CUDA, no driver is loaded, or none is visible to this process."
         if none
         else "CUDA cannot be initialised: the driver is older than the CUDA this build was made for."
     )
-    if sign.id == "cuda-init-failed":
+    if any(text in detail for text in _OTHER_STATE):
         words = (
             "CUDA cannot be initialised: driver, kernel module and libraries do not fit together, or a service of the"
             " driver (the fabric manager) is not running."
@@ -206,7 +207,7 @@ def no_cuda(case: Case) -> Finding | None:
             case.advice("packages", "python -c 'import torch; print(torch.version.cuda)' shows what torch was built"
                         " for; None means without CUDA"),
             case.advice("nvidia-fabricmanager", "must run on hosts with NVSwitch, in the driver's version")
-            if sign.fields.get("code") == 802 else None,
+            if "not yet initialized" in detail else None,
         ],
         refuted_by="torch.cuda.is_available() being True in the same environment",
         phase="cuda-init" if case.phase in _EARLY else None,
@@ -216,7 +217,7 @@ def no_cuda(case: Case) -> Finding | None:
 
 def _explained(case: Case) -> bool:
     """The root says something of its own that another judge reads."""
-    ids = ("argument-error", "validation-error", "model-not-found", "port-in-use", "model-access-denied")
+    ids = ("argument-error", "validation-error", "llm-not-found", "llm-files-missing", "port-in-use", "llm-gated")
     return case.root_sign(*ids) is not None
 
 
@@ -238,7 +239,7 @@ def binaries(case: Case) -> Finding | None:
     sign = case.root_sign(*_BINARIES)
     if sign is None:
         return None
-    missing = sign.id == "import-error" and "module" in sign.fields and "name" not in sign.fields
+    missing = "No module named" in case.message
     said = _said(case, sign)
     subject = sign.fields.get("package") or sign.fields.get("module") or sign.fields.get("library")
     return case.finding(
@@ -251,10 +252,10 @@ def binaries(case: Case) -> Finding | None:
         ),
         evidence=[
             case.quote("symbol", sign, "symbol"),
-            case.quote("library", sign, "library_path") or case.quote("library", sign, "library"),
+            case.quote("library", sign, "library") or case.quote("library", sign, "binary_path"),
             case.quote("package", sign, "package"),
-            case.quote("found version", sign, "found_version"),
-            case.quote("needed version", sign, "needed_version"),
+            case.quote("found version", sign, "found_version") or case.quote("found version", sign, "have_version"),
+            case.quote("needed version", sign, "needed_version") or case.quote("needed version", sign, "need_version"),
             case.quote("module", sign, "module"),
             case.quote("name", sign, "name"),
             Evidence(what="error", value=said, at=sign.at),
@@ -266,7 +267,7 @@ def binaries(case: Case) -> Finding | None:
         ],
         refuted_by="the import working in the same environment: python -c 'import ...'",
         phase="args" if case.phase == "none" else None,
-        confidence=Confidence.MEDIUM if sign.id == "import-error" else Confidence.HIGH,
+        confidence=Confidence.MEDIUM if missing else Confidence.HIGH,
     )  # fmt: skip
 
 
@@ -362,18 +363,20 @@ def hanging_pass(case: Case) -> Finding | None:
 
 
 def library_not_initialised(case: Case) -> Finding | None:
-    """cuBLAS or cuDNN could not be set up although memory is free; where it is not, this is a lack of memory."""
-    sign = case.root_sign("cuda-library-alloc")
+    """A library of CUDA could not be set up although memory is free; where none is free, this is a lack of memory."""
+    sign = case.root_sign("library-not-initialised")
     story = case.story
     last = story.last_available if story is not None else None
-    if sign is None or last is None or last.value < _PLENTY_GIB:
+    status = str(sign.fields.get("status_text", "")) if sign is not None else ""
+    unset = status.endswith(("NOT_INITIALIZED", "ALLOC_FAILED"))
+    if sign is None or not unset or last is None or last.value < _PLENTY_GIB:
         return None
     return case.finding(
         "binary-mismatch",
-        f"{sign.fields.get('status')} usually means that memory is short, and {last.value:g} GiB are free. Then it is"
+        f"{status} usually means that memory is short, and {last.value:g} GiB are free. Then it is"
         " a library of another CUDA than torch was built for, found first on the library path, or a context that an"
         " earlier fault spoiled.",
-        evidence=[case.quote("status", sign, "status"), case.figure("last avail mem", last)],
+        evidence=[case.quote("status", sign, "status_text"), case.figure("last avail mem", last)],
         remedies=[
             variable(case, "LD_LIBRARY_PATH", Move.UNSET, "so that torch finds the libraries it came with"),
             case.advice("packages", "nvidia-cublas and nvidia-cudnn of torch's own CUDA"),

@@ -5,28 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
+from tuner.core.diagnosis import checkpoints
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.proposals import first_line, option, variable
+from tuner.core.diagnosis.proposals import first_line, option, told, variable
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
-from tuner.domain.starts import Sign
 
 _PORTS = ("port-in-use", "rank-port-in-use")
 _CHOSEN_BY_ARGUMENT = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
 _NAMED = re.compile(r"\b[a-z][a-z0-9]*(?:_[a-z0-9]+)+\b")
-_REFUSALS = frozenset({"ValueError", "AssertionError", "ValidationError", "NotImplementedError", "TypeError", "KeyError",
-                       "ArgumentError", "RuntimeError", "AttributeError"})  # fmt: skip
+_REFUSALS = frozenset({"ValueError", "AssertionError", "ValidationError", "NotImplementedError", "TypeError",
+                       "KeyError", "ArgumentError", "RuntimeError", "AttributeError"})  # fmt: skip
 _IN_ARGUMENTS = ("server_args.py", "arg_groups", "arg_utils.py", "prepare_server_args", "parse_args", "argparse.py",
                  "create_engine_config", "vllm/config", "check_server_args", "__post_init__")  # fmt: skip
-_LLM_FILES = re.compile(r"\.(?:json|safetensors|bin|gguf|model|pt|pth|jinja|txt)$|safetensors|\.bin files")
-_LOADER = ("loader.py", "weight_utils", "load_model", "hf_transformers", "get_config", "transformers/", "tokenizer",
-           "huggingface_hub", "model_config")  # fmt: skip
-_UNSUPPORTED = (
-    "are not supported for now", "does not recognize this architecture", "failed to be inspected", "has no vLLM impl",
-    "has no SGlang impl", "has no SGLang impl", "Unknown quantization method", "does not match the quantization method",
-    "is not supported for the current GPU", "is not supported for quantization method", "No model architectures",
-    "Unsupported architectures", "Unsupported model type", "Unrecognized model in", "nrecognized configuration class",
-    "is not divisible by weight quantization", "too large tensor parallel size",
-)  # fmt: skip
 
 
 def port_in_use(case: Case) -> Finding | None:
@@ -84,14 +74,13 @@ def refused_by_parser(case: Case) -> Finding | None:
         return None
     fields = sign.fields
     asked = fields.get("argument") or fields.get("ambiguous")
-    detail = str(fields.get("error") or fields.get("detail") or sign.text)
-    unknown = fields.get("unrecognized") or fields.get("unknown")
+    detail = str(fields.get("detail") or sign.text)
     if asked is None:
-        asked = _first_flag(str(unknown or detail))
+        asked = _first_flag(str(fields.get("unknown") or detail))
     asked = str(asked).split("/")[0] if asked is not None else None
     value = fields.get("value")
     new = _spelled_now(case, asked) if asked is not None else None
-    required = fields.get("required") or fields.get("missing")
+    required = fields.get("missing")
     return case.finding(
         "bad-argument",
         f"The command line was refused before anything was started: {first_line(detail, 200)}.{_renamed(asked, new)}",
@@ -128,7 +117,7 @@ def _for_flag(case: Case, asked: str, new: str | None, value: object, fields: di
     if new is not None and new != asked:
         return Remedy(knob=asked.lstrip("-").replace("-", "_"), flag=new, move=Move.SET,
                       why=f"{asked} is spelled {new} in this version")  # fmt: skip
-    candidates = str(fields.get("candidates") or fields.get("matches") or "")
+    candidates = str(fields.get("matches") or "")
     if candidates:
         return case.advice(asked.lstrip("-").replace("-", "_"), f"write one of them out: {candidates}", flag=asked)
     if value is not None:
@@ -188,7 +177,7 @@ def not_divisible(case: Case) -> Finding | None:
 
 def more_ranks_than_gpus(case: Case) -> Finding | None:
     """More ranks than visible GPUs."""
-    sign = case.root_sign("more-ranks-than-gpus", "invalid-device")
+    sign = case.root_sign("more-ranks-than-gpus")
     if sign is None:
         return None
     world, gpus = sign.fields.get("world"), sign.fields.get("gpus")
@@ -242,125 +231,6 @@ def batched_tokens(case: Case) -> Finding | None:
     )  # fmt: skip
 
 
-def llm_not_found(case: Case) -> Finding | None:
-    """A path, name or revision that leads to no usable LLM."""
-    unsupported = any(text in case.message for text in _UNSUPPORTED)
-    denied = case.root_sign("model-access-denied")
-    offline = case.root_sign("download-failed")
-    damaged = case.root_sign("checkpoint-damaged")
-    missing = None if unsupported else case.root_sign("model-not-found", "tokenizer-failed") or _file_of_llm(case)
-    sign = denied or missing or offline or damaged
-    if sign is None or case.root_sign("remote-code-needed") is not None:
-        return None
-    name = sign.fields.get("model") or case.setting("model_path", "model")
-    named = f"`{name}`" if name else "The LLM"
-    words, remedies = _not_found_words(case, named, denied, offline, damaged, missing)
-    return case.finding(
-        "model-not-found",
-        words,
-        evidence=[
-            Evidence(what="model", value=str(name), at=sign.at) if name else None,
-            case.quote("status", sign, "status"),
-            case.quote("file", sign, "file_path") or case.quote("file", sign, "file"),
-            case.quote("error", sign, "error"),
-            Evidence(what="error", value=_told(case), at=sign.at),
-        ],
-        remedies=remedies,
-        refuted_by="the files at that path, complete, readable by the user the server runs as",
-        phase="args" if case.phase in ("none", "args") else None,
-        confidence=Confidence.HIGH if sign.id != "tokenizer-failed" else Confidence.MEDIUM,
-    )
-
-
-def _not_found_words(
-    case: Case, named: str, denied: Sign | None, offline: Sign | None, damaged: Sign | None, missing: Sign | None
-) -> tuple[str, list[Remedy | None]]:
-    path = option(case, "model_path", "--model-path", Move.SET,
-                  "an absolute path inside the container that holds config.json and the weights, or NAMESPACE/NAME")  # fmt: skip
-    if denied is not None:
-        return (
-            f"{named} may not be downloaded: it is gated or private, and no token of somebody with access was sent.",
-            [variable(case, "HF_TOKEN", Move.SET, "a token of an account that was granted access"),
-             case.advice("licence", "accept the terms on the LLM's page first"), path],
-        )  # fmt: skip
-    if damaged is not None and missing is None:
-        return (
-            f"A file of {named} is damaged or incomplete: a download that was cut off, a full disk, or a pointer of"
-            " git-lfs instead of the file.",
-            [case.advice("files", "ls -l: a weight file of some hundred bytes is a pointer; download it again"), path],
-        )
-    if offline is not None and missing is None:
-        return (
-            f"{named} is not in the cache, and the hub cannot be reached from here.",
-            [path, variable(case, "HF_ENDPOINT", Move.SET, "a mirror that is reachable"),
-             variable(case, "HF_HUB_OFFLINE", Move.UNSET, "where it forbids the download")],
-        )  # fmt: skip
-    return (
-        f"{named} leads to no usable LLM: there is no such path here, or it lacks a file, or the hub has no such name."
-        " A path that does not exist is taken for a name of the hub, whose complaint is about the name's form.",
-        [path, case.advice("mounts", "ls the path inside the container: volumes that are not mounted look so")],
-    )
-
-
-def _file_of_llm(case: Case) -> Sign | None:
-    sign = case.root_sign("file-missing", "file-denied")
-    if sign is None:
-        return None
-    path = str(sign.fields.get("file_path") or sign.fields.get("error") or "")
-    own = str(case.setting("model_path", "model") or "\0")
-    if (path.startswith(own) or _LLM_FILES.search(path)) and (case.on_stack(*_LOADER) or not case.frames):
-        return sign
-    return None
-
-
-def unsupported_llm(case: Case) -> Finding | None:
-    """The engine cannot run this LLM with these arguments."""
-    code = case.root_sign("remote-code-needed")
-    mismatch = case.root_sign("weights-mismatch", "block-not-divisible")
-    spoken = next((text for text in _UNSUPPORTED if text in case.message), None)
-    if case.root is None or (code is None and mismatch is None and spoken is None):
-        return None
-    sign = code or mismatch or case.root_sign("model-not-found")
-    at = sign.at if sign is not None else case.root.at
-    quantised = "uantization" in (spoken or "")
-    divided = "divisible" in case.message or "tensor parallel size" in case.message
-    if code is not None:
-        words = "The LLM brings code of its own, which the engine runs only when it is told to."
-    elif divided:
-        words = "A weight matrix, divided among the ranks, no longer consists of whole blocks of its quantisation."
-    elif mismatch is not None:
-        words = "Shapes of the weights do not fit the LLM that this version builds from its configuration."
-    elif quantised:
-        words = "This version, or this GPU, does not run the quantisation of the LLM."
-    else:
-        words = "This version does not know the architecture of the LLM."
-    model = case.setting("model_path", "model")
-    return case.finding(
-        "unsupported-model",
-        f"{words} Memory plays no part.",
-        evidence=[
-            Evidence(what="model", value=str(model), at=case.start.settings_at) if model else None,
-            case.quote("architectures", sign, "architectures") if sign is not None else None,
-            case.quote("parameter", sign, "parameter") if sign is not None else None,
-            case.quote("size", sign, "size") if sign is not None else None,
-            case.quote("block", sign, "block") if sign is not None else None,
-            case.arg("quantization"),
-            Evidence(what="error", value=_told(case), at=at),
-        ],
-        remedies=[
-            option(case, "trust_remote_code", "--trust-remote-code", Move.SET, "if you trust that code", True)
-            if code is not None else None,
-            case.remedy("tp_size", Move.LOWER, "larger parts are whole blocks again") if divided else None,
-            case.remedy("quantization", Move.UNSET, "the checkpoint's own is taken then") if quantised else None,
-            None if code is not None or divided else
-            case.advice("version", "newer versions of the engine and of transformers know more LLMs"),
-        ],
-        refuted_by="the same version serving the same checkpoint elsewhere with these arguments",
-        phase="args" if case.phase == "none" else None,
-        confidence=Confidence.MEDIUM if mismatch is not None and not divided else Confidence.HIGH,
-    )  # fmt: skip
-
-
 def refused_by_engine(case: Case) -> Finding | None:
     """The engine's own checks of its arguments refused them: its words are the finding."""
     root = case.root
@@ -372,7 +242,7 @@ def refused_by_engine(case: Case) -> Finding | None:
         return None
     if case.start.ranks and not validated:
         return None
-    said = _told(case)
+    said = told(case)
     flags = list(dict.fromkeys(_CHOSEN_BY_ARGUMENT.findall(failure.message)))
     names = [n for n in dict.fromkeys(_NAMED.findall(failure.message)) if n in case.start.settings or _is_knob(case, n)]
     remedies = list(_for_names(case, flags, names))
@@ -403,20 +273,6 @@ def _for_names(case: Case, flags: Iterable[str], names: Iterable[str]) -> Iterab
             yield option(case, name, flag, Move.OTHER, "as the message says")
 
 
-def _told(case: Case) -> str:
-    """The message without its wrapping: pydantic puts a count before it."""
-    root = case.root
-    if root is None:
-        return ""
-    if root.failure is None:
-        return first_line(case.message)
-    for line in root.failure.message.splitlines():
-        text = line.strip()
-        if text.startswith(("Value error, ", "Assertion failed, ")):
-            return text.partition(", ")[2].partition(" [type=")[0][:240]
-    return first_line(root.failure.message) or root.failure.exception
-
-
 JUDGES: tuple[Callable[[Case], Finding | None], ...] = (
     port_in_use,
     refused_by_parser,
@@ -424,7 +280,7 @@ JUDGES: tuple[Callable[[Case], Finding | None], ...] = (
     not_divisible,
     more_ranks_than_gpus,
     batched_tokens,
-    unsupported_llm,
-    llm_not_found,
+    checkpoints.unsupported,
+    checkpoints.not_found,
     refused_by_engine,
 )

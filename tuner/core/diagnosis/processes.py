@@ -13,7 +13,6 @@ from tuner.domain.starts import Sign
 
 ENDED = ("child-died", "rank-dead", "worker-died", "engine-core-died", "killed", "sigkill")
 """Lines that tell of the end of a process, and not why."""
-_CRASHED = ("segfault", "aborted", "bus-error", "illegal-instruction")
 _KILLED = frozenset({9, -9, 137})
 _CRASH_CODES = {-11: "a segmentation fault", -6: "an abort", -7: "a bus error", -4: "an illegal instruction",
                 139: "a segmentation fault", 134: "an abort", 135: "a bus error"}  # fmt: skip
@@ -110,10 +109,10 @@ def process_ended(case: Case) -> Finding | None:
 
 def crashed(case: Case) -> Finding | None:
     """A process crashed in native code and said so."""
-    sign = case.root_sign(*_CRASHED)
+    sign = case.root_sign("native-crash")
     if sign is None:
         return None
-    what = sign.fields.get("exception") or sign.fields.get("error") or sign.id.replace("-", " ")
+    what = sign.fields.get("what") or sign.fields.get("error") or "a fault"
     return case.finding(
         "rank-died",
         f"A process crashed in native code ({what}). The lines under it, if there are any, show the Python frames at"
@@ -201,8 +200,10 @@ def _missed(case: Case, evidence: list[Evidence | None]) -> Finding:
 
 def ended(case: Case) -> Sign | None:
     """The line that tells of the end of a process, where that is the root failure."""
+    if case.root is None:
+        return None
     sign = case.root_sign(*ENDED)
-    if sign is not None or case.root is None:
+    if sign is not None:
         return sign
     if case.root.failure is not None and is_consequence(case.start, case.root.failure):
         at = case.root.at

@@ -47,3 +47,17 @@ def no_memory_advice(case: Case) -> list[str]:
 def first_line(text: str, most: int = 240) -> str:
     """The first line of a message that says something."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")[:most]
+
+
+def told(case: Case) -> str:
+    """The message without its wrapping: pydantic puts a count before it."""
+    root = case.root
+    if root is None:
+        return ""
+    if root.failure is None:
+        return first_line(case.message)
+    for line in root.failure.message.splitlines():
+        text = line.strip()
+        if text.startswith(("Value error, ", "Assertion failed, ")):
+            return text.partition(", ")[2].partition(" [type=")[0][:240]
+    return first_line(root.failure.message) or root.failure.exception

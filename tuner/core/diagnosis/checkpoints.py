@@ -1,0 +1,130 @@
+"""Causes in the LLM's files: not there, not allowed, damaged, or nothing this engine can run."""
+
+from __future__ import annotations
+
+import re
+
+from tuner.core.diagnosis.case import Case
+from tuner.core.diagnosis.proposals import option, told, variable
+from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
+from tuner.domain.starts import Sign
+
+_LLM_FILES = re.compile(r"\.(?:json|safetensors|bin|gguf|model|pt|pth|jinja|txt)$|safetensors|\.bin files")
+_LOADER = ("loader.py", "weight_utils", "load_model", "hf_transformers", "get_config", "transformers/", "tokenizer",
+           "huggingface_hub", "model_config")  # fmt: skip
+_SHAPES = ("weights-mismatch", "block-not-divisible")
+
+
+def not_found(case: Case) -> Finding | None:
+    """A path, name or revision that leads to no usable LLM."""
+    if case.root_sign("llm-unsupported", *_SHAPES) is not None:
+        return None
+    denied = case.root_sign("llm-gated")
+    offline = case.root_sign("llm-offline", "download-failed")
+    damaged = case.root_sign("llm-files-damaged")
+    missing = case.root_sign("llm-not-found", "llm-files-missing", "tokenizer-failed") or _file_of_llm(case)
+    # A name that the hub does not have answers like one that needs a token.
+    sign = missing if missing is not None and missing.id == "llm-not-found" else denied or missing or offline or damaged
+    if sign is None:
+        return None
+    name = sign.fields.get("model") or case.setting("model_path", "model")
+    words, remedies = _words(case, f"`{name}`" if name else "The LLM", sign)
+    return case.finding(
+        "model-not-found",
+        words,
+        evidence=[
+            Evidence(what="model", value=str(name), at=sign.at) if name else None,
+            case.quote("file", sign, "missing_path") or case.quote("file", sign, "file_path")
+            or case.quote("file", sign, "damaged_path"),
+            case.quote("detail", sign, "detail"),
+            Evidence(what="error", value=told(case), at=sign.at),
+        ],
+        remedies=remedies,
+        refuted_by="the files at that path, complete, readable by the user the server runs as",
+        phase="args" if case.phase in ("none", "args") else None,
+        confidence=Confidence.HIGH if sign.id != "tokenizer-failed" else Confidence.MEDIUM,
+    )  # fmt: skip
+
+
+def _words(case: Case, named: str, sign: Sign) -> tuple[str, list[Remedy | None]]:
+    """What a sign means for the LLM, and what helps."""
+    why = "an absolute path inside the container that holds config.json and the weights, or NAMESPACE/NAME"
+    path = option(case, "model_path", "--model-path", Move.SET, why)
+    if sign.id == "llm-gated":
+        return (
+            f"{named} may not be downloaded: it is gated or private, and no token of somebody with access was sent.",
+            [variable(case, "HF_TOKEN", Move.SET, "a token of an account that was granted access"),
+             case.advice("licence", "accept the terms on the LLM's page first"), path],
+        )  # fmt: skip
+    if sign.id == "llm-files-damaged":
+        return (
+            f"A file of {named} is damaged or incomplete: a download that was cut off, a full disk, or a pointer of"
+            " git-lfs instead of the file.",
+            [case.advice("files", "ls -l: a weight file of some hundred bytes is a pointer; download it again"), path],
+        )
+    if sign.id in ("llm-offline", "download-failed"):
+        return (
+            f"{named} is not in the cache, and the hub cannot be reached from here.",
+            [path, variable(case, "HF_ENDPOINT", Move.SET, "a mirror that is reachable"),
+             variable(case, "HF_HUB_OFFLINE", Move.UNSET, "where it forbids the download")],
+        )  # fmt: skip
+    return (
+        f"{named} leads to no usable LLM: there is no such path here, or it lacks a file, or the hub has no such name."
+        " A path that does not exist is taken for a name of the hub, whose complaint is about the name's form.",
+        [path, case.advice("mounts", "ls the path inside the container: volumes that are not mounted look so")],
+    )
+
+
+def _file_of_llm(case: Case) -> Sign | None:
+    sign = case.root_sign("file-missing", "file-denied")
+    if sign is None:
+        return None
+    path = str(sign.fields.get("file_path") or sign.fields.get("error") or "")
+    own = str(case.setting("model_path", "model") or "\0")
+    if (path.startswith(own) or _LLM_FILES.search(path)) and (case.on_stack(*_LOADER) or not case.frames):
+        return sign
+    return None
+
+
+def unsupported(case: Case) -> Finding | None:
+    """The engine cannot run this LLM with these arguments."""
+    sign = case.root_sign("llm-unsupported", *_SHAPES)
+    if sign is None:
+        return None
+    code = "remote_code" in case.message or "remote-code" in case.message
+    divided = sign.id == "block-not-divisible"
+    quantised = "quantization" in sign.fields
+    if divided:
+        words = "A weight matrix, divided among the ranks, no longer consists of whole blocks of its quantisation."
+    elif sign.id == "weights-mismatch":
+        words = "Shapes of the weights do not fit the LLM that this version builds from its configuration."
+    elif quantised:
+        words = "This version, or this GPU, does not run the quantisation of the LLM."
+    elif code:
+        words = "The LLM brings code of its own, which the engine runs only when it is told to."
+    else:
+        words = "This version does not know the architecture of the LLM."
+    model = case.setting("model_path", "model")
+    plain = not (divided or quantised or sign.id == "weights-mismatch")
+    return case.finding(
+        "unsupported-model",
+        f"{words} Memory plays no part.",
+        evidence=[
+            Evidence(what="model", value=str(model), at=case.start.settings_at) if model else None,
+            *(case.quote(name.replace("_", " "), sign, name) for name in
+              ("architecture", "quantization", "minimum", "capability", "parameter", "size", "block")),
+            case.arg("quantization"),
+            Evidence(what="error", value=told(case), at=sign.at),
+        ],
+        remedies=[
+            option(case, "trust_remote_code", "--trust-remote-code", Move.SET, "if you trust that code", True)
+            if code and plain else None,
+            case.remedy("tp_size", Move.LOWER, "larger parts are whole blocks again") if divided else None,
+            case.remedy("quantization", Move.UNSET, "the checkpoint's own is taken then") if quantised else None,
+            None if divided or (code and plain) else
+            case.advice("version", "newer versions of the engine and of transformers know more LLMs"),
+        ],
+        refuted_by="the same version serving the same checkpoint elsewhere with these arguments",
+        phase="args" if case.phase == "none" else None,
+        confidence=Confidence.MEDIUM if sign.id == "weights-mismatch" else Confidence.HIGH,
+    )  # fmt: skip
