@@ -1,10 +1,9 @@
 """Tells the lines that may matter from those a busy log is full of, fast.
 
-Lines are compared by shape: what is left of their bytes without digits, common punctuation and a few letters. A batch
-line has the shape of thousands of others; the shape of a line that something else was torn into, or that has an error
-behind it, is its own. So each shape is looked at once, by an expression that can afford to be strict, and after that a
-block of lines is dismissed by looking its shapes up in a set. Wrappers, colours and tags make other shapes, no other
-rules.
+Lines are compared by shape: what is left of their bytes without hexadecimal digits and common punctuation. A batch line
+has the shape of thousands of others; the shape of a line that something else was torn into, or that has an error behind
+it, is its own. So each shape is looked at once, by an expression that can afford to be strict, and after that a block
+of lines is dismissed by looking its shapes up in a set. Wrappers, colours and tags make other shapes, no other rules.
 
 Dismissed lines are not gone: some are kept everywhere, all of them around a line that may matter. What may matter is
 kept whole, unless there is more of it than anybody could read: then a shape that comes hundreds of times counts as
@@ -22,10 +21,10 @@ from typing import NamedTuple
 from tuner.core import logtext
 from tuner.core.wrapping import Wrapping
 
-_LEFT_OUT = b"0123456789 .,:;#/()-" + b"etnruk"
-"""Of a shape. No word of an error is made of these letters alone; fewer bytes are sorted twice as fast."""
-_LONG = 4096
-"""Bytes of a line whose shape is not worth to be remembered."""
+_LEFT_OUT = b"0123456789abcdef .,:;#/()-"
+"""Of a shape: numbers and identifiers, and what stands between words."""
+_LONG = 2048
+"""Bytes from which a line is nobody's routine, and its shape not worth to be remembered."""
 _MOST_SHAPES = 4096
 _MOST_COUNTED = 20_000
 
@@ -61,7 +60,7 @@ class Routine:
         Raises:
             re.error: An expression is wrong.
         """
-        self._match = re.compile("|".join(f"(?:{source.decode()})" for source in sources) or "(?!)").fullmatch
+        self._match = re.compile("|".join(f"(?:{source.decode()})" for source in sources) or "(?!)", re.ASCII).fullmatch
 
     def __call__(self, text: str) -> bool:
         """Whether one line, unwrapped and cleaned, is routine."""
@@ -86,6 +85,11 @@ def judge(routine: Routine, wrapping: Wrapping) -> Callable[[bytes], bool]:
         return whole and all(routine(logtext.clean(part)) for part in logtext.segments(text))
 
     return is_routine
+
+
+def shape(raw: bytes) -> bytes:
+    """What is compared of lines."""
+    return raw.translate(None, _LEFT_OUT)
 
 
 class Limits(NamedTuple):
@@ -142,7 +146,7 @@ class Sieve:
 
     def add(self, block: bytes) -> None:
         """Whole lines, each with its end."""
-        shapes = block.translate(None, _LEFT_OUT).split(b"\n")
+        shapes = shape(block).split(b"\n")
         shapes.pop()
         if self._dull.issuperset(shapes):
             count = len(shapes)
@@ -163,19 +167,19 @@ class Sieve:
     def _sort(self, lines: list[bytes], shapes: list[bytes]) -> None:
         dull = self._dull
         done = 0
-        for index in [index for index, shape in enumerate(shapes) if shape not in dull]:
-            shape, line = shapes[index], lines[index]
-            if shape in dull:
+        for index in [index for index, form in enumerate(shapes) if form not in dull]:
+            form, line = shapes[index], lines[index]
+            if form in dull:
                 continue
-            if self._is_routine(line):
-                if len(line) <= _LONG and len(dull) < _MOST_SHAPES:
-                    dull.add(shape)
+            if len(line) <= _LONG and self._is_routine(line):
+                if len(dull) < _MOST_SHAPES:
+                    dull.add(form)
                 continue
             if done < index:
                 self._pass_lines(lines, done, index)
             done = index + 1
             self._keep(line)
-            self._tally(shape)
+            self._tally(form)
         if done < len(shapes):
             self._pass_lines(lines, done, len(shapes))
 
@@ -192,11 +196,11 @@ class Sieve:
         if len(self._notable) > 2 * self._limits.notable or self._notable_bytes > 2 * self._limits.notable_bytes:
             self._thin()
 
-    def _tally(self, shape: bytes) -> None:
-        if len(shape) <= _LONG and (shape in self._counts or len(self._counts) < _MOST_COUNTED):
-            count = self._counts[shape] = self._counts.get(shape, 0) + 1
+    def _tally(self, form: bytes) -> None:
+        if len(form) <= _LONG and (form in self._counts or len(self._counts) < _MOST_COUNTED):
+            count = self._counts[form] = self._counts.get(form, 0) + 1
             if count == FLOOD and len(self._dull) < _MOST_SHAPES:
-                self._dull.add(shape)
+                self._dull.add(form)
 
     def _pass_lines(self, lines: list[bytes], start: int, end: int) -> None:
         wanted = max(EDGE - self._run, 0)
@@ -209,14 +213,16 @@ class Sieve:
         self._lines += count
         self._run += count
         newest = list(enumerate(last, self._lines - len(last)))
-        self._unsampled += count
-        if self._unsampled >= self._limits.every:
-            wanted = BUNCH * (self._unsampled // self._limits.every)
-            self._unsampled %= self._limits.every
-            self._even.extend(newest[-wanted:])
-            if len(self._even) > 2 * self._limits.routine:
-                del self._even[1::2]
         self._newest = newest[-EDGE:] if count >= EDGE else (self._newest + newest)[-EDGE:]
+        every = self._limits.every
+        self._unsampled += count
+        if every <= BUNCH:
+            self._even.extend(newest)
+        elif self._unsampled >= every:
+            self._even.extend(self._newest[-BUNCH * (self._unsampled // every) :])
+            self._unsampled %= every
+        if len(self._even) > 2 * self._limits.routine:
+            del self._even[1::2]
 
     def _thin(self) -> None:
         before = len(self._notable)

@@ -30,11 +30,11 @@ _RFC3339 = re.compile(rf"{_STAMP} ?(?=\S| |$)")
 _COMPOSE = re.compile(r"(?:\d+\|)?[A-Za-z0-9][\w.-]{0,100} +\| ?")
 _STERN = re.compile(r"[a-z0-9][a-z0-9.]*-[a-z0-9.-]{1,100} [a-z0-9][a-z0-9-]{0,60} ")
 _CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
-_TS = re.compile(rf"(?:{_MONTH_STAMP}|\[?\d{{4}}-\d\d-\d\d[ T]{_CLOCK}\]?|{_CLOCK}) ")
+_TS = re.compile(rf"(?:{_MONTH_STAMP}|\d{{4}}-\d\d-\d\d[ T]{_CLOCK}|{_CLOCK}) ")
+_TS_BRACKETS = re.compile(rf"\[\d{{4}}-\d\d-\d\d[ T]{_CLOCK}\] ")
 # SGLang's own stamps are in brackets too: of two, the first is a wrapper.
-_TS_PROOF = re.compile(
-    rf"(?:{_MONTH_STAMP}|\d{{4}}-\d\d-\d\d[ T]{_CLOCK}|{_CLOCK}) "
-    rf"|\[\d{{4}}-\d\d-\d\d[ T]{_CLOCK}\] (?=\[\d{{4}}|\(\S+ pid=|(?:DEBUG|INFO|WARNING|ERROR) \d\d-)"
+_TS_BRACKETS_PROOF = re.compile(
+    _TS_BRACKETS.pattern + r"(?=\[\d{4}-\d\d-\d\d \d\d:|\(\S+ pid=|(?:DEBUG|INFO|WARNING|ERROR) \d\d-)"
 )
 _SRUN = re.compile(r" {0,5}\d{1,5}: ")
 # vLLM names its own processes in the same form; those names tell the rank and stay.
@@ -118,21 +118,23 @@ class Layer(NamedTuple):
     """What is inside a line; None when the line does not wear it."""
     proof: re.Pattern[str] | None = None
     """What lines must begin with for the layer to be found, where that is narrower."""
-    sure: bool = True
-    """Its form alone is proof. Others must be worn by most lines and uncover records of an engine."""
+    share: float = 0.05
+    """Of the lines, how many must wear it: few where its form alone is proof."""
 
     def worn(self, texts: list[str]) -> bool:
-        """Whether lines wear it."""
+        """Whether lines wear it; a doubtful one must uncover records of an engine as well."""
         if self.proof is None:
             inner = [found[0] for text in texts if (found := self.strip(text)) is not None]
         else:
             inner = [text[head.end() :] for text in texts if (head := self.proof.match(text)) is not None]
-        if self.sure:
-            return len(inner) * _SURE_SHARE >= len(texts) and bool(inner)
-        return len(inner) * 5 >= len(texts) * 3 and any(_RECORD.match(text) for text in inner)
+        return (
+            bool(inner)
+            and len(inner) >= self.share * len(texts)
+            and (self.share < _MOST or any(_RECORD.match(text) for text in inner))
+        )
 
 
-_SURE_SHARE = 20
+_SOME, _MOST = 0.3, 0.6
 _LAYERS = (
     Layer("docker-json", _docker),
     Layer("journal-json", _journal_json),
@@ -141,14 +143,16 @@ _LAYERS = (
     Layer("pod", _after(_POD)),
     Layer("journal", _after(_JOURNAL), _JOURNAL_PROOF),
     Layer("rfc3339", _after(_RFC3339)),
-    Layer("compose", _after(_COMPOSE), sure=False),
-    Layer("stern", _after(_STERN), sure=False),
-    Layer("ts", _after(_TS), _TS_PROOF, sure=False),
-    Layer("srun", _after(_SRUN), sure=False),
+    Layer("compose", _after(_COMPOSE), share=_MOST),
+    Layer("stern", _after(_STERN), share=_MOST),
+    Layer("ts", _after(_TS), share=_MOST),
+    Layer("ts-brackets", _after(_TS_BRACKETS), _TS_BRACKETS_PROOF, share=_SOME),
+    Layer("srun", _after(_SRUN), share=_MOST),
     Layer("ray", _ray),
 )
 _JSON_LOG = Layer("json-log", _json_log)
 _BY_NAME = {layer.name: layer for layer in (*_LAYERS, _JSON_LOG)}
+NAMES = tuple(_BY_NAME)
 _HEAD_LINES = 400
 _DEEPEST = 4
 

@@ -10,7 +10,7 @@ def routine(changing: str) -> str:
         changing: Expression of what paths begin with, after the slash, that change it.
     """
     return (
-        r"INFO: {2,}(?:[\w.:%\[\]-]+|testclient):\d+ - "
+        r"INFO: {2,}(?:[\dA-Fa-f.:%\[\]]+|localhost|testclient|None):\d+ - "
         rf'"(?:GET|POST|HEAD|OPTIONS) /(?!{changing})[\w./?=&%+~:,@-]* HTTP/\d(?:\.\d)?"'
         r" \d{3} (?:OK|Created|Accepted|No Content)"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
 import os
 import stat
@@ -52,11 +53,12 @@ class Source(NamedTuple):
     """Of anything else: all of its bytes, unpacked and in UTF-8."""
 
 
-def opened(name: str, stdin: IO[bytes] | None = None) -> Source:
+def opened(name: str, stack: contextlib.ExitStack, stdin: IO[bytes] | None = None) -> Source:
     """Open a log.
 
     Args:
         name: Path, or `-` for the standard input.
+        stack: Closes it.
         stdin: What `-` stands for; the process's own where none is given.
 
     Raises:
@@ -68,20 +70,20 @@ def opened(name: str, stdin: IO[bytes] | None = None) -> Source:
         path = Path(name)
         if path.is_dir():
             raise UsageProblem("a folder is no log", name, "Name its files, oldest first")
-        file = path.open("rb", buffering=0)
+        file = stack.enter_context(path.open("rb"))
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             return _stream(name, file)
         head = os.pread(file.fileno(), HEAD, 0)
         if any(head.startswith(magic) for magic in (*_PACKED, *_WIDE)):
             return _stream(name, file)
-        _check(name, head)
-        return Source(name, head, os.dup(file.fileno()), status.st_size, iter(()))
     except OSError as error:
         raise UsageProblem("cannot read a log", f"{name}: {error.strerror or error}") from None
+    _check(name, head)
+    return Source(name, head, file.fileno(), status.st_size, iter(()))
 
 
-def _stream(name: str, file: IO[bytes] | io.RawIOBase) -> Source:
+def _stream(name: str, file: IO[bytes]) -> Source:
     reader = file if isinstance(file, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", file), BLOCK)
     chunks = _utf8(_unpacked(name, reader))
     head = b""

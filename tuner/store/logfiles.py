@@ -7,7 +7,6 @@ number; see `core.sift` for which. Secrets are masked.
 from __future__ import annotations
 
 import contextlib
-import os
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -110,12 +109,7 @@ def read(
     """
     routine = tuple(routines)
     with contextlib.ExitStack() as stack:
-        sources = []
-        for name in names:
-            source = logbytes.opened(str(name), stdin)
-            sources.append(source)
-            if source.fd is not None:
-                stack.callback(os.close, source.fd)
+        sources = [logbytes.opened(str(name), stack, stdin) for name in names]
         wrappings = [wrapping.find(source.head.decode("utf-8", "replace").split("\n")) for source in sources]
         regular = [
             (source.fd, source.size, each.names)

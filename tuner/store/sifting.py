@@ -59,9 +59,8 @@ def pieces(sizes: Sequence[tuple[int, int, tuple[str, ...]]], limits: Limits) ->
         for start in range(0, max(size, 1), length)
     ]
     every = max(BUNCH, BUNCH * (total // _TYPICAL_LINE) // _EVEN)
-    middle = part(limits, len(cuts), every)
     # Both ends of a log tell the most.
-    ends = part(limits, min(len(cuts), 4), every)
+    middle, ends = (part(limits, count, every) for count in (max(len(cuts), 1), min(max(len(cuts), 1), 4)))
     return [Piece(*cut, ends if index in (0, len(cuts) - 1) else middle) for index, cut in enumerate(cuts)]
 
 

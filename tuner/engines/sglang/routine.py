@@ -9,7 +9,7 @@ from __future__ import annotations
 from tuner.engines import access
 
 _PREFIX = (
-    r"(?:\([^()\s]+ pid=\d+(?:, ip=[\d.:a-f]+)?\) )?"
+    r"(?:\([A-Za-z][\w.-]* pid=\d+(?:, ip=[\d.:a-f]+)?\) )?"
     r"\[(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d{1,6})?(?: [A-Z][A-Z_]*\d+)*\] (?:INFO:? +(?:[\w.-]+\.py:\d+: )?)?"
 )
 _NAME = (

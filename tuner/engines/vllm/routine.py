@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tuner.engines import access
 
-_TAG = r"(?:\([^()\s]+(?: rank=\d+)? pid=\d+(?:, ip=[\d.:a-f]+)?\) )?"
+_TAG = r"(?:\([A-Za-z][\w.-]*(?: rank=\d+)? pid=\d+(?:, ip=[\d.:a-f]+)?\) )?"
 _PREFIX = _TAG + r"INFO \d\d-\d\d \d\d:\d\d:\d\d (?:\[[\w./-]{1,200}:\d+\]|[\w./-]{1,200}:\d+\]) "
 _NUMBER = r"-?\d[\d.]*(?:e[+-]?\d+)?"
 _PART = (
@@ -20,7 +20,7 @@ _PART = (
 _VALUE = rf"(?:{_NUMBER}|nan)(?:, {_NUMBER})*(?: ?(?:tokens/s|reqs|tokens|%))?"
 _STATS = (
     rf"(?:Engine \d+: |\d+ Engines Aggregated: |SpecDecoding metrics: |Speculative metrics: )?"
-    rf"{_PART}: {_VALUE}(?:, {_PART}: {_VALUE})*\.?"
+    rf"{_PART}: {_VALUE}(?:, (?:{_PART}: {_VALUE}|KV fetch: \d+ [a-z]+(?:, \d+ [a-z]+)*))*\.?"
 )
 _ITERATION = (
     r"(?:Engine \d+: )?Iteration\(\d+\): \d+ context requests, \d+ context tokens, \d+ generation requests,"
