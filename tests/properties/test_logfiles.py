@@ -107,7 +107,7 @@ def test_a_stream_tells_what_a_file_tells(lines: list[bytes]) -> None:
     assert list(stream) == list(file)
 
 
-@settings(max_examples=15)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(LINES, min_size=1, max_size=3))
 def test_one_process_and_two_tell_the_same(logs: list[list[bytes]]) -> None:
     with ExitStack() as stack:
