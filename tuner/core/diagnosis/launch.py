@@ -27,7 +27,8 @@ def port_in_use(case: Case) -> Finding | None:
     said = next((s for s in (sign, *case.signs(*_PORTS)) if s.fields.get("port") is not None), None)
     port = said.fields.get("port") if said is not None else None
     http = case.setting("port")
-    inside = case.root is not None and case.root.failure is not None and port is not None and port != http
+    bound = "attempting to bind on address" in sign.text or port == http
+    inside = port is not None and not bound and ("socket" in sign.text or case.root_sign("rank-port-in-use") is not None)
     errno = next((s for s in (sign, *case.signs(*_PORTS)) if s.fields.get("errno") is not None), None)
     ready = case.start.ready_at is not None
     shown = port if port is not None else http
@@ -79,7 +80,8 @@ def refused_by_parser(case: Case) -> Finding | None:
         asked = _first_flag(str(fields.get("unknown") or detail))
     asked = str(asked).split("/")[0] if asked is not None else None
     value = fields.get("value")
-    new = _spelled_now(case, asked) if asked is not None else None
+    known = fields.get("argument") is not None
+    new = _spelled_now(case, asked) if asked is not None and not known else None
     required = fields.get("missing")
     return case.finding(
         "bad-argument",
