@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tuner.core import logtext, wrapping
 from tuner.core.diagnosis import diagnose
 from tuner.core.reading import starts_of
 from tuner.domain.findings import Finding, Move, Remedy
@@ -39,6 +41,18 @@ def judged(path: Path) -> tuple[Start, tuple[Finding, ...]]:
     read = logfiles.read([str(path)], routines)
     start = starts_of(read, ENGINES)[-1]
     return start, diagnose(start, ENGINES[start.engine])
+
+
+def judged_lines(lines: Sequence[str]) -> tuple[Start | None, tuple[Finding, ...]]:
+    """As `judged`, of lines that are no file."""
+    unwrap = wrapping.find(lines).unwrap
+    cleaned = [
+        (number, logtext.clean(part))
+        for number, line in enumerate(lines, 1)
+        for part in logtext.segments(unwrap(line)[0])
+    ]
+    starts = starts_of(cleaned, ENGINES)
+    return (starts[-1], diagnose(starts[-1], ENGINES[starts[-1].engine])) if starts else (None, ())
 
 
 def complaints(start: Start, findings: tuple[Finding, ...], label: dict[str, Any]) -> list[str]:

@@ -17,7 +17,10 @@ from tuner.domain.starts import Failure
 TRACEBACK = "Traceback (most recent call last):"
 KEPT_MESSAGE = 4_000
 _FRAME = re.compile(r'\s+File "(?P<path>[^"]+)", line \d+(?:, in (?P<function>\S+))?')
-_EXCEPTION = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z_]\w*)(?::\s?(?P<message>.*))?\Z", re.DOTALL)
+_EXCEPTION = re.compile(
+    r"(?P<type>(?:[A-Za-z_]\w*\.)*(?=\w*[a-z])[A-Z_]\w*)(?::\s?(?P<message>.*))?\Z", re.DOTALL
+)
+"""A name in capitals alone is a level of logging."""
 _CHAINED = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",

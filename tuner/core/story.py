@@ -150,7 +150,8 @@ def stories(facts: Sequence[LogFact], layout: Layout) -> tuple[RankStory, ...]:
 
 def _phase_begin(rank: _Rank, fact: LogFact) -> None:
     phase = Phase(fact.fields["phase"])
-    loaded = "weights_gib" in rank.fields or "after_weights" in rank.fields
+    # Where the head of the log is missing, weights behind a pool or graphs are the draft's all the same.
+    loaded = rank.pool_done or bool({"weights_gib", "after_weights", "kv_gib"} & rank.fields.keys())
     if phase in (Phase.WEIGHT_LOAD, Phase.DIST_INIT) and loaded:
         phase = Phase.DRAFT_INIT
         if not rank.pool_done:

@@ -78,9 +78,9 @@ def _foreign(case: Case, oom: Oom) -> Finding | None:
                 remedies=[
                     case.advice("gpu-processes", f"nvidia-smi: processes on GPU {oom.sign.fields.get('gpu', '')}")
                 ],
-                confidence=Confidence.MEDIUM,
+                confidence=Confidence.LOW,
                 wrong_advice=fragmentation(oom),
-                refuted_by="those processes being ranks of this same server",
+                refuted_by="those processes being ranks or a tokenizer of this same server",
             )
     return None
 

@@ -22,6 +22,9 @@ def serving(case: Case, oom: Oom) -> Finding:
     if case.on_stack("get_image_feature", "get_video_feature", "vision", "visual", "mm_utils", "embed_multimodal",
                      "vit.py"):  # fmt: skip
         return _vision(case, oom)
+    if oom.capacity is not None and oom.tried > oom.capacity / 4 and case.on_stack("_vl.py", "_vl_moe.py", "omni"):
+        # No text needs that much; the frames that would name the encoder are missing.
+        return msgspec.structs.replace(_vision(case, oom), confidence=Confidence.MEDIUM)
     if case.on_stack("logits_processor", "logprob", "compute_logits"):
         return _logprobs(case, oom)
     return activation(case, oom)

@@ -16,6 +16,8 @@ from tuner.domain.logs import Level
 from tuner.engines.levels import LEVEL_HEADS, LEVELS
 
 _STAMP = re.compile(r"\[(?:(\d{4}-\d\d-\d\d) )?(\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)((?: [A-Z][A-Z_]*\d+)*)\] ")
+_TAGS_ONLY = re.compile(r"\[((?:DP|PP|ATTN_CP|MOE_DP|TP|EP)\d+(?: (?:DP|PP|ATTN_CP|MOE_DP|TP|EP)\d+)*)\] ")
+"""Somebody cut the time off."""
 _LONGEST_STAMP = 120
 _LEVEL = re.compile(r"(INFO|WARNING|ERROR|CRITICAL|DEBUG):? +(?:[\w.-]+\.py:\d+: )?")
 _ACTOR = re.compile(r"\([^()\s]+ pid=\d+(?:, ip=[\d.]+)?\) ")
@@ -64,7 +66,8 @@ def _stamp(text: str) -> LinePrefix | None:
     """`[time tags] ` as a prefix; a second's lines of one rank share it."""
     found = _STAMP.fullmatch(text)
     if found is None:
-        return None
+        bare = _TAGS_ONLY.fullmatch(text)
+        return None if bare is None else LinePrefix(bare[1], None, bare.end())
     date, clock, tags = found.groups()
     return LinePrefix(tags[1:] if tags else None, _seconds(date, clock), found.end())
 
@@ -83,7 +86,7 @@ def torn(text: str, start: int) -> int:
 def quick_start(text: str) -> int:
     """Where the message begins, found cheaply; -1 for the few lines that need `split` to tell."""
     start = 0
-    if text[:1] == "[" and text[1:2].isdigit():
+    if text[:1] == "[" and (text[1:2].isdigit() or text[1:3] in ("TP", "DP", "PP")):
         start = text.find("] ") + 2
     if text[start : start + 4] in LEVEL_HEADS:
         return start if " HTTP/1." in text else -1
