@@ -207,13 +207,17 @@ def _who(numbers: Sequence[int] | None, ranks: Sequence[RankReport]) -> str:
     if numbers is None:
         return ""
     if len(numbers) == len(ranks) > 1:
-        return f"all {len(ranks)} ranks"
+        return _everyone(len(ranks))
     tags = {rank.rank: rank.tag for rank in ranks}
     named = [tags.get(number, f"rank {number}") for number in numbers]
     if not named:
         return ""
     few = ", ".join(named[:_MANY])
     return few if len(named) <= _MANY else f"{few} and {len(named) - _MANY} more ranks"
+
+
+def _everyone(count: int) -> str:
+    return "both ranks" if count == 2 else f"all {count} ranks"
 
 
 class _Row:
@@ -311,7 +315,7 @@ def _beside(row: _Row, report: Report) -> str:
     if unended:
         more = f" and {len(unended) - _MANY} more" if len(unended) > _MANY else ""
         everyone = len(unended) == row.ranks > 1
-        named = f"all {row.ranks} ranks" if everyone else ", ".join(unended[:_MANY]) + more
+        named = _everyone(row.ranks) if everyone else ", ".join(unended[:_MANY]) + more
         parts.append(f"not ended: {named}")
     if len(row.spans) < row.ranks:
         parts.append(f"{len(row.spans)} of {row.ranks} ranks")

@@ -249,6 +249,8 @@ def _by_lack(each: Difference, case: Case) -> Difference:
 
 def _by_result(each: Difference, case: Case) -> Difference:
     """What it does shows in a number of its own; where that did not move, nor did the outcome by it."""
+    if _caps(each, case):
+        return _is(each, Role.EXPLAINS, 0.9, "it caps the KV pool, whatever the fraction")
     for form, group, names in _RESULTS:
         if not form.search(each.name):
             continue
@@ -264,9 +266,19 @@ def _by_result(each: Difference, case: Case) -> Difference:
             note = ", ".join(f"{_name(m)} {_told(m.good)} {m.unit} in both".replace("  ", " ") for m in changed)
             return _is(each, Role.ACQUITTED, 0.0, note)
     weight = {Group.VERSION: 0.5, Group.ARGUMENT: 0.3, Group.ENVIRONMENT: 0.25}.get(each.group, 0.1)
-    return _is(each, Role.POSSIBLE, weight, each.note)
+    asked = Origin.GIVEN in (each.good_origin, each.bad_origin)
+    return _is(each, Role.POSSIBLE, weight + 0.1 * asked - 0.1 * ("." in each.name), each.note)
 
 
+def _caps(each: Difference, case: Case) -> bool:
+    """A pool that is too small for what is asked of it, and a cap on it that the other start does not have."""
+    if case.failed is None or not CAP.search(each.name) or not case.findings:
+        return False
+    lost, kept = (each.bad, each.good) if case.failed is case.bad else (each.good, each.bad)
+    return case.findings[0].cause in _SMALL_POOL and lost is not None and kept is None
+
+
+_SMALL_POOL = ("context-exceeds-kv-pool", "kv-pool-exhausted", "mem-fraction-too-low")
 _RESULTS: tuple[tuple[re.Pattern[str], Group, tuple[str, ...]], ...] = (
     (GRAPHS, Group.GRAPHS, ()),
     (CELL, Group.POOL, ("bytes per token",)),

@@ -295,3 +295,19 @@ def test_a_variable_that_one_log_does_not_tell_explains_nothing_for_sure() -> No
     assert roles["communicators"] is Role.EXPLAINS, "0.61 GiB less, and the pool grew by 0.52"
     assert roles["disable_custom_all_reduce"] is Role.EXPLAINS
     assert roles["NCCL_MAX_NCHANNELS"] is Role.POSSIBLE
+
+
+def test_a_cap_on_the_pool_explains_a_pool_that_is_too_small() -> None:
+    finding = Finding(cause="context-exceeds-kv-pool", severity=Severity.FATAL)
+    capped = broken(Phase.KV_ALLOC, settings={"max_total_tokens": 128})
+    cause = found("max_total_tokens", start(), capped, finding)
+    assert (cause.role, cause.note) == (Role.EXPLAINS, "it caps the KV pool, whatever the fraction")
+    other = Finding(cause="rank-died", severity=Severity.FATAL)
+    assert found("max_total_tokens", start(), capped, other).role is Role.POSSIBLE
+
+
+def test_what_was_asked_for_is_suspected_before_what_the_engine_chose() -> None:
+    bad = msgspec.structs.replace(broken(settings={"a": 1, "z": 2, "b": {"c": 3}}), given={"z": 2})
+    good = start(settings={"a": 0, "z": 0, "b": {"c": 0}})
+    possible = [each.name for each in compare(good, bad).of(Role.POSSIBLE)]
+    assert possible == ["z", "a", "b.c"]
