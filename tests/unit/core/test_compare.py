@@ -300,10 +300,11 @@ def test_a_variable_that_one_log_does_not_tell_explains_nothing_for_sure() -> No
 def test_a_cap_on_the_pool_explains_a_pool_that_is_too_small() -> None:
     finding = Finding(cause="context-exceeds-kv-pool", severity=Severity.FATAL)
     capped = broken(Phase.KV_ALLOC, settings={"max_total_tokens": 128})
-    cause = found("max_total_tokens", start(), capped, finding)
+    free = start(settings={"max_total_tokens": None})
+    cause = found("max_total_tokens", free, capped, finding)
     assert (cause.role, cause.note) == (Role.EXPLAINS, "it caps the KV pool, whatever the fraction")
     other = Finding(cause="rank-died", severity=Severity.FATAL)
-    assert found("max_total_tokens", start(), capped, other).role is Role.POSSIBLE
+    assert found("max_total_tokens", free, capped, other).role is Role.POSSIBLE
 
 
 def test_what_was_asked_for_is_suspected_before_what_the_engine_chose() -> None:
