@@ -28,6 +28,9 @@ CASES = {
     "logs-explained": ("explained", NARROW, ("l",), {}),
     "logs-explained-unfolded": ("explained", NARROW, ("l", "u", "down", "down", "down"), {}),
     "logs-slowed-wide": ("slowed", WIDE, ("l", "home"), {}),
+    "findings": ("explained", NARROW, ("x",), {}),
+    "findings-wide": ("explained", WIDE, ("x", *["down"] * 6), {}),
+    "findings-empty": ("serving", NARROW, ("x",), {}),
     "details": ("serving", NARROW, ("i",), {}),
     "help-light": ("serving", NARROW, ("question_mark",), {"theme": "gputuner-light"}),
 }

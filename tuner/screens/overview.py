@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
@@ -367,6 +368,11 @@ class OverviewScreen(Explained):
     def action_follow(self) -> None:
         """Open the log."""
         self.post_message(ScreenRequested("logs"))
+
+    def on_click(self, event: events.Click) -> None:
+        """A card is a door to all findings."""
+        if event.widget is self.query_one("#card"):
+            self.post_message(ScreenRequested("findings"))
 
     def on_log_tail_clicked(self) -> None:
         """The tail is a door to the whole log."""

@@ -19,6 +19,7 @@ from textual.widgets import Input
 from tuner.domain.link import LinkPhase
 from tuner.domain.state import HostState, ServerState
 from tuner.screens.replay import Player
+from tuner.widgets.finding_words import new_failures
 from tuner.widgets.glyphs import ASCII, UNICODE, AsciiFilter
 from tuner.widgets.tabs import HostTab, tab_of
 from tuner.widgets.themes import THEMES, memory_colors
@@ -103,8 +104,21 @@ class Shell(App[None]):
         if before is None or before.link != state.link:
             self._link_since[host] = self._clock()
         self.snapshots[host] = state
+        self._tell_failures(host, before, state)
         if host not in self._fresh or state.mono > self._fresh[host][0]:
             self._fresh[host] = (state.mono, self._clock())
+
+    def _tell_failures(self, host: str, before: HostState | None, state: HostState) -> None:
+        """Say that a server failed, where that is not on screen anyway."""
+        shown = self.server() if host == self.host else None
+        for key, words in new_failures(before, state).items():
+            if shown is not None and shown.identity.key == key:
+                if self.current_mode in ("overview", "findings"):
+                    continue
+                words += ". Press x to see why"
+            elif host != self.host:
+                words = f"{host}: {words}"
+            self.notify(words, severity="error", timeout=10, markup=False)
 
     def tabs(self) -> tuple[HostTab, ...]:
         """All hosts."""

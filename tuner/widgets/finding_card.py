@@ -40,6 +40,11 @@ class CardLine(Struct, frozen=True):
     """The place in the log that enter goes to."""
     remedy: int | None = None
 
+    @property
+    def leads(self) -> bool:
+        """Whether enter does something there."""
+        return self.at is not None or self.remedy is not None
+
 
 class Card:
     """A finding as it stands on a screen.
@@ -89,7 +94,16 @@ class Card:
         """The chosen line and what it leads to; without one the line that the finding is about."""
         inside = self.inside(width)
         line = inside[self._chosen] if self.unfolded and self._chosen < len(inside) else CardLine(())
-        return line if line.at is not None or line.remedy is not None else CardLine(line.line, at=self.finding.at)
+        return line if line.leads else CardLine(line.line, at=self.finding.at)
+
+    @property
+    def row(self) -> int:
+        """Which of its lines is chosen, counted without the box."""
+        return self._chosen
+
+    def choose(self, row: int) -> None:
+        """Choose a line of the unfolded card."""
+        self._chosen = row
 
     def move(self, step: int, width: int, room: int) -> bool:
         """Choose the next line that leads somewhere, or scroll; False at an end."""
@@ -97,7 +111,7 @@ class Card:
         shown = max(1, room - 2)
         last = max(0, len(inside) - shown)
         ahead = range(self._chosen + step, len(inside) if step > 0 else -1, 1 if step > 0 else -1)
-        target = next((at for at in ahead if inside[at].at is not None or inside[at].remedy is not None), None)
+        target = next((at for at in ahead if inside[at].leads), None)
         if target is not None and abs(target - self._chosen) <= shown:
             self._chosen = target
             self._top = min(max(self._top, target - shown + 1), target, last)
@@ -109,7 +123,9 @@ class Card:
 
     # How it looks ------------------------------------------------------------------------------------------------
 
-    def lines(self, width: int, room: int, *, brief: int = 2, active: bool = True) -> tuple[Line, ...]:
+    def lines(
+        self, width: int, room: int, *, brief: int = 2, active: bool = True, hints: bool = True
+    ) -> tuple[Line, ...]:
         """The card with its box; the same value while nothing of it changes.
 
         Args:
@@ -117,13 +133,14 @@ class Card:
             room: The most lines that it may take; unfolded it scrolls within them.
             brief: Lines of text while folded.
             active: Keys are about this card: show them, and which line is chosen.
+            hints: Tell keys, and how many other findings there are.
         """
-        made_for = (width, room, brief, active, self.unfolded, self._chosen, self._top)
+        made_for = (width, room, brief, active, hints, self.unfolded, self._chosen, self._top)
         if self._drawn[0] != made_for:
-            self._drawn = (made_for, self._draw(width, room, brief, active=active))
+            self._drawn = (made_for, self._draw(width, room, brief, active=active, hints=hints))
         return self._drawn[1]
 
-    def _draw(self, width: int, room: int, brief: int, *, active: bool) -> tuple[Line, ...]:
+    def _draw(self, width: int, room: int, brief: int, *, active: bool, hints: bool) -> tuple[Line, ...]:
         if not self.unfolded:
             body = self._brief(width, max(1, min(brief, room - 2)))
             foot = self._foot(width, active=active)
@@ -131,12 +148,12 @@ class Card:
         inside = self.inside(width)
         shown = min(len(inside), max(1, room - 2))
         self._top = max(0, min(self._top, len(inside) - shown))
-        leads = bool(inside) and (inside[self._chosen].at is not None or inside[self._chosen].remedy is not None)
+        leads = bool(inside) and inside[self._chosen].leads
         rows = [
             self._boxed(each.line, width, chosen=active and leads and self._top + row == self._chosen)
             for row, each in enumerate(inside[self._top : self._top + shown])
         ]
-        foot = self._foot(width, active=active, below=len(inside) - shown - self._top)
+        foot = self._foot(width, active=active, below=len(inside) - shown - self._top) if hints else ()
         return (self._edge(width, self._title(width)), *rows, self._edge(width, foot, below=True))
 
     def height(self, width: int, room: int, *, brief: int = 2) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Number, Remedy, Severity
-from tuner.domain.state import ServerState
+from tuner.domain.state import HostState, ServerState
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.spans import Span, clean
+from tuner.widgets.status import server_name
 
 SURE = {Confidence.HIGH: "certain", Confidence.MEDIUM: "likely", Confidence.LOW: "a guess"}
 _WORDS = {
@@ -116,3 +117,19 @@ def safe_text(remedy: Remedy) -> str:
 def copied_text(remedy: Remedy) -> str:
     """What its key copies: the change of the command line, or else what to do."""
     return command_of(remedy) or remedy_text(remedy)
+
+
+def new_failures(before: HostState | None, after: HostState) -> dict[str, str]:
+    """Servers whose failure has just been explained, by key, each with a sentence that says so.
+
+    Nothing for a host that is seen for the first time: what lies behind is no news.
+    """
+    known = {each.identity.key: each for each in before.servers} if before is not None else {}
+    found: dict[str, str] = {}
+    for server in after.servers:
+        then = known.get(server.identity.key)
+        root = next((each for each in server.findings if each.severity is Severity.FATAL), None)
+        if then is None or root is None or any(each.severity is Severity.FATAL for each in then.findings):
+            continue
+        found[server.identity.key] = f"{clean(server_name(server))} failed{outcome_text(root)}: {root.cause}"
+    return found

@@ -21,7 +21,7 @@ def _part(key: str, words: str) -> Line:
 
 
 class KeyBar(Rows):
-    """Shows active bindings; help and quit always, then other screens, then this screen's keys in their order."""
+    """Shows active bindings: help and quit always, then other screens, the finding's keys, and the screen's own."""
 
     ALLOW_SELECT = False
 
@@ -53,8 +53,7 @@ class KeyBar(Rows):
             name = ordered[index].id or ""
             if name in _LAST:
                 return 0
-            # Those of a finding stand on its card too.
-            return 1 if name.startswith("screen.") else 3 if name.startswith("finding.") else 2
+            return 1 if name.startswith("screen.") else 2 if name.startswith("finding.") else 3
 
         parts: dict[int, Line] = {}
         room = self.size.width - 1
@@ -75,7 +74,8 @@ class KeyBar(Rows):
         for index in sorted(parts):
             spans += parts[index]
             self._ends.append((width_of(spans) - 1, ordered[index].key))
-        self.show([tuple(spans)])
+        # The gap behind the last one may be more than there is room for.
+        self.show([tuple(spans[:-1] if parts else spans)])
 
     def on_click(self, event: events.Click) -> None:
         """Press the key under the mouse."""

@@ -1,0 +1,235 @@
+"""The story of a start and all findings in full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from textual.containers import VerticalScroll
+
+from tests.support import explained, states
+from tests.support.sessions import FakeSession
+from tuner.domain.findings import Outcome
+from tuner.domain.starts import Figure, Start
+from tuner.domain.state import HostState
+from tuner.widgets.glyphs import UNICODE
+from tuner.widgets.keybar import KeyBar
+from tuner.widgets.log_view import LogView
+from tuner.widgets.rows import Rows
+from tuner.widgets.spans import text_of, width_of
+from tuner.widgets.start_story import story_lines
+
+AppOn = Callable[..., tuple[Any, list[FakeSession]]]
+NARROW, WIDE = (80, 24), (160, 48)
+
+
+def story(start: Start, width: int = 160, **more: Any) -> list[str]:
+    lines = story_lines(start, width, UNICODE, **more)
+    assert all(width_of(line) <= width for line in lines)
+    return [text_of(line).rstrip() for line in lines]
+
+
+def with_server(state: HostState, **changes: Any) -> HostState:
+    return states.REPLACE(state, servers=(states.REPLACE(state.servers[0], **changes),))
+
+
+def shown(app: Any) -> str:
+    return app.screen.query_one("#story", Rows).text
+
+
+def test_every_rank_has_its_seconds_and_its_memory() -> None:
+    lines = story(explained.good_start())
+    assert lines[0] == " ✔ READY · SGLang 0.5.9 · 8 ranks · fraction 0.88 · base-88.log"
+    assert lines[1].split() == ["seconds", "GiB"]
+    assert lines[2].split()[:7] == ["rank", "args", "dist", "weights", "kv", "graphs", "warm-up"]
+    row = next(line for line in lines if line.startswith(" TP3"))
+    numbers = "2.0 2.1 8:34 0.8 1:11 8.0 94.04 1.16 72.33 21.71 10.42 159,277 2.60 8.69"
+    assert row.split()[1:] == numbers.split()
+    assert len(lines) == 3 + 8
+
+
+def test_where_there_is_little_room_the_halves_stand_below_each_other() -> None:
+    lines = story(explained.good_start(), 80)
+    assert [line for line in lines if line.startswith(" rank")] == [lines[2], lines[13]]
+
+
+def test_the_phase_in_which_a_rank_failed_has_a_sign() -> None:
+    lines = story(explained.failed_start())
+    assert lines[0].startswith(" ✖ FAILED in kv-alloc")
+    assert all("✖" in line for line in lines if line.startswith(" TP"))
+
+
+def test_ranks_that_are_alike_share_a_row() -> None:
+    lines = story(explained.failed_start(), 80, folded=True)
+    assert [line.split("  ")[0] for line in lines if line.startswith((" TP", " all"))] == [
+        " TP0-4, 6-7",
+        " TP5",
+        " TP0-4, 6-7",
+        " TP5",
+    ]
+    assert any(line.startswith(" all 8") for line in story(explained.good_start(), folded=True))
+
+
+def test_what_a_rank_has_that_others_have_not_stands_out() -> None:
+    start = explained.good_start()
+    odd = states.REPLACE(start.ranks[2], before_weights=Figure(88.1, 1))
+    lines = story_lines(states.REPLACE(start, ranks=(*start.ranks[:2], odd, *start.ranks[3:])), 160, UNICODE)
+    marked = [(text.strip(), style) for line in lines for text, style in line if style == "warn"]
+    assert marked == [("88.10", "warn")]
+
+
+def test_a_running_start_and_one_whose_end_is_missing_say_so() -> None:
+    start = explained.failed_start()
+    running = story(states.REPLACE(start, outcome=Outcome.RUNNING))
+    assert running[0].startswith(" ▶ STARTING")
+    assert "▶" in running[3]
+    assert story(states.REPLACE(start, outcome=Outcome.UNKNOWN))[0].startswith(" ◐ END NOT SEEN")
+    inferred = states.REPLACE(start, version="0.5.3 to 0.5.9", version_inferred=True)
+    assert "0.5.3 to 0.5.9, by its wording" in story(inferred)[0]
+
+
+def test_usual_times_stand_below() -> None:
+    server = states.serving().servers[0]
+    assert any(line.startswith(" usually  2.0-3.0") for line in story(explained.good_start(), server=server))
+
+
+@pytest.mark.parametrize("size", [NARROW, WIDE])
+async def test_story_and_cards_are_there_in_full(app_on: AppOn, size: tuple[int, int]) -> None:
+    app, _ = app_on(states.explained())
+    async with app.run_test(size=size) as pilot:
+        await pilot.press("x")
+        await pilot.pause()
+        text = shown(app)
+        for part in (
+            "✖ FAILED in kv-alloc · SGLang 0.5.9",
+            "mem-fraction-too-low",
+            "env-ignored",
+            "refuted by",
+            "▲ wrong",
+        ):
+            assert part in text
+        assert "unfolds" not in text
+
+
+async def test_keys_go_from_line_to_line_and_card_to_card(app_on: AppOn) -> None:
+    app, _ = app_on(states.explained())
+    async with app.run_test(size=NARROW) as pilot:
+        await pilot.press("x")
+        await pilot.pause()
+        box = app.screen.query_one("#story-box", VerticalScroll)
+        chosen = []
+        for _ in range(6):
+            lines = shown(app).splitlines()
+            row = next(at for at, line in enumerate(lines) if "▌" in line)
+            assert box.scroll_y <= row < box.scroll_y + box.size.height, "what is chosen is on the screen"
+            chosen.append(" ".join(lines[row].split()[1:3]))
+            await pilot.press("down")
+            await pilot.pause()
+        assert chosen[:2] == ["A raise", "B copies"]
+        assert chosen[-1] == "A unset"
+        await pilot.press("A")
+        assert app.clipboard == "unset SGLANG_CUSTOM_ALLREDUCE_ALGO"
+        await pilot.press("p")
+        await pilot.pause()
+        await pilot.press("A")
+        assert app.clipboard == "--mem-fraction-static 0.88"
+        await pilot.press("home")
+        assert box.scroll_y == 0
+        await pilot.press("pagedown", "end")
+        assert box.scroll_y == box.max_scroll_y
+
+
+async def test_enter_goes_to_the_line_of_the_log(app_on: AppOn) -> None:
+    app, _ = app_on(states.explained())
+    async with app.run_test(size=NARROW) as pilot:
+        await pilot.press("x", "down", "down", "down", "enter")
+        await pilot.pause()
+        await pilot.pause()
+        assert app.current_mode == "logs"
+        current = app.screen.query_one(LogView).current_row()
+        assert current is not None
+        assert "avail mem=21.70" in current[0].text
+
+
+async def test_ranks_fold_and_unfold(app_on: AppOn) -> None:
+    app, _ = app_on(states.explained())
+    async with app.run_test(size=NARROW) as pilot:
+        await pilot.press("x")
+        await pilot.pause()
+        assert " TP0-4, 6-7" in shown(app)
+        await pilot.press("z")
+        await pilot.pause()
+        assert " TP6 " in shown(app)
+
+
+async def test_empty_states_are_words(app_on: AppOn) -> None:
+    app, (session,) = app_on(states.serving())
+    async with app.run_test(size=NARROW) as pilot:
+        await pilot.press("x")
+        await pilot.pause()
+        assert "the log does not tell how it started" in shown(app)
+        assert "Its line" not in app.screen.query_one(KeyBar).text
+        for state, words in (
+            (with_server(states.serving(), start=explained.good_start()), "✔ nothing is wrong"),
+            (with_server(states.starting(), start=explained.good_start()), "✔ nothing is wrong so far"),
+            (with_server(states.failed(), start=explained.failed_start()), "no cause was found in its log"),
+            (states.empty(), "no server, so nothing to explain"),
+        ):
+            session.push(state)
+            await pilot.pause()
+            assert words in shown(app)
+            await pilot.press("down", "up", "n", "enter", "A", "y")
+
+
+async def test_the_key_bar_counts_findings(app_on: AppOn) -> None:
+    app, (session,) = app_on(states.explained())
+    async with app.run_test(size=NARROW) as pilot:
+        await pilot.pause()
+        assert "x 2 findings" in app.screen.query_one(KeyBar).text
+        session.push(states.serving())
+        await pilot.pause()
+        assert "x Findings" in app.screen.query_one(KeyBar).text
+
+
+async def test_a_failure_is_told_on_other_screens(app_on: AppOn) -> None:
+    app, (session, other) = app_on(states.serving(), states.REPLACE(states.serving(), name="root@gpu-box-2"))
+    async with app.run_test(size=NARROW) as pilot:
+        await pilot.press("i")
+        await pilot.pause()
+        session.push(states.explained())
+        await pilot.pause()
+        assert [toast.message for toast in app._notifications] == [
+            "SGLang kimi-k2.5-int4 failed in kv-alloc: mem-fraction-too-low. Press x to see why"
+        ]
+        other.push(states.REPLACE(states.explained(), name="root@gpu-box-2"))
+        await pilot.pause()
+        assert [toast.message for toast in app._notifications][1:] == [
+            "root@gpu-box-2: SGLang kimi-k2.5-int4 failed in kv-alloc: mem-fraction-too-low"
+        ]
+
+
+async def test_a_failure_before_we_came_is_no_news(app_on: AppOn) -> None:
+    app, _ = app_on(states.explained())
+    async with app.run_test(size=NARROW) as pilot:
+        await pilot.press("i")
+        await pilot.pause()
+        assert list(app._notifications) == []
+
+
+async def test_a_click_on_the_card_opens_all_findings(app_on: AppOn) -> None:
+    app, _ = app_on(states.explained())
+    async with app.run_test(size=NARROW) as pilot:
+        await pilot.pause()
+        await pilot.click("#card", offset=(10, 1))
+        await pilot.pause()
+        assert app.current_mode == "findings"
+
+
+async def test_copying_copies_story_and_findings(app_on: AppOn) -> None:
+    app, _ = app_on(states.explained())
+    async with app.run_test(size=NARROW) as pilot:
+        await pilot.press("x", "y")
+        await pilot.pause()
+        for part in ("FAILED in kv-alloc", "TP5", "raise --mem-fraction-static to 0.88", "env-ignored"):
+            assert part in app.clipboard

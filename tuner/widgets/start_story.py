@@ -1,0 +1,297 @@
+"""The story of a start as a table: what each rank took for each phase, and where its memory went."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import Struct
+
+from tuner.domain.findings import Outcome
+from tuner.domain.server import START_PHASES, Phase
+from tuner.domain.starts import Figure, PhaseSpan, RankStory, Start
+from tuner.domain.state import ServerState
+from tuner.units import format_duration
+from tuner.widgets.glyphs import Glyphs
+from tuner.widgets.notes import ranges
+from tuner.widgets.spans import Line, Span, clean, fit, width_of
+from tuner.widgets.status import PHASE_NAMES
+
+_MINUTE = 60.0
+_ALIKE_GIB = 0.005
+_ALIKE_S = 0.5
+_ALIKE_SHARE = 0.02
+"""Ranks whose memory is printed alike, and whose phases differ by no more, may share a row."""
+_ODD_GIB = 0.5
+
+
+class Cell(Struct, frozen=True):
+    """One number of a table."""
+
+    text: str
+    style: str = "text"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """`0.8`, or `8:34` from a minute on."""
+    if seconds is None:
+        return "-"
+    return f"{seconds:.1f}" if seconds < _MINUTE else format_duration(seconds)
+
+
+def outcome_span(start: Start, glyphs: Glyphs) -> Span:
+    """Sign and word of how a start ended."""
+    return {
+        Outcome.READY: (f"{glyphs.ok} READY", "ok"),
+        Outcome.RUNNING: (f"{glyphs.busy} STARTING", "busy"),
+        Outcome.FAILED: (f"{glyphs.bad} FAILED", "bad"),
+        Outcome.STOPPED: (f"{glyphs.down} STOPPED", "warn"),
+        Outcome.UNKNOWN: (f"{glyphs.stale} END NOT SEEN", "warn"),
+    }[start.outcome]
+
+
+def phases_of(start: Start) -> list[Phase]:
+    """The phases that any rank went through, in the order of a start."""
+    seen = {span.phase for rank in start.ranks for span in rank.phases}
+    return [phase for phase in START_PHASES if phase in seen]
+
+
+def took(start: Start) -> float | None:
+    """Seconds from the first line to the last one that was read of the start."""
+    return None if start.began is None or start.ended is None else max(0.0, start.ended - start.began)
+
+
+def head_line(start: Start, width: int, glyphs: Glyphs) -> Line:
+    """Outcome, engine, ranks and the settings that matter most."""
+    sign, style = outcome_span(start, glyphs)
+    where = f" in {start.phase}" if _failed_in(start) else ""
+    engine = {"sglang": "SGLang", "vllm": "vLLM"}.get(start.engine, clean(start.engine))
+    version = clean(start.version or "")
+    if version and start.version_inferred:
+        version = f"{version}, by its wording"
+    fraction = start.setting("mem_fraction_static", "gpu_memory_utilization")
+    parts: list[Line] = [
+        ((f"{sign}{where}", style),),
+        ((f"{engine} {version}".strip(), "text"),),
+        ((f"{len(start.ranks)} ranks" if len(start.ranks) != 1 else "one rank", "text"),) if start.ranks else (),
+        (("fraction ", "dim"), (str(fraction), "strong")) if fraction is not None else (),
+        ((f"in {format_duration(took(start))}", "dim"),) if took(start) else (),
+        ((clean(start.files[0].rsplit("/", 1)[-1]), "dim"),) if start.files else (),
+    ]
+    return ((" ", "text"), *fit(parts, width - 2, (f" {glyphs.separator} ", "dim")))
+
+
+def _failed_in(start: Start) -> bool:
+    return start.outcome is Outcome.FAILED and start.phase in set(START_PHASES)
+
+
+def story_lines(
+    start: Start, width: int, glyphs: Glyphs, server: ServerState | None = None, *, folded: bool = False
+) -> list[Line]:
+    """Head and tables; the two halves stand side by side where there is room.
+
+    Args:
+        start: The start.
+        width: Cells of a line.
+        glyphs: Signs to draw with.
+        server: Whose usual times stand below.
+        folded: Ranks that are alike share a row.
+    """
+    lines = [head_line(start, width, glyphs)]
+    if not start.ranks:
+        return [*lines, ((" the log tells nothing of its ranks", "dim"),)]
+    groups = _groups(start) if folded else [(rank,) for rank in start.ranks]
+    labels = [_label(group, len(start.ranks)) for group in groups]
+    usual = server.usual.phases_s if server is not None else {}
+    times, sizes = _times(start, groups, glyphs, usual), _sizes(start, groups)
+    has_usual = any(phase in usual for phase in phases_of(start))
+    if has_usual:
+        labels.append("usually")
+    label = max(4, *(width_of(((each, ""),)) for each in labels))
+    both = [*times, _GAP, *sizes] if times and sizes else [*times, *sizes]
+    if _width(both, label) <= width:
+        return [*lines, *_table(labels, label, both)]
+    lines += _table(labels, label, times)
+    if sizes:
+        lines += [(), *_table(labels[: len(groups)], label, sizes)]
+    return lines
+
+
+class Column(Struct, frozen=True):
+    """A column of a table."""
+
+    group: str
+    head: str
+    cells: list[Cell]
+
+    @property
+    def width(self) -> int:
+        """Cells that it takes, with the gap before it."""
+        return 2 + max(len(self.head), 4, *(len(cell.text) for cell in self.cells))
+
+
+_GAP = Column("", "", [Cell("")])
+
+
+def _width(columns: Sequence[Column], label: int) -> int:
+    return 1 + label + sum(column.width for column in columns)
+
+
+def _table(labels: Sequence[str], label: int, columns: Sequence[Column]) -> list[Line]:
+    """Two lines of heads, units once, then a row for each label."""
+    groups, heads = "", f" {'rank'.ljust(label)}"
+    seen = ""
+    for column in columns:
+        width = column.width
+        if column.group and column.group != seen:
+            groups = f"{groups.ljust(len(heads))}  {column.group}"
+        heads += column.head.rjust(width)
+        seen = column.group
+    lines: list[Line] = [((groups.rstrip(), "head"),), ((heads, "head"),)]
+    for at, text in enumerate(labels):
+        style = "dim" if text == "usually" else "rank"
+        cells = [column.cells[at] if at < len(column.cells) else Cell("") for column in columns]
+        padded = [(cell.text.rjust(column.width), cell.style) for cell, column in zip(cells, columns, strict=True)]
+        lines.append(((f" {text}{' ' * (label - width_of(((text, ''),)))}", style), *padded))
+    return lines
+
+
+Ranks = tuple[RankStory, ...]
+
+
+def _groups(start: Start) -> list[Ranks]:
+    """Ranks that did the same in about the same time, with the same memory."""
+    groups: list[list[RankStory]] = []
+    for rank in start.ranks:
+        home = next((group for group in groups if _alike(group[0], rank)), None)
+        if home is None:
+            groups.append([rank])
+        else:
+            home.append(rank)
+    return [tuple(group) for group in groups]
+
+
+def _alike(one: RankStory, other: RankStory) -> bool:
+    if [(span.phase, span.ended) for span in one.phases] != [(span.phase, span.ended) for span in other.phases]:
+        return False
+    sizes = all(_near(size.value(one), size.value(other), _ALIKE_GIB, 0.0) for size in _SIZES)
+    return sizes and all(
+        _near(a.seconds, b.seconds, _ALIKE_S, _ALIKE_SHARE) for a, b in zip(one.phases, other.phases, strict=True)
+    )
+
+
+def _near(one: float | None, other: float | None, by: float, share: float) -> bool:
+    if one is None or other is None:
+        return one is other
+    return abs(one - other) <= max(by, share * abs(one))
+
+
+def _label(group: Ranks, of: int) -> str:
+    if len(group) == of and of > 1:
+        return f"all {of}"
+    if len(group) == 1:
+        return clean(group[0].tag)
+    numbers = [re.fullmatch(r"TP(\d+)", rank.tag) for rank in group]
+    if all(numbers):
+        return f"TP{ranges(int(each[1]) for each in numbers if each)}"
+    return f"{clean(group[0].tag)} +{len(group) - 1}"
+
+
+def _times(
+    start: Start, groups: Sequence[Ranks], glyphs: Glyphs, usual: Mapping[Phase, tuple[float, float]]
+) -> list[Column]:
+    """Seconds of each phase, of several ranks those of the slowest."""
+    phases = phases_of(start)
+    columns: list[Column] = []
+    for phase in phases:
+        cells: list[Cell] = []
+        for group in groups:
+            spans = [span for rank in group for span in rank.phases if span.phase is phase]
+            slowest = max(spans, key=lambda span: span.seconds or 0.0, default=None)
+            last = slowest is not None and any(rank.phases[-1] is slowest for rank in group if rank.phases)
+            cells.append(_time(slowest, start, glyphs, is_last=last))
+        if any(each in usual for each in phases):
+            cells.append(Cell(_range(usual.get(phase)), "dim"))
+        columns.append(Column("seconds", PHASE_NAMES.get(phase, str(phase)), cells))
+    return columns
+
+
+def _range(times: tuple[float, float] | None) -> str:
+    if times is None:
+        return "-"
+    low, high = seconds_text(times[0]), seconds_text(times[1])
+    return low if low == high else f"{low}-{high}"
+
+
+def _time(span: PhaseSpan | None, start: Start, glyphs: Glyphs, *, is_last: bool) -> Cell:
+    if span is None:
+        return Cell("-", "dim")
+    text = seconds_text(span.seconds) if span.seconds is not None else ""
+    if not span.ended and is_last:
+        if start.outcome is Outcome.FAILED:
+            return Cell(f"{glyphs.bad} {text}".strip(), "bad")
+        if start.outcome is Outcome.RUNNING:
+            return Cell(f"{glyphs.busy} {text}".strip(), "busy")
+    return Cell(text or "-", "text" if text else "dim")
+
+
+class _Size(Struct, frozen=True):
+    head: str
+    value: Callable[[RankStory], float | None]
+    form: str = "{:.2f}"
+
+
+def _value(figure: Figure | None) -> float | None:
+    return figure.value if figure is not None else None
+
+
+_SIZES = (
+    _Size("free", lambda rank: _value(rank.before_weights or rank.total_gib)),
+    _Size("NCCL", lambda rank: _value(rank.communicators_gib)),
+    _Size("weights", lambda rank: _value(rank.weights_gib)),
+    _Size("draft", lambda rank: _value(rank.draft_weights_gib)),
+    _Size("then free", lambda rank: _value(rank.after_weights)),
+    _Size("KV pool", lambda rank: _value(rank.kv_gib)),
+    _Size("draft KV", lambda rank: _value(rank.draft_kv_gib)),
+    _Size("mamba", lambda rank: _value(rank.mamba_gib)),
+    _Size("tokens", lambda rank: _value(rank.kv_tokens), "{:,.0f}"),
+    _Size("profiled", lambda rank: _value(rank.activation_gib)),
+    _Size("graphs", lambda rank: rank.graphs_gib),
+    _Size("last free", lambda rank: _value(rank.last_available)),
+)
+
+
+def _sizes(start: Start, groups: Sequence[Ranks]) -> list[Column]:
+    """GiB of each purpose; a column that no rank has is left out, and what stands out is marked."""
+    columns: list[Column] = []
+    for size in _SIZES:
+        known = sorted(value for rank in start.ranks if (value := size.value(rank)) is not None)
+        if not known:
+            continue
+        usual = known[len(known) // 2]
+        cells: list[Cell] = []
+        for group in groups:
+            value = size.value(group[0])
+            odd = value is not None and len(known) > 2 and abs(value - usual) > max(_ODD_GIB, 0.05 * abs(usual))
+            text = "-" if value is None else size.form.format(value)
+            cells.append(Cell(text, "dim" if value is None else "warn" if odd else "text"))
+        columns.append(Column("GiB", size.head, cells))
+    return columns
+
+
+def missing_words(server: ServerState | None) -> str:
+    """Why there is no story, in words."""
+    if server is None:
+        return "no server, so nothing to explain"
+    if server.log.source is None:
+        return "its log cannot be read: the story of its start is in there"
+    return "the log does not tell how it started: its first lines are not held, or are not those of a server"
+
+
+def quiet_words(server: ServerState) -> str:
+    """That nothing was found, in words."""
+    if server.phase.starting:
+        return "nothing is wrong so far"
+    if server.phase in (Phase.FAILED, Phase.STOPPED):
+        return "no cause was found in its log"
+    return "nothing is wrong"
