@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 import msgspec
@@ -148,8 +148,8 @@ def _compared(good: Told, bad: Told, engines: dict[str, Engine], *, with_noise: 
 
 
 def _print_json(value: Report | ComparisonReport) -> None:
-    data: dict[str, Any] = as_data(value)
-    click.echo(json.dumps(data, ensure_ascii=False))
+    text = json.dumps(as_data(value), ensure_ascii=Paper.of().ascii)
+    click.echo(text.encode("utf-8", "replace").decode())  # a file's name can hold what is no text
 
 
 def _print(lines: Iterable[str]) -> None:

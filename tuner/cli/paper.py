@@ -58,7 +58,9 @@ class Paper:
 
     def letters(self, text: str) -> str:
         """Text in the letters that the output has."""
-        return text.translate(_ASCII).encode("ascii", "replace").decode() if self.ascii else text
+        if self.ascii:
+            return text.translate(_ASCII).encode("ascii", "replace").decode()
+        return text.encode("utf-8", "replace").decode()
 
     def wrapped(self, text: str, *, indent: str = "", label: str = "", hang: int = 0) -> Iterator[str]:
         """A text in lines, the first behind a label and the others below its begin.

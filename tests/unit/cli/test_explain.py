@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -270,3 +271,14 @@ def test_files_are_completed(tmp_path: Path) -> None:
         check=False,
     )
     assert "file" in ran.stdout
+
+
+def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+    odd = os.fsencode(tmp_path) + b"/odd\xff.log"
+    Path(os.fsdecode(odd)).write_bytes(FAILED.read_bytes())
+    for more in ([], ["--json"]):
+        ran = subprocess.run(
+            [sys.executable, "-m", "tuner", "diagnose", odd, *more], capture_output=True, text=True, check=False
+        )
+        assert (ran.returncode, ran.stderr) == (1, "")
+        assert "odd" in ran.stdout
