@@ -29,20 +29,24 @@ def sglang(upto: str, tp: int = 2, **settings: object) -> str:
         ("args", [f"[2026-03-01 10:00:00] server_args=ServerArgs({args})"]),
         ("dist-init", [f"[2026-03-01 10:00:08{r}] Init torch distributed begin." for r in ranks]),
         ("weight-load", [
-            *(f"[2026-03-01 10:00:12{r}] Init torch distributed ends. elapsed=4.02 s, mem usage=0.61 GB" for r in ranks),
+            *(f"[2026-03-01 10:00:12{r}] Init torch distributed ends. elapsed=4.02 s, mem usage=0.61"
+              f" GB" for r in ranks),
             *(f"[2026-03-01 10:00:12{r}] Load weight begin. avail mem=78.40 GB" for r in ranks),
         ]),
-        ("kv-alloc", [f"[2026-03-01 10:00:40{r}] Load weight end. elapsed=27.90 s, type=XForCausalLM, dtype=torch.bfloat16,"
+        ("kv-alloc", [f"[2026-03-01 10:00:40{r}] Load weight end. elapsed=27.90 s, type=XForCausalLM,"
+                      f" dtype=torch.bfloat16,"
                       " avail mem=48.10 GB, mem usage=30.30 GB." for r in ranks]),
         ("graph-capture", [
             *(f"[2026-03-01 10:00:41{r}] KV Cache is allocated. #tokens: 280000, K size: 18.10 GB, V size: 18.10 GB"
               for r in ranks),
             *(f"[2026-03-01 10:00:41{r}] Memory pool end. avail mem=11.70 GB" for r in ranks),
-            *(f"[2026-03-01 10:00:42{r}] Capture cuda graph begin. This can take up to several minutes. avail mem=11.20 GB"
+            *(f"[2026-03-01 10:00:42{r}] Capture cuda graph begin. This can take up to several minutes. avail"
+              f" mem=11.20 GB"
               for r in ranks),
         ]),
         ("ready", [
-            *(f"[2026-03-01 10:00:52{r}] Capture cuda graph end. Time elapsed: 10.02 s. mem usage=1.20 GB. avail mem=10.00 GB."
+            *(f"[2026-03-01 10:00:52{r}] Capture cuda graph end. Time elapsed: 10.02 s. mem usage=1.20 GB."
+              f" avail mem=10.00 GB."
               for r in ranks),
             f"[2026-03-01 10:00:52{ranks[0]}] max_total_num_tokens=280000, chunked_prefill_size=8192,"
             " max_prefill_tokens=16384, max_running_requests=2048, context_len=131072, available_gpu_mem=9.90 GB",

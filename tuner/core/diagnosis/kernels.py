@@ -162,6 +162,7 @@ def no_toolchain(case: Case) -> Finding | None:
         ],
         wrong_advice=no_memory_advice(case),
         refuted_by="nvcc --version of that very compiler showing 12.4 or newer, and the header in its include folder",
+        confidence=Confidence.MEDIUM if header is None and tool is None else Confidence.HIGH,
     )  # fmt: skip
 
 
@@ -236,7 +237,7 @@ def _said(case: Case, sign: Sign) -> str:
 
 def binaries(case: Case) -> Finding | None:
     """Packages that were not built for each other, or that are not there."""
-    sign = case.root_sign(*_BINARIES)
+    sign = next((s for name in _BINARIES if (s := case.root_sign(name)) is not None), None)
     if sign is None:
         return None
     missing = "No module named" in case.message

@@ -19,6 +19,7 @@ from tests.support.small_logs import (
 from tuner.domain.findings import Confidence
 
 INIT = ("srt/model_executor/model_runner.py", "init_torch_distributed")
+JOIN = ("torch/distributed_c10d.py", "init_process_group")
 PYNCCL = ("srt/distributed/device_communicators/pynccl_wrapper.py", "ncclCommInitRank")
 CAPTURE = ("srt/model_executor/cuda_graph_runner.py", "capture")
 AR = "srt/distributed/device_communicators/custom_all_reduce.py"
@@ -44,7 +45,8 @@ def failed_init(error: str, before: str = "", rank: str = "TP1") -> str:
          " error: No space left on device (28)", 9637892),
         ("box:412:412 [1] misc/shmutils.cc:72 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-XYZ"
          " (size 9637888)", 9637888),
-        ("box:412:412 [1] misc/shmutils.cc:72 NCCL WARN Call to posix_fallocate failed : No space left on device", None),
+        ("box:412:412 [1] misc/shmutils.cc:72 NCCL WARN Call to posix_fallocate failed : No space left on"
+         " device", None),
     ],
 )  # fmt: skip
 def test_nccls_own_line_about_shared_memory_decides(line: str, size: int | None) -> None:
@@ -109,8 +111,10 @@ def test_before_the_weights_the_fraction_plays_no_part_in_it() -> None:
 
 
 def test_torchs_last_error_says_it_too() -> None:
-    error = ("torch.distributed.DistBackendError: NCCL error in: /pytorch/NCCLUtils.cpp:94, unhandled cuda error (run with"
-             " NCCL_DEBUG=INFO for details), NCCL version 2.27.3\nncclUnhandledCudaError: Call to CUDA function failed.\n"
+    error = ("torch.distributed.DistBackendError: NCCL error in: /pytorch/NCCLUtils.cpp:94, unhandled cuda"
+             " error (run with"
+             " NCCL_DEBUG=INFO for details), NCCL version 2.27.3\nncclUnhandledCudaError: Call to CUDA function"
+             " failed.\n"
              "Last error:\nCuda failure 2 'out of memory'")  # fmt: skip
     assert verdict(sglang("graph-capture") + raised("TP1", CAPTURE, error=error)).cause == "nccl-out-of-memory"
 
@@ -122,7 +126,8 @@ def test_torchs_last_error_says_it_too() -> None:
          "ulimit", "lock"),
         ("box:1:1 [0] init.cc:943 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 50000",
          "CUDA_VISIBLE_DEVICES", "same GPU"),
-        ("box:1:1 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found", "NCCL_SOCKET_IFNAME", "interface"),
+        ("box:1:1 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface"
+         " found", "NCCL_SOCKET_IFNAME", "interface"),
     ],
 )  # fmt: skip
 def test_what_nccl_says_itself_makes_it_sure(line: str, knob: str, word: str) -> None:
@@ -162,7 +167,8 @@ def test_devices_without_peer_access(phase: str) -> None:
 
 def test_a_fallback_to_nccl_is_no_failure() -> None:
     text = sglang("dist-init") + "".join(
-        f"[2026-03-01 10:00:10 TP{n}] Setup Custom allreduce failed with CUDART error: peer access is not supported between"
+        f"[2026-03-01 10:00:10 TP{n}] Setup Custom allreduce failed with CUDART error: peer access is not"
+        f" supported between"
         " these two devices. To silence this warning, specify --disable-custom-all-reduce explicitly.\n" for n in (0, 1)
     ) + sglang("serving").partition("Init torch distributed begin.\n")[2].partition("begin.\n")[2]  # fmt: skip
     assert start_of(text).outcome == "ready"
@@ -217,8 +223,10 @@ def test_vllms_raw_lines_without_traceback(version: str) -> None:
         + "Failed: Cuda error /workspace/csrc/custom_all_reduce.cuh:364 'invalid argument'\n" * 2
         + "(EngineCore_DP0 pid=22) ERROR 05-14 08:16:16 [core.py:1224] EngineCore failed to start.\n"
         "(EngineCore_DP0 pid=22) ERROR 05-14 08:16:16 [core.py:1224] Traceback (most recent call last):\n"
-        '(EngineCore_DP0 pid=22) ERROR 05-14 08:16:16 [core.py:1224]   File "/vllm/multiproc_executor.py", line 641, in wait_for_ready\n'
-        "(EngineCore_DP0 pid=22) ERROR 05-14 08:16:16 [core.py:1224] Exception: Worker proc VllmWorker-1 died unexpectedly"
+        '(EngineCore_DP0 pid=22) ERROR 05-14 08:16:16 [core.py:1224]   File "/vllm/multiproc_executor.py", line'
+        ' 641, in wait_for_ready\n'
+        "(EngineCore_DP0 pid=22) ERROR 05-14 08:16:16 [core.py:1224] Exception: Worker proc VllmWorker-1 died"
+        " unexpectedly"
         " (exit code: None). Check root cause above.\n"
     )  # fmt: skip
     finding = verdict(text)
@@ -241,11 +249,14 @@ def test_an_illegal_access_in_its_kernel_is_not_ipc() -> None:
 
 def hung(rank: int, timeout: int = 600000) -> str:
     return (
-        f"[rank{rank}]:[E303 09:48:11.513202118 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective operation"
+        f"[rank{rank}]:[E303 09:48:11.513202118 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught"
+        f" collective operation"
         f" timeout: WorkNCCL(SeqNum=99, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)={timeout}) ran for"
         f" {timeout + 9} milliseconds before timing out.\n"
-        f"[rank{rank}]:[E303 09:48:11.513911702 ProcessGroupNCCL.cpp:1785] [PG ID 2 PG GUID 3 Rank {rank}] Exception (either"
-        " an error or timeout) detected by watchdog at work: 99, last enqueued NCCL work: 99, last completed NCCL work: 98.\n"
+        f"[rank{rank}]:[E303 09:48:11.513911702 ProcessGroupNCCL.cpp:1785] [PG ID 2 PG GUID 3 Rank {rank}]"
+        f" Exception (either"
+        " an error or timeout) detected by watchdog at work: 99, last enqueued NCCL work: 99, last completed"
+        " NCCL work: 98.\n"
     )
 
 
@@ -283,7 +294,7 @@ def test_the_same_while_serving_is_a_hanging_pass() -> None:
 def test_a_node_that_never_joins(error: str, timeout: int) -> None:
     text = (
         sglang("dist-init", tp=4, nnodes=2, node_rank=1, dist_init_addr="10.0.0.1:20000")
-        + "".join(raised(f"TP{n}", INIT, ("torch/distributed_c10d.py", "init_process_group"), error=error) for n in (2, 3))
+        + "".join(raised(f"TP{n}", INIT, JOIN, error=error) for n in (2, 3))
         + SIGQUIT
     )  # fmt: skip
     finding = verdict(text)

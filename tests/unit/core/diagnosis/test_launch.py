@@ -39,7 +39,10 @@ def pydantic(message: str, config: str = "ModelConfig") -> str:
 def sglang_args(error: str, *frames: tuple[str, str]) -> str:
     places = frames or (("srt/server_args.py", "__post_init__"),)
     lines = "".join(f'  File "/opt/sglang/{path}", line 11, in {name}\n    x()\n' for path, name in places)
-    return f'Traceback (most recent call last):\n  File "/opt/sglang/launch_server.py", line 6, in <module>\n{lines}{error}\n'
+    return (
+        f'Traceback (most recent call last):\n  File "/opt/sglang/launch_server.py", line 6, in'
+        f" <module>\n{lines}{error}\n"
+    )
 
 
 # --- The parser of the command line -----------------------------------------------------------------------------------
@@ -48,7 +51,8 @@ def sglang_args(error: str, *frames: tuple[str, str]) -> str:
 @pytest.mark.parametrize(
     ("line", "argument", "value"),
     [
-        ("launch_server.py: error: argument --attention-backend: invalid choice: 'nosuch' (choose from 'triton', 'fa3')",
+        ("launch_server.py: error: argument --attention-backend: invalid choice: 'nosuch' (choose from"
+         " 'triton', 'fa3')",
          "--attention-backend", "nosuch"),
         ("sglang serve: error: argument --kv-cache-dtype: invalid choice: 'fp4' (choose from auto, fp8_e5m2)",
          "--kv-cache-dtype", "fp4"),
@@ -262,9 +266,10 @@ def test_files_that_are_missing_or_damaged_while_weights_are_loaded(error: str) 
     [
         (pydantic("Model architectures ['Foo3ForCausalLM'] are not supported for now. Supported architectures:"
                   " dict_keys(['A'])"), "version"),
-        (sglang("weight-load") + raised("TP0", ("srt/models/registry.py", "load_model"), error="ValueError: FooModel has"
-         " no SGlang implementation and the Transformers implementation is not compatible with SGLang."), "version"),
-        (sglang_args("ValueError: The checkpoint you are trying to load has model type `qwen9` but Transformers does not"
+        (sglang("weight-load") + raised("TP0", ("srt/models/registry.py", "load_model"), error="ValueError: FooModel"
+         " has no SGlang implementation and the Transformers implementation is not compatible with SGLang."), "version"),
+        (sglang_args("ValueError: The checkpoint you are trying to load has model type `qwen9` but Transformers"
+                     " does not"
                      " recognize this architecture. This could be because of an issue with the checkpoint",
                      ("srt/utils/hf_transformers_utils.py", "get_config")), "version"),
         (sglang_args("ValueError: Loading /models/x requires you to execute the configuration file in that repo on your"
@@ -285,7 +290,8 @@ def test_an_llm_this_engine_cannot_run(text: str, knob: str) -> None:
 
 def test_a_missing_compiler_is_not_a_missing_llm() -> None:
     text = sglang("ready") + raised("TP0", ("flashinfer/jit/core.py", "load_cuda_ops"),
-                                    error="FileNotFoundError: [Errno 2] No such file or directory: '/usr/local/cuda/bin/nvcc'")  # fmt: skip
+                                    error="FileNotFoundError: [Errno 2] No such file or directory:"
+                                          " '/usr/local/cuda/bin/nvcc'")  # fmt: skip
     assert verdict(text).cause == "jit-toolchain-missing"
 
 
@@ -353,6 +359,7 @@ def test_a_port_check_of_sglang() -> None:
 
 def test_a_client_that_asks_about_ports_is_no_failure() -> None:
     text = sglang("serving") + (
-        "[2026-03-01 10:02:00] Receive: obj=GenerateReqInput(rid='1', text='OSError: [Errno 98] Address already in use')\n"
+        "[2026-03-01 10:02:00] Receive: obj=GenerateReqInput(rid='1', text='OSError: [Errno 98] Address already"
+        " in use')\n"
     )
     assert findings(text) == ()
