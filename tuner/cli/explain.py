@@ -148,8 +148,7 @@ def _compared(good: Told, bad: Told, engines: dict[str, Engine], *, with_noise: 
 
 
 def _print_json(value: Report | ComparisonReport) -> None:
-    text = json.dumps(as_data(value), ensure_ascii=Paper.of().ascii)
-    click.echo(text.encode("utf-8", "replace").decode())  # a file's name can hold what is no text
+    click.echo(json.dumps(as_data(value), ensure_ascii=Paper.of().ascii))
 
 
 def _print(lines: Iterable[str]) -> None:

@@ -218,8 +218,19 @@ def report(
 
 def as_data(value: Report | ComparisonReport) -> dict[str, Any]:
     """Values that JSON knows."""
-    data: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
+    data: dict[str, Any] = _plain(msgspec.to_builtins(value))
     return data
+
+
+def _plain(value: Any) -> Any:
+    """Without what JSON has no word for: numbers that are none, and half characters, as odd file names have them."""
+    if isinstance(value, dict):
+        return {_plain(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def model_of(start: Start) -> str | None:
@@ -256,7 +267,7 @@ def _evidence(evidence: Evidence, locate: Locate) -> EvidenceReport:
     value = evidence.value
     return EvidenceReport(
         what=evidence.what,
-        value=mask(value) if isinstance(value, str) else _finite(value),
+        value=mask(value) if isinstance(value, str) else value,
         unit=evidence.unit,
         file=file if line is not None else None,
         line=line,
@@ -370,8 +381,3 @@ def _row(row: ForecastRow) -> PlanRow:
 
 def _value(figure: Figure | None) -> float | None:
     return None if figure is None else figure.value
-
-
-def _finite(value: Number | None) -> Number | None:
-    """JSON has no word for what is no number."""
-    return value if value is None or math.isfinite(value) else None
