@@ -80,16 +80,29 @@ def read_tables(path: Path, name: str) -> list[tuple[int, Any]]:
     Raises:
         CatalogError: It cannot be read, or is not TOML.
     """
+    return read_document(path, name)[name]
+
+
+def read_document(path: Path, *names: str) -> dict[str, list[tuple[int, Any]]]:
+    """As `read_tables`, for tables of several names, by name.
+
+    Raises:
+        CatalogError: It cannot be read, or is not TOML.
+    """
     try:
         source = path.read_text("utf-8")
-        tables = tomllib.loads(source).get(name, [])
+        document = tomllib.loads(source)
     except (OSError, UnicodeDecodeError) as error:
         raise CatalogError(path, None, f"cannot be read ({error})") from error
     except tomllib.TOMLDecodeError as error:
         at = re.search(r"at line (\d+)", str(error))
         raise CatalogError(path, int(at[1]) if at else None, f"is not TOML ({error})") from error
-    heads = [number for number, text in enumerate(source.splitlines(), 1) if text.strip() == f"[[{name}]]"]
-    return list(zip(heads, tables, strict=True))
+    heads: dict[str, list[int]] = {f"[[{name}]]": [] for name in names}
+    for number, text in enumerate(source.splitlines(), 1):
+        found = heads.get(text.strip())
+        if found is not None:
+            found.append(number)
+    return {name: list(zip(heads[f"[[{name}]]"], document.get(name, []), strict=True)) for name in names}
 
 
 def _entry(path: Path, line: int, table: Any) -> FormatEntry:

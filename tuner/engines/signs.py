@@ -14,8 +14,7 @@ Its kind is one of
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from msgspec import Struct
 
 from tuner.core.formats import CASTS, HEAD, Cast, Fields
 from tuner.domain.starts import Sign
-from tuner.engines.catalogue import NearMiss, read_tables
+from tuner.engines.catalogue import NearMiss, read_document, read_tables
 from tuner.errors import CatalogError
 
 COMMON = Path(__file__).with_name("signs.toml")
@@ -48,8 +47,8 @@ _ROUTINE = "\n".join((
     "(APIServer pid=27) INFO 11-02 09:20:40 [loggers.py:335] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC",
 ))  # fmt: skip
 """What a log is full of. Only the choice of gates depends on it, so it need not be complete."""
-_GATE = 5
-"""Characters of a gate at most."""
+_GATE = 3
+"""Characters of a gate."""
 
 
 def read_number(text: str) -> Any:
@@ -156,6 +155,8 @@ class SignSet:
     def __init__(self, signs: Iterable[SignPattern], quiet: Iterable[Quiet] = ()) -> None:
         self.signs = tuple(signs)
         rules = tuple(quiet)
+        self._busy_starts = tuple(start for rule in rules if rule.busy for start in rule.starts)
+        self._busy_texts = tuple(text for rule in rules if rule.busy for text in rule.contains)
         self._quiet_starts = tuple(start for rule in rules for start in rule.starts)
         self._quiet_texts = tuple(text for rule in rules for text in rule.contains)
         heads: dict[str, list[int]] = {}
@@ -173,6 +174,8 @@ class SignSet:
 
     def match(self, message: str, prefixed: bool = True) -> Sequence[Sign]:
         """Every sign of a message, those of the data files' order first."""
+        if message.startswith(self._busy_starts) or any(text in message for text in self._busy_texts):
+            return ()
         wanted = list(self._heads.get(message[:HEAD], ()))
         for gate, needles in self._gates:
             if gate in message:
@@ -212,19 +215,19 @@ class SignSet:
 
 def _gates(needles: Sequence[str]) -> dict[str, list[str]]:
     """Short texts such that each needle contains one: few searches rule most lines out."""
+    having: dict[str, set[str]] = {}
+    for needle in needles:
+        for at in range(len(needle) - _GATE + 1):
+            having.setdefault(needle[at : at + _GATE], set()).add(needle)
+    penalty = {piece: 40 * (piece in _ROUTINE) for piece in having}
     rest = set(needles)
     chosen: dict[str, list[str]] = {}
     while rest:
-        counts = Counter(piece for needle in rest for piece in _pieces(needle))
-        gate = min(counts, key=lambda piece: (-counts[piece] + 40 * (piece in _ROUTINE), -len(piece), piece))
-        chosen[gate] = sorted(needle for needle in rest if gate in needle)
-        rest.difference_update(chosen[gate])
+        gate = min(having, key=lambda piece: (penalty[piece] - len(having[piece]), piece))
+        chosen[gate] = sorted(having[gate])
+        rest -= having[gate]
+        having = {piece: left for piece, found in having.items() if (left := found & rest)}
     return chosen
-
-
-def _pieces(needle: str) -> set[str]:
-    size = min(_GATE, len(needle))
-    return {needle[at : at + size] for at in range(len(needle) - size + 1)}
 
 
 class SignExample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -254,9 +257,10 @@ class SignEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Quiet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[quiet]]`: lines that repeat somebody else's words."""
+    """One `[[quiet]]`: lines that repeat somebody else's words, or of which a busy log is full (`busy`)."""
 
     why: str
+    busy: bool = False
     starts: tuple[str, ...] = ()
     contains: tuple[str, ...] = ()
 
@@ -265,57 +269,49 @@ def read_signs(*paths: Path) -> SignSet:
     """Load and check files of signs, together.
 
     Raises:
-        CatalogError: With the line of the sign that is wrong.
+        CatalogError: With the line of the table that is wrong.
     """
     signs: list[SignPattern] = []
     quiet: list[Quiet] = []
     seen: set[str] = set()
     for path in paths:
-        for line, entry, sign in read_entries(path):
+        tables = read_document(path, "sign", "quiet")
+        for line, entry, sign in _entries(path, tables["sign"]):
             if entry.id in seen:
                 raise CatalogError(path, line, f"two signs are called {entry.id}")
             seen.add(entry.id)
             signs.append(sign)
-        quiet += read_quiet(path)
+        quiet += _quiet(path, tables["quiet"])
     return SignSet(signs, quiet)
 
 
 def read_entries(path: Path) -> list[tuple[int, SignEntry, SignPattern]]:
-    """Line, text and pattern of each sign of a file, for tests and tools too.
+    """Line, text and pattern of each sign of a file, for tests and tools.
 
     Raises:
         CatalogError: With the line of the sign that is wrong.
     """
-    entries = []
-    seen: set[str] = set()
-    for line, table in read_tables(path, "sign"):
+    return list(_entries(path, read_tables(path, "sign")))
+
+
+def _entries(path: Path, tables: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, SignEntry, SignPattern]]:
+    for line, table in tables:
         try:
             entry = msgspec.convert(table, SignEntry)
         except msgspec.ValidationError as error:
             raise CatalogError(path, line, f"sign is wrong ({error})") from error
-        if entry.id in seen:
-            raise CatalogError(path, line, f"two signs are called {entry.id}")
-        seen.add(entry.id)
-        entries.append((line, entry, _compile(path, line, entry)))
-    return entries
+        yield line, entry, _compile(path, line, entry)
 
 
-def read_quiet(path: Path) -> list[Quiet]:
-    """The `[[quiet]]` tables of a file.
-
-    Raises:
-        CatalogError: With the line of the table that is wrong.
-    """
-    rules = []
-    for line, table in read_tables(path, "quiet"):
+def _quiet(path: Path, tables: Sequence[tuple[int, Any]]) -> Iterator[Quiet]:
+    for line, table in tables:
         try:
             rule = msgspec.convert(table, Quiet)
         except msgspec.ValidationError as error:
             raise CatalogError(path, line, f"quiet is wrong ({error})") from error
         if not rule.starts + rule.contains or not all(rule.starts + rule.contains):
             raise CatalogError(path, line, "quiet names no text", "Fill `starts` or `contains`.")
-        rules.append(rule)
-    return rules
+        yield rule
 
 
 def _compile(path: Path, line: int, entry: SignEntry) -> SignPattern:
