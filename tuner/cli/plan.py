@@ -249,6 +249,8 @@ def _reason(plan: PlanReport) -> str:
             return f"refused at {fraction}: the least fraction that leaves room for a KV pool is just above {low}"
         case Fit.TOO_HIGH:
             return f"{fraction} leaves too little beside the pool: graphs, activations and 1 GiB fit up to {high}"
+        case Fit.NOWHERE if plan.f_min is not None and plan.f_min >= 1:
+            return "no fraction works: the weights alone take more than is free"
         case Fit.NOWHERE:
             return (
                 f"no fraction works: the pool needs more than {low}, and above {high} graphs and activations do not fit"

@@ -6,18 +6,21 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from tuner.core.fit import minimum_fraction
 from tuner.core.knobs import KnobTable
 from tuner.domain.forecast import Fit, Forecast, ForecastRow, Source
-from tuner.domain.starts import Figure, Start
+from tuner.domain.starts import Figure, RankStory, Start
 from tuner.units import GIB
 
 HEADROOM_GIB = 1.0
 """Must stay free beside graphs and the largest activation need: workspaces, fragmentation, what was never measured."""
 LITTLE_GIB = 4.0
 """Less than this left is worth a word."""
+_MOST_GIB = 1 << 16
+_MOST_TOKENS = 1 << 44
 _ACTIVATION_GIB = 192 / (1 << 20)
 """Activations of one token of a prefill step: 1.5 GiB for 8,192 tokens. Large models measured 0.6 to 2.4."""
 
@@ -58,6 +61,30 @@ class Row(Struct, frozen=True):
             error_bytes=in_bytes(self.error) if self.error else None,
             note=self.note,
         )
+
+
+def sound(start: Start) -> Start:
+    """A start without numbers that no machine has: what is left can be divided by."""
+    return msgspec.structs.replace(start, ranks=tuple(_sound(rank) for rank in start.ranks))
+
+
+def _sound(rank: RankStory) -> RankStory:
+    bad = {
+        name: None
+        for name in rank.__struct_fields__
+        if isinstance(figure := getattr(rank, name), Figure) and not _real(name, figure.value)
+    }
+    graphs = tuple(graph for graph in rank.graphs if graph.used_gib is None or _real("graphs", graph.used_gib))
+    return msgspec.structs.replace(rank, graphs=graphs, **bad)
+
+
+def _real(name: str, value: float) -> bool:
+    """Whether a figure can be; free memory, the card and the tokens are more than nothing."""
+    if not math.isfinite(value) or value < 0:
+        return False
+    if name == "kv_tokens":
+        return 0 < value < _MOST_TOKENS
+    return value < _MOST_GIB and (value > 0 or name not in ("before_weights", "total_gib", "after_weights"))
 
 
 def in_bytes(gib: float) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tuner.core import fit
-from tuner.core.forecast import HEADROOM_GIB, Row, activation_need, differences, interval, notes, verdict
+from tuner.core.forecast import HEADROOM_GIB, Row, activation_need, differences, interval, notes, sound, verdict
 from tuner.core.knobs import KnobTable
 from tuner.core.versions import since
 from tuner.domain.forecast import Forecast, Source
@@ -20,6 +20,10 @@ from tuner.units import GIB
 
 _COMMUNICATORS = 2
 """NCCL communicators whose buffers are connected when T is measured: the world's and the TP group's."""
+_TOLD_GIB = 0.05
+"""Less than this told of the communicators is no measurement: 0.5.21 and later print it of an empty region."""
+_FIXED_GIB = 0.35
+"""Of what distributed initialisation takes, what is no buffer of NCCL: 0.32 to 0.44 on the two hosts measured."""
 _CUSTOM_GIB = 24 / 1024
 """Buffers of custom all-reduce on each GPU: two of 8 MiB and 8 MiB of rank data."""
 _SCALED_ERROR = 0.1
@@ -35,6 +39,7 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
         past: Other starts of the same LLM on this host: they make the estimates better.
         knobs: SGLang's.
     """
+    base, past = sound(base), [sound(start) for start in past]
     gpu_mib, _ = card_mib(base)
     old = shape_of(base, gpu_mib)
     new = changed(old, changes, gpu_mib)
@@ -151,15 +156,26 @@ def _shift(base: Start, past: Sequence[Start], old: Shape, new: Shape, total: fl
             if same_links(shape, new) and shape.world == old.world:
                 return Row(before - total, Source.MEASURED, 0.02, f"{before:.2f} GiB free before the weights then")
     gained = old.symmetric_gib - new.symmetric_gib
-    gained += _CUSTOM_GIB * (int(old.custom_all_reduce) - int(new.custom_all_reduce)) if old.tp > 1 else 0.0
-    buffers = _COMMUNICATORS * (
-        fit.nccl_gib(old.channels, old.buffer_bytes) - fit.nccl_gib(new.channels, new.buffer_bytes)
-    )
     if old.world > 1:
-        gained += buffers
-    error = 0.05 + (abs(buffers) if old.channels_known else max(0.3, abs(buffers)))
+        gained += _CUSTOM_GIB * (int(old.custom_all_reduce) - int(new.custom_all_reduce))
+    buffers, error = _buffers(base, old, new) if old.world > 1 else (0.0, 0.0)
+    moved = (old.channels, old.buffer_bytes) != (new.channels, new.buffer_bytes)
     note = f"NCCL {old.channels} x {old.buffer_bytes >> 10} KiB -> {new.channels} x {new.buffer_bytes >> 10} KiB"
-    return Row(gained, Source.ESTIMATE, error, note)
+    return Row(gained + buffers, Source.ESTIMATE, 0.05 + error, note if moved else "other all-reduce buffers")
+
+
+def _buffers(base: Start, old: Shape, new: Shape) -> tuple[float, float]:
+    """What NCCL's buffers become less by, and its error: of what the communicators took, else by their count."""
+    before = fit.nccl_gib(old.channels, old.buffer_bytes)
+    after = fit.nccl_gib(new.channels, new.buffer_bytes)
+    told = [rank.communicators_gib.value for rank in base.ranks if rank.communicators_gib is not None]
+    if before <= 0 or before == after:
+        return 0.0, 0.0
+    if not told or max(told) < _TOLD_GIB:
+        return _COMMUNICATORS * (before - after), abs(before - after) * _COMMUNICATORS
+    part = max(0.0, max(told) - _FIXED_GIB)
+    gained = part * (1 - after / before)
+    return gained, max(0.1, abs(gained) / 2)
 
 
 def _draft_share(rank: RankStory) -> float:

@@ -13,7 +13,7 @@ from tuner.domain.starts import Start
 from tuner.engines.sglang.shape import Shape, shape_of
 
 _PREFILL = ("prefill", "piecewise")
-_NON_TORCH_GIB = 8 / 1024
+NON_TORCH_GIB = 8 / 1024
 """Of one prefill graph beside the activations that all share: what SGLang reserves for it."""
 _SHARED_GIB = 1.5
 _LINK_ERROR_GIB = 1.0
@@ -52,7 +52,7 @@ def graphs_of(base: Start, past: Sequence[Start], old: Shape, new: Shape) -> Gra
     if prefill is None:
         count = len(new.prefill_sizes)
         prefill = Row(
-            _SHARED_GIB + count * _NON_TORCH_GIB, Source.ESTIMATE, 1.5, f"none was seen: {count} prefill graphs"
+            _SHARED_GIB + count * NON_TORCH_GIB, Source.ESTIMATE, 1.5, f"none was seen: {count} prefill graphs"
         )
     return Graphs(decode, prefill, _draft(base, new))
 

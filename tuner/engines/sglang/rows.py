@@ -12,12 +12,14 @@ from tuner.core.forecast import LITTLE_GIB, Row, in_bytes
 from tuner.domain.forecast import ForecastRow, Source
 from tuner.domain.starts import RankStory, Start
 from tuner.engines.sglang import memory
-from tuner.engines.sglang.graphs import Graphs
+from tuner.engines.sglang.graphs import NON_TORCH_GIB, Graphs
 from tuner.engines.sglang.shape import GATE_GIB, Shape
 from tuner.units import GIB
 
 _CONTEXT_GIB = 0.5
 _UNSEEN = Row(0.3, Source.ESTIMATE, 0.3, "allocator rounding and small buffers")
+_LEAST_ACTIVATION_GIB = 0.6
+"""Seen under load with prefill graphs: 0.56 on two H200."""
 _STAGES_DIFFER = 0.02
 
 
@@ -102,12 +104,15 @@ def rank_rows(plan: Plan) -> tuple[list[ForecastRow], float, float]:
     beside, left = [0.0], []
     for rank in _ranks(plan):
         captured, off = _captured(plan, rank)
-        remains = rank.after_pool(plan) - rank.late(plan) - captured.gib - plan.activation.gib
+        activation = _activation(plan, captures_prefill=plan.graphs.prefill.gib > 0 and not off)
+        remains = rank.after_pool(plan) - rank.late(plan) - captured.gib - activation.gib
         left.append(remains)
         # Prefill graphs that give way when room is short bound nothing.
-        bound = captured.gib - (plan.graphs.prefill.gib if plan.new.gate and not off else 0.0)
-        beside.append(rank.most_table + rank.other.gib + rank.late(plan) + bound + plan.activation.gib)
-        rows += _rows(plan, rank, captured, remains)
+        bound = captured.gib + activation.gib
+        if plan.new.gate and not off:
+            bound += plan.activation.gib - activation.gib - plan.graphs.prefill.gib
+        beside.append(rank.most_table + rank.other.gib + rank.late(plan) + bound)
+        rows += _rows(plan, rank, captured, activation, remains)
     return rows, max(beside), min(left, default=0.0)
 
 
@@ -145,7 +150,7 @@ def _ranks(plan: Plan) -> Iterator[_Rank]:
         kv = _kv(plan, story)
         draft_weights, draft_kv = _draft(plan, story, kv)
         share = plan.terms.kv_share
-        other, less = _other(story, base, old)
+        other, part = _other(story, base, old)
         yield _Rank(
             number=story.number,
             free=free + plan.terms.shift.gib,
@@ -154,8 +159,8 @@ def _ranks(plan: Plan) -> Iterator[_Rank]:
             draft_weights=draft_weights,
             draft_kv=draft_kv,
             mamba=kv * (1 / share - 1) if 0 < share < 1 else 0.0,
-            table=max(0.0, plan.table - less),
-            most_table=max(0.0, plan.most_table - less),
+            table=plan.table * part,
+            most_table=plan.most_table * part,
             other=other,
             context=_context(plan, story),
         )
@@ -181,19 +186,23 @@ def _draft(plan: Plan, story: RankStory, kv: float) -> tuple[float, float]:
 
 
 def _other(story: RankStory, base: Start, old: Shape) -> tuple[Row, float]:
-    """What the start's own log shows to be gone and no term explains, and by how much its table was smaller than told.
+    """What the start's own log shows to be gone and no term explains, and the part of the table that was there.
 
     That is rounding of the allocator, which the size of the pool changes, and buffers of the kernels.
     """
     end = story.available_at_ready or story.last_available
     static = memory.static_gib(story, with_draft=True)
     if story.after_weights is None or static is None or end is None or (not story.graphs and story.after_pool is None):
-        return _UNSEEN, 0.0
-    gone = story.after_weights.value - static - end.value - (story.graphs_gib or 0.0) - _table_of(base, old, story)
+        return _UNSEEN, 1.0
+    gone, table = (
+        story.after_weights.value - static - end.value - (story.graphs_gib or 0.0),
+        _table_of(base, old, story),
+    )
     if not memory.counts(base) and story.draft_weights_gib is not None:
         gone -= story.draft_weights_gib.value
     note = "allocator rounding and small buffers of the start it is made from"
-    return Row(max(0.0, gone), Source.MEASURED, 0.3, note), max(0.0, -gone)
+    part = max(0.0, min(1.0, gone / table)) if table > 0 else 1.0
+    return Row(max(0.0, gone - table), Source.MEASURED, 0.3, note), part
 
 
 def _table_of(base: Start, old: Shape, story: RankStory) -> float:
@@ -213,6 +222,15 @@ def _captured(plan: Plan, rank: _Rank) -> tuple[Row, bool]:
     return plan.graphs.decode.plus(prefill).plus(plan.graphs.draft), off
 
 
+def _activation(plan: Plan, *, captures_prefill: bool) -> Row:
+    """What a forward pass takes beyond the graphs: those for prefill hold the activations of the steps they cover."""
+    shared = plan.graphs.prefill.gib - len(plan.new.prefill_sizes) * NON_TORCH_GIB
+    if not captures_prefill or shared <= 0 or plan.activation.source is Source.MEASURED:
+        return plan.activation
+    value = max(_LEAST_ACTIVATION_GIB, plan.activation.gib - shared)
+    return Row(value, Source.ESTIMATE, 0.5, "beyond what the prefill graphs hold")
+
+
 def _context(plan: Plan, story: RankStory) -> Row:
     shift = plan.terms.shift
     if story.total_gib is not None and story.before_weights is not None:
@@ -227,7 +245,7 @@ def _context(plan: Plan, story: RankStory) -> Row:
     return Row(max(0.0, seen - shift.gib) + _CONTEXT_GIB, Source.ESTIMATE, 0.3 + shift.error, note)
 
 
-def _rows(plan: Plan, rank: _Rank, captured: Row, remains: float) -> Iterator[ForecastRow]:
+def _rows(plan: Plan, rank: _Rank, captured: Row, activation: Row, remains: float) -> Iterator[ForecastRow]:
     terms, number = plan.terms, rank.number
     error = fit.rounded_pool_error(terms.total, plan.fraction) + terms.error + rank.kv * plan.cell_error
     yield rank.weights.row(number, "weights")
@@ -251,8 +269,8 @@ def _rows(plan: Plan, rank: _Rank, captured: Row, remains: float) -> Iterator[Fo
     yield rank.other.row(number, "other")
     yield captured.row(number, "graphs")
     yield rank.context.row(number, "context")
-    yield plan.activation.row(number, "activation")
-    unsure = error + rank.other.error + captured.error + plan.activation.error
+    yield activation.row(number, "activation")
+    unsure = error + rank.other.error + captured.error + activation.error
     yield Row(remains, Source.ESTIMATE, unsure, "what remains").row(number, "free")
 
 

@@ -141,14 +141,15 @@ def changed(shape: Shape, changes: Mapping[str, Any], gpu_mib: float | None) -> 
         new["symmetric_gib"] = _symmetric(
             shape.version, {"enable_symm_mem": shape.symmetric_gib > 0, **changes}, changes
         )
-    if {"NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_BUFFSIZE"} & set(changes):
-        told = {"NCCL_BUFFSIZE": shape.buffer_bytes, **{k: v for k, v in changes.items() if v is not None}}
+    if _CHANNELS & set(changes):
+        held: dict[str, Any] = {"NCCL_BUFFSIZE": shape.buffer_bytes}
         if shape.channels_known:
-            told.setdefault("NCCL_MAX_NCHANNELS", shape.channels)
-        new.update(_nccl(told))
+            held["NCCL_MAX_NCHANNELS"] = shape.channels
+        new.update(_nccl({**held, **{name: changes[name] for name in _CHANNELS & set(changes)}}))
     return _regraphed(msgspec.structs.replace(shape, **new), shape, changes, gpu_mib)
 
 
+_CHANNELS = frozenset({"NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_BUFFSIZE"})
 _FIELDS = {
     "mem_fraction_static": "fraction",
     "tp_size": "tp",

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from tuner.core.fit import ROUNDING_GIB, Capture, fit_captures, least
-from tuner.core.forecast import HEADROOM_GIB, Row, differences, in_bytes, notes, verdict
+from tuner.core.forecast import HEADROOM_GIB, Row, differences, in_bytes, notes, sound, verdict
 from tuner.core.knobs import KnobTable
 from tuner.domain.forecast import Forecast, ForecastRow, Source
 from tuner.domain.starts import Figure, RankStory, Start
@@ -51,6 +51,7 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
         past: Other starts of the same LLM on this host.
         knobs: vLLM's.
     """
+    base, past = sound(base), [sound(start) for start in past]
     old, new = _read(base, {}, knobs), _read(base, changes, knobs)
     moved, said = differences(base, changes, knobs), notes(base, changes, knobs)
     totals = [rank.total_gib.value for start in (base, *past) for rank in start.ranks if rank.total_gib is not None]

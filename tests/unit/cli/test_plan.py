@@ -1,0 +1,144 @@
+"""`plan` as it is called: text and JSON, exit codes, one clear line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.golden_starts import GOLDEN
+from tuner.cli import run
+from tuner.cli.paper import Paper
+from tuner.cli.plan import lines
+
+REAL = GOLDEN / "real/sglang-0.5.16-2xH200"
+BASE = REAL / "base/server.log"
+WORKED = GOLDEN / "corpus/seed-1-baseline.log"
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run a command; its exit code, output and error output."""
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        code = run([str(each) for each in arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def test_a_start_that_fits(told: Any) -> None:
+    code, out, err = told("plan", "--from", BASE, "--set", "mem-fraction-static=0.968")
+    assert (code, err) == (0, "")
+    for words in (
+        "change    mem_fraction_static 0.85 → 0.968  (--mem-fraction-static)",
+        "FITS  at a fraction of 0.968: 455,566 tokens of KV",
+        "fraction  above 0.4650, up to 0.975",
+        "SGLang switches prefill CUDA graphs off",
+        "ranks 0-1",
+        "measured",
+        "formula",
+        "estimate",
+    ):
+        assert words in out, out
+    assert "\x1b" not in out, "no colour where there is no terminal"
+    assert max(len(line) for line in out.splitlines()) <= 110
+
+
+def test_a_start_that_is_refused(told: Any) -> None:
+    code, out, _ = told("plan", "--from", WORKED, "--set", "mem_fraction_static=0.55")
+    assert code == 1
+    assert "DOES NOT FIT  refused at 0.55" in out
+    assert "just above 0.7691" in out
+    assert "21.71 - 94.04 x (1 - 0.55) = -20.61 GiB" in out
+    assert "activations" not in out, "what would follow a pool that cannot be does not happen"
+
+
+def test_json_has_the_rows_of_every_rank(told: Any) -> None:
+    code, out, err = told(
+        "plan", "--from", BASE, "--from", REAL / "auto512/server.log", "--set", "cuda_graph_max_bs=512", "--json"
+    )
+    assert (code, err) == (0, "")
+    answer = json.loads(out)
+    assert answer["schema"] == 1
+    assert (answer["engine"], answer["model"]) == ("sglang", "/models/llama-68b")
+    assert answer["changes"] == [
+        {"knob": "cuda_graph_max_bs", "old": 32, "new": 512, "flag": "--cuda-graph-max-bs-decode", "env": None}
+    ]
+    plan = answer["plan"]
+    assert (plan["fit"], plan["f_min"]) == ("fits", 0.465)
+    graphs = [row for row in plan["rows"] if row["what"] == "graphs"]
+    assert [row["rank"] for row in graphs] == [0, 1]
+    assert graphs[0]["source"] == "measured"
+    assert graphs[0]["gib"] == pytest.approx(3.51, abs=0.05)
+    assert {row["source"] for row in plan["rows"]} <= {"measured", "formula", "estimate"}
+
+
+def test_no_fraction_works(told: Any) -> None:
+    code, out, _ = told("plan", "--from", WORKED, "--set", "tp=4")
+    assert code == 1
+    assert "no fraction works: the weights alone take more than is free" in out
+    assert "to make room: more GPUs" in out
+
+
+def test_a_variable_that_the_version_ignores_is_told(told: Any) -> None:
+    code, out, _ = told("plan", "--from", WORKED, "--set", "SGLANG_CUSTOM_ALLREDUCE_ALGO=1stage")
+    assert code == 0
+    assert "changes nothing in 0.5.9" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("foo=1", "SGLang has no knob foo"),
+        ("mem_fraction=0.9", "Did you mean mem_fraction_static"),
+        ("mem_fraction_static=abc", "mem_fraction_static cannot be abc: a number is meant"),
+        ("mem_fraction_static=1.5", "more than 1"),
+        ("kv_cache_dtype=fp9", "it is one of auto, fp8_e5m2"),
+        ("enable_piecewise_cuda_graph=on", "went after 0.5.9"),
+        ("bad", "A change is knob=value"),
+        ("=1", "A change is knob=value"),
+        ("\x1b[31mred=1", "has no knob"),
+    ],
+)
+def test_what_is_no_change_is_one_clear_line(told: Any, change: str, words: str) -> None:
+    code, out, err = told("plan", "--from", BASE, "--set", change)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert err.count("\n") == 1
+    assert "\x1b" not in err
+
+
+def test_logs_that_tell_nothing_are_one_clear_line(told: Any, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.log"
+    empty.write_text("hello\n")
+    for arguments in (("plan",), ("plan", "--from", tmp_path / "none.log"), ("plan", "--from", empty)):
+        code, out, err = told(*arguments)
+        assert (code, out) == (2, "")
+        assert err
+
+
+def test_the_knobs_are_listed(told: Any) -> None:
+    code, out, _ = told("plan", "--knobs")
+    assert code == 0
+    assert "mem_fraction_static  --mem-fraction-static" in out
+    assert "gpu_memory_utilization  --gpu-memory-utilization" in out
+    code, out, _ = told("plan", "--knobs", "--json")
+    known = json.loads(out)
+    assert "cuda_graph_max_bs" in [knob["name"] for knob in known["sglang"]]
+
+
+def test_a_narrow_terminal_without_letters(told: Any) -> None:
+    assert lines is not None
+    narrow = Paper(width=60, ascii=True)
+    _, out, _ = told("plan", "--from", BASE, "--json")
+    import msgspec
+
+    from tuner.cli.plan import PlanAnswer
+
+    answer = msgspec.json.decode(out.encode(), type=PlanAnswer)
+    text = list(lines(answer, "SGLang", narrow))
+    assert all(line.isascii() for line in text)

@@ -1,0 +1,120 @@
+"""The arithmetic of a server's memory, against numbers that were printed by real servers and known model layouts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tuner.core import fit
+from tuner.core.fit import Capture
+from tuner.units import GIB
+
+KIMI = fit.mla_cell(61, 512, 64, 2)
+
+
+def test_the_pool_of_the_case_it_was_born_from() -> None:
+    total, available = 94.04, 21.71
+    pool = fit.pool_gib(total, available, 0.88)
+    assert fit.tokens_for(pool, KIMI) == pytest.approx(159_277, abs=80)
+    assert fit.pool_gib(total, available, 0.55) == pytest.approx(-20.6, abs=0.05)
+    assert fit.tokens_for(fit.pool_gib(total, available, 0.55), KIMI) == 0
+    assert fit.minimum_fraction(total, available) == pytest.approx(0.7692, abs=1.01e-4)
+    assert fit.minimum_fraction(94.04, 21.70) == 0.7692
+    assert fit.fraction_of_pool(total, available, 10.42) == pytest.approx(0.88, abs=3e-4)
+
+
+def test_the_minimum_that_a_real_server_printed() -> None:
+    assert fit.minimum_fraction(138.18, 73.93) == 0.4650
+
+
+@pytest.mark.parametrize(
+    ("total", "available"), [(None, 1.0), (1.0, None), (0.0, 1.0), (math.inf, 1.0), (1.0, math.nan)]
+)
+def test_there_is_no_minimum_without_numbers(total: float | None, available: float | None) -> None:
+    assert fit.minimum_fraction(total, available) is None
+
+
+def test_a_fraction_for_tokens_gives_them() -> None:
+    fraction = fit.fraction_for_tokens(94.04, 21.71, KIMI, 100_000)
+    assert fraction is not None
+    assert fit.tokens_for(fit.pool_gib(94.04, 21.71, fraction), KIMI) == pytest.approx(100_000, abs=1)
+
+
+def test_an_advised_fraction_is_rounded_up() -> None:
+    assert fit.advised(0.7692) == 0.770
+    assert fit.advised(0.88) == 0.88
+    assert fit.advised(0.4650) == 0.465
+
+
+@pytest.mark.parametrize(
+    ("cell", "bytes_per_token"),
+    [
+        (KIMI, 70_272),
+        (fit.mha_cell(32, 8, 128, 1, 2), 131_072),
+        (fit.mha_cell(80, 8, 128, 4, 2), 81_920),
+        (fit.mha_cell(80, 8, 128, 8, 2), 40_960),
+        (fit.mha_cell(94, 4, 128, 4, 2), 48_128),
+        (fit.mha_cell(94, 4, 128, 8, 2), 48_128),
+    ],
+)
+def test_cells_of_known_models(cell: float, bytes_per_token: int) -> None:
+    assert cell == bytes_per_token
+
+
+@pytest.mark.parametrize(
+    ("size_gib", "tokens", "parts", "cell"),
+    [
+        (53.20, 348_715, 2, 163_840),
+        (69.52, 455_598, 2, 163_840),
+        (59.98, 393_099, 2, 163_840),
+        (10.42, 159_277, 1, 70_272),
+    ],
+)
+def test_a_printed_pool_tells_its_cell_to_the_byte(size_gib: float, tokens: int, parts: int, cell: int) -> None:
+    found = fit.printed_cell(size_gib, tokens, 1, parts)
+    assert found is not None
+    assert found.value == cell
+    assert found.error < 1e-3
+
+
+def test_a_small_pool_tells_its_cell_with_an_error() -> None:
+    found = fit.printed_cell(3.06, 20_000, 1, 2)
+    assert found is not None
+    assert found.value * (1 - found.error) <= 163_840 <= found.value * (1 + found.error)
+
+
+def test_tokens_come_in_whole_pages_and_keep_to_a_cap() -> None:
+    assert fit.tokens_for(1.0, 1000, 64) % 64 == 0
+    assert fit.tokens_for(1.0, 1000, 64) == GIB // 1000 // 64 * 64
+    assert fit.tokens_for(1.0, 1000, 64, 1000) == 960
+    assert fit.tokens_for(1.0, 0) == 0
+    assert fit.tokens_for(math.nan, 1000) == 0
+
+
+def test_graphs_of_a_measured_number_are_as_measured() -> None:
+    found = fit.fit_captures([Capture(8, 32, 0.11), Capture(52, 512, 0.60)], 52)
+    assert found is not None
+    assert found.measured
+    assert found.gib == 0.60
+
+
+def test_graphs_of_another_number_are_estimated_with_an_error_that_holds() -> None:
+    found = fit.fit_captures([Capture(8, 32, 0.11)], 52)
+    assert found is not None
+    assert not found.measured
+    assert abs(found.gib - 0.60) <= found.error_gib
+    between = fit.fit_captures([Capture(8, 32, 0.11), Capture(52, 512, 0.60)], 30)
+    assert between is not None
+    assert 0.11 < between.gib < 0.60
+    assert fit.fit_captures([], 8) is None
+    none = fit.fit_captures([], 0)
+    assert none is not None
+    assert none.gib == 0
+
+
+def test_nccl_buffers_by_channels_and_size() -> None:
+    assert fit.nccl_gib(16, 4 << 20) * 1024 == 160
+    assert fit.nccl_gib(16, 4 << 20, 3) * 1024 == 480
+    assert fit.nccl_gib(2, 128 << 10) * 1024 == 12
+    assert fit.nccl_gib(16, 16 << 20, 3) * 1024 == 1056

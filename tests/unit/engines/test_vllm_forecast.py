@@ -1,0 +1,132 @@
+"""Forecasts of vLLM's memory: what a share of the card leaves for the KV cache, by version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support.golden_starts import last_start
+from tuner.domain.forecast import Fit, Forecast, Source
+from tuner.domain.starts import Figure, GraphCapture, RankStory, Start
+from tuner.engines import load_engines
+from tuner.engines.vllm import memory
+from tuner.units import GIB
+
+VLLM = load_engines()["vllm"]
+
+
+def start(version: str = "0.32.0", **changes: Any) -> Start:
+    """Qwen3 8B on two cards of 80 GB: 0.92 x 79.11 - 32.30 = 40.48 GiB beside the KV cache."""
+    rank = RankStory(
+        tag="TP0",
+        number=0,
+        before_weights=Figure(78.6, 5),
+        total_gib=Figure(79.11, 5),
+        weights_gib=Figure(36.0, 2),
+        activation_gib=Figure(2.1, 5),
+        kv_gib=Figure(32.3, 3),
+        graphs=(GraphCapture(what="decode", at=4, used_gib=0.44),),
+    )
+    rank = msgspec.structs.replace(rank, **changes.pop("rank", {}))
+    made = Start(
+        engine="vllm",
+        version=version,
+        given={"model": "q", "max_model_len": 32_768, "tensor_parallel_size": 2, "max_num_batched_tokens": 8192},
+        ranks=(rank, msgspec.structs.replace(rank, tag="TP1", number=1)),
+        limits={"max_total_num_tokens": Figure(470_304, 3)},
+        ready_at=6,
+    )
+    made.given.update(changes.pop("given", {}))
+    return msgspec.structs.replace(made, settings=made.given, **changes)
+
+
+def gib(forecast: Forecast, what: str) -> float:
+    row = next(row for row in forecast.rows if row.what == what)
+    assert row.size_bytes is not None
+    return row.size_bytes / GIB
+
+
+def test_the_same_start_again_is_as_it_was() -> None:
+    again = VLLM.forecast(start(), {})
+    assert (again.fit, again.fraction, again.kv_tokens) == (Fit.FITS, 0.92, 470_304)
+    assert gib(again, "kv_pool") == pytest.approx(32.3, abs=0.01)
+    assert sum(row.size_bytes or 0 for row in again.rows if row.rank == 0) / GIB == pytest.approx(79.11, abs=0.01)
+
+
+def test_the_default_share_depends_on_the_version() -> None:
+    assert memory.default_utilisation("0.19.1") == 0.9
+    assert memory.default_utilisation("0.20.2") == 0.92
+    assert memory.default_utilisation(None) == 0.92
+    told = VLLM.effective_fraction(start())
+    assert told is not None
+    assert (told.value, told.said) == (0.92, None)
+
+
+def test_the_least_share_holds_one_whole_request() -> None:
+    low = VLLM.forecast(start(), {"gpu_memory_utilization": 0.5})
+    assert low.fit is Fit.TOO_LOW
+    assert low.f_min == pytest.approx((0.92 * 79.11 - 32.3 + 32_768 / 470_304 * 32.3) / 79.11, abs=2e-4)
+    shorter = VLLM.forecast(start(), {"gpu_memory_utilization": 0.53, "context_length": 4096})
+    assert shorter.fit is Fit.FITS
+
+
+def test_the_most_is_what_is_free_when_a_worker_starts() -> None:
+    high = VLLM.forecast(start(), {"gpu_memory_utilization": 0.99})
+    assert (high.fit, high.f_max) == (Fit.TOO_HIGH, 0.987)
+    crowded = VLLM.forecast(start(rank={"before_weights": Figure(70.0, 5)}), {})
+    assert (crowded.fit, crowded.f_max) == (Fit.TOO_HIGH, 0.884)
+
+
+def test_graphs_live_beside_the_share_before_0_20() -> None:
+    old, new = VLLM.forecast(start("0.12.0"), {}), VLLM.forecast(start(), {"enforce_eager": True})
+    assert old.f_max is not None
+    assert old.f_max < 0.987, "room for graphs is not in the share"
+    same = VLLM.forecast(start("0.12.0", given={"gpu_memory_utilization": 0.92}), {"enforce_eager": True})
+    kept = VLLM.forecast(start("0.12.0", given={"gpu_memory_utilization": 0.92}), {})
+    assert gib(same, "kv_pool") == pytest.approx(gib(kept, "kv_pool"))
+    assert gib(new, "kv_pool") == pytest.approx(32.3 + 0.44, abs=0.01), "without graphs their estimate goes to the pool"
+    off = VLLM.forecast(start(), {"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": False})
+    assert gib(off, "kv_pool") == pytest.approx(32.3 + 0.44, abs=0.01)
+
+
+def test_eight_bit_kv_doubles_the_tokens() -> None:
+    assert VLLM.forecast(start(), {"kv_cache_dtype": "fp8"}).kv_tokens == 2 * 470_304
+
+
+def test_more_tokens_in_a_step_take_more_activations() -> None:
+    more = VLLM.forecast(start(), {"max_num_batched_tokens": 32_768})
+    row = next(row for row in more.rows if row.what == "activation")
+    assert (row.source, row.size_bytes) == (Source.ESTIMATE, round(8.4 * GIB))
+    assert gib(more, "kv_pool") == pytest.approx(32.3 - 6.3, abs=0.01)
+
+
+def test_a_size_that_is_given_makes_the_share_play_no_part() -> None:
+    given = VLLM.forecast(start(), {"kv_cache_memory_bytes": 10 * GIB})
+    assert gib(given, "kv_pool") == 10
+    assert any("plays no part" in warning for warning in given.warnings)
+
+
+def test_one_rank_instead_of_two_holds_all_weights() -> None:
+    one = VLLM.forecast(start(), {"tp_size": 1})
+    assert gib(one, "weights") == 72
+    assert one.fit is Fit.NOWHERE
+    assert {row.rank for row in one.rows} == {0}
+
+
+def test_sizes_of_graphs() -> None:
+    assert len(memory.graph_sizes(512)) == 51
+    assert memory.graph_sizes(8) == [1, 2, 4, 8]
+    assert memory.largest_graph(256, 8192) == 512
+    assert memory.largest_graph(16, 8192) == 32
+    assert memory.largest_graph(256, 64) == 64
+
+
+def test_a_log_that_does_not_tell_the_card() -> None:
+    unknown = VLLM.forecast(last_start("corpus/vl-17939.log"), {})
+    assert (unknown.fit, unknown.fraction) == (Fit.UNKNOWN, 0.95)
+    assert any("the card's memory" in what for what in unknown.unknown)
+    card = start(rank={"total_gib": None, "before_weights": None})
+    assert VLLM.forecast(card, {}).fit is Fit.UNKNOWN
+    assert VLLM.forecast(card, {}, [start()]).fit is Fit.FITS, "another start on the host tells it"
