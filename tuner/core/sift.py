@@ -139,28 +139,29 @@ class Sieve:
         self._run = 0
         """Routine lines since the last that may matter."""
         self._newest: list[Kept] = []
-        """The last of these, up to `EDGE`."""
+        """The last of these, up to `EDGE`, unless they are the last of this block:"""
+        self._block = b""
         self._unsampled = 0
-        self._reach = EDGE if limits.every > BUNCH else 1 << 60
-        """Of routine lines that pass at once, how many at their end are looked at."""
+        self._all = limits.every <= BUNCH
 
     def add(self, block: bytes) -> None:
         """Whole lines, each with its end."""
         shapes = shape(block).split(b"\n")
         shapes.pop()
-        if self._dull.issuperset(shapes):
-            count = len(shapes)
-            wanted = min(max(EDGE - self._run, 0), count)
-            first = block.split(b"\n", wanted)[:wanted] if wanted else []
-            reach = min(self._reach, count)
-            self._pass(count, first, block.rsplit(b"\n", reach + 1)[-reach - 1 : -1])
-        else:
+        count = len(shapes)
+        if not self._dull.issuperset(shapes):
             self._sort(block.split(b"\n"), shapes)
+        elif self._run < EDGE or count < EDGE or self._all:
+            self._pass(block.split(b"\n"), 0, count)
+        else:
+            self._count(count)
+            self._block = block
+            self._sample()
 
     def done(self) -> Sifted:
         """What was kept; the sieve is used up."""
         if self._run > EDGE:
-            self._edge.extend(self._newest[-(self._run - EDGE) :])
+            self._edge.extend(self._last(self._run - EDGE))
         self._thin()
         return Sifted(self._lines, self._notable, self._close, self._even, self._edge, self._left_out)
 
@@ -176,20 +177,20 @@ class Sieve:
                     dull.add(form)
                 continue
             if done < index:
-                self._pass_lines(lines, done, index)
+                self._pass(lines, done, index)
             done = index + 1
             self._keep(line)
             self._tally(form)
         if done < len(shapes):
-            self._pass_lines(lines, done, len(shapes))
+            self._pass(lines, done, len(shapes))
 
     def _keep(self, line: bytes) -> None:
         if self._run > EDGE:
-            self._close.extend(self._newest[-(self._run - EDGE) :])
+            self._close.extend(self._last(self._run - EDGE))
         if len(self._close) > 2 * self._limits.routine:
             del self._close[1::2]
         self._run = 0
-        self._newest = []
+        self._newest, self._block = [], b""
         self._notable.append((self._lines, line))
         self._notable_bytes += len(line)
         self._lines += 1
@@ -202,25 +203,37 @@ class Sieve:
             if count == FLOOD and len(self._dull) < _MOST_SHAPES:
                 self._dull.add(form)
 
-    def _pass_lines(self, lines: list[bytes], start: int, end: int) -> None:
-        wanted = max(EDGE - self._run, 0)
-        self._pass(end - start, lines[start : min(start + wanted, end)], lines[max(end - self._reach, start) : end])
+    def _pass(self, lines: list[bytes], start: int, end: int) -> None:
+        """Routine lines."""
+        wanted = EDGE - self._run
+        if wanted > 0:
+            into = self._close if self._notable or self._left_out else self._edge
+            into.extend(enumerate(lines[start : min(start + wanted, end)], self._lines))
+        if self._all:
+            self._even.extend(enumerate(lines[start:end], self._lines))
+        before = self._last(EDGE) if end - start < EDGE else []
+        self._count(end - start)
+        last = lines[max(end - EDGE, start) : end]
+        self._newest = [*before, *enumerate(last, self._lines - len(last))][-EDGE:]
+        self._block = b""
+        self._sample()
 
-    def _pass(self, count: int, first: list[bytes], last: list[bytes]) -> None:
-        """Routine lines: how many, the first as far as they are wanted, the last as far as the reach."""
-        if first:
-            (self._close if self._notable or self._left_out else self._edge).extend(enumerate(first, self._lines))
+    def _count(self, count: int) -> None:
         self._lines += count
         self._run += count
-        newest = list(enumerate(last, self._lines - len(last)))
-        self._newest = newest[-EDGE:] if count >= EDGE else (self._newest + newest)[-EDGE:]
-        every = self._limits.every
         self._unsampled += count
-        if every <= BUNCH:
-            self._even.extend(newest)
-        elif self._unsampled >= every:
-            self._even.extend(self._newest[-BUNCH * (self._unsampled // every) :])
-            self._unsampled %= every
+
+    def _last(self, wanted: int) -> list[Kept]:
+        """The newest routine lines since the last that may matter, up to `EDGE`."""
+        if self._block:
+            last = self._block.rsplit(b"\n", EDGE + 1)[-EDGE - 1 : -1]
+            self._newest, self._block = list(enumerate(last, self._lines - len(last))), b""
+        return self._newest[-wanted:]
+
+    def _sample(self) -> None:
+        if not self._all and self._unsampled >= self._limits.every:
+            self._even.extend(self._last(BUNCH * (self._unsampled // self._limits.every)))
+            self._unsampled %= self._limits.every
         if len(self._even) > 2 * self._limits.routine:
             del self._even[1::2]
 

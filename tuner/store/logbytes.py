@@ -15,7 +15,7 @@ from typing import IO, NamedTuple, cast
 
 from tuner.errors import UsageProblem
 
-BLOCK = 256 * 1024
+BLOCK = 96 * 1024
 """Bytes that are looked at together: they and their shapes stay in a processor's cache."""
 HEAD = 256 * 1024
 """Bytes by which a file is judged."""

@@ -26,8 +26,10 @@ WORTH = 96 * 1024 * 1024
 """Bytes from which on another process is worth its start."""
 MOST_PROCESSES = 4
 _TYPICAL_LINE = 140
-_EVEN = 10_000
-"""Routine lines kept evenly from a log, about."""
+_WHOLE = 10_000
+"""Lines up to which a log is kept whole, about."""
+_EVEN = 4000
+"""Routine lines kept evenly from a longer one, about: more tell nothing new, and reading them costs time."""
 _TICKET = struct.Struct("=H")
 _MOST_TICKETS = 16_384
 """As many fit into any pipe."""
@@ -58,7 +60,8 @@ def pieces(sizes: Sequence[tuple[int, int, tuple[str, ...]]], limits: Limits) ->
         for fd, size, names in sizes
         for start in range(0, max(size, 1), length)
     ]
-    every = max(BUNCH, BUNCH * (total // _TYPICAL_LINE) // _EVEN)
+    lines = total // _TYPICAL_LINE
+    every = BUNCH if lines <= _WHOLE else BUNCH * lines // _EVEN
     # Both ends of a log tell the most.
     middle, ends = (part(limits, count, every) for count in (max(len(cuts), 1), min(max(len(cuts), 1), 4)))
     return [Piece(*cut, ends if index in (0, len(cuts) - 1) else middle) for index, cut in enumerate(cuts)]
