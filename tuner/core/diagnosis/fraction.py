@@ -18,6 +18,8 @@ fails at its first and largest batch size as a rule, and the sizes behind it wan
 LEAST_SPARE_GIB = 1.0
 TOO_MUCH = 0.95
 """A minimum above this leaves too little for anything else on every card: the weights do not fit."""
+_TOO_CLOSE = 5e-5
+"""At the minimum itself the pool is empty."""
 _AITER = 0.85
 """SGLang's factor for the aiter backend with long contexts (0.4.7 to 0.5.23)."""
 _LONG_CONTEXT = 8192
@@ -118,7 +120,7 @@ def raised(case: Case, told: Asked | None, *, need_gib: float = 0.0, why: str = 
         knob = told.knob if told is not None else KNOBS[case.start.engine == "vllm"]
         return case.remedy(knob, Move.RAISE, why or "the pool needs room")
     low = case.share.fraction(need_gib) / factor if need_gib else bounds.low
-    least = up(low)
+    least = up(low + _TOO_CLOSE)
     if least >= bounds.high:
         return None
     good = _known_good(case)

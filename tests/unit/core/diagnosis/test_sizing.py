@@ -1,0 +1,116 @@
+"""The pool, its fraction and its tenants, in the words of every version and with other numbers than the corpus has."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.startlogs import POOL_FRAMES, SGLang, findings
+from tuner.domain.findings import Confidence, Move
+
+OLD = "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
+NEW = (
+    "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static={f}. Raise"
+    " --mem-fraction-static above {above:.3f} (minimum viable = 1 - available/pre = {least:.4f}). If using"
+    " speculative decoding, draft weights are now counted."
+)
+TOLD = {
+    "0.4.6": OLD,
+    "0.5.2": OLD,
+    "0.5.5": OLD + " Current value: self.server_args.mem_fraction_static={f}",
+    "0.5.9": OLD + " Current value: self.server_args.mem_fraction_static={f}",
+    "0.5.12": OLD + " Current value: mem_fraction_static={f}",
+    "0.5.16": NEW,
+    "0.5.23": NEW,
+}
+
+
+def failed(version: str, fraction: float, before: float, weights: float, tp: int = 2, **more: object) -> SGLang:
+    least = weights / before
+    message = TOLD[version].format(f=fraction, least=least, above=least + 0.001)
+    log = SGLang(version, tp=tp, before=before, weights=weights, fraction=fraction, **more)  # type: ignore[arg-type]
+    return log.communicators().load().fail(message, POOL_FRAMES)
+
+
+@pytest.mark.parametrize("version", TOLD)
+@pytest.mark.parametrize(
+    ("fraction", "before", "weights"), [(0.45, 138.81, 64.26), (0.6, 78.5, 60.0), (0.3, 22.0, 15.4), (0.8, 46.7, 40.0)]
+)
+def test_a_fraction_too_low_is_told_with_its_arithmetic(
+    version: str, fraction: float, before: float, weights: float
+) -> None:
+    finding = findings(failed(version, fraction, before, weights).lines)[0]
+    least = weights / before
+    assert (finding.cause, finding.phase) == ("mem-fraction-too-low", "kv-alloc")
+    assert finding.ranks == (0, 1)
+    assert finding.confidence is Confidence.HIGH
+    values = {each.what: each.value for each in finding.evidence}
+    assert values["mem_fraction_static"] == fraction
+    assert values["pre-load avail"] == pytest.approx(before)
+    assert values["avail after weights"] == pytest.approx(before - weights)
+    assert values["minimum fraction"] == pytest.approx(least, abs=1e-4)
+    assert values["KV budget"] == pytest.approx(before * fraction - weights, abs=0.02)
+    raised = finding.remedies[0]
+    assert (raised.flag, raised.move) == ("--mem-fraction-static", Move.RAISE)
+    assert isinstance(raised.value, float) and isinstance(raised.min, float) and isinstance(raised.max, float)
+    assert least < raised.min <= raised.value <= raised.max < 1
+    assert all(remedy.move is not Move.LOWER for remedy in finding.remedies)
+
+
+def test_weights_that_nearly_fill_the_card_leave_no_fraction_that_works() -> None:
+    finding = findings(failed("0.5.9", 0.88, 94.0, 91.5).lines)[0]
+    assert finding.cause == "weights-do-not-fit"
+    assert "No fraction works" in finding.explanation
+    assert not any(remedy.knob == "mem_fraction_static" for remedy in finding.remedies)
+
+
+def test_a_poor_rank_is_somebody_elses_doing_and_not_the_fractions() -> None:
+    log = SGLang("0.5.9", tp=4, before=[94.0, 94.0, 70.0, 94.0], weights=72.0, fraction=0.88)
+    log.before = [94.0, 94.0, 74.0, 94.0]
+    log.communicators().load().fail(TOLD["0.5.9"].format(f=0.88), POOL_FRAMES)
+    finding = findings(log.lines)[0]
+    assert finding.cause == "foreign-process-on-gpu"
+    assert finding.ranks == (2,)
+    assert not any(remedy.knob == "mem_fraction_static" for remedy in finding.remedies)
+
+
+def test_lora_buffers_are_named_where_the_sums_leave_a_pool() -> None:
+    log = SGLang("0.5.9", before=78.5, weights=60.0, fraction=0.85, extra="enable_lora=True, max_loras_per_batch=8")
+    log.communicators().load().fail(TOLD["0.5.9"].format(f=0.85), POOL_FRAMES)
+    assert findings(log.lines)[0].cause == "lora-memory-unbudgeted"
+
+
+def test_without_numbers_the_direction_is_known_and_the_bound_is_not() -> None:
+    log = SGLang("0.5.9", fraction=0.55).fail(TOLD["0.5.9"].format(f=0.55), POOL_FRAMES)
+    finding = findings(log.lines)[0]
+    assert finding.cause == "mem-fraction-too-low"
+    assert finding.confidence is not Confidence.HIGH
+    assert [remedy.move for remedy in finding.remedies] == [Move.RAISE]
+    assert finding.remedies[0].value is None
+
+
+def test_a_multimodal_factor_is_in_the_sums() -> None:
+    log = SGLang("0.4.6", before=22.46, weights=18.82, fraction=0.88)
+    log.rank(0, "Automatically reduce --mem-fraction-static to 0.792 because this is a multimodal model.")
+    log.communicators().load().fail(OLD, POOL_FRAMES)
+    finding = findings(log.lines)[0]
+    values = {each.what: each.value for each in finding.evidence}
+    assert values["effective mem_fraction_static"] == 0.792
+    assert values["minimum fraction"] == pytest.approx(18.82 / 22.46 / 0.9, abs=1e-3)
+
+
+def test_the_check_for_equal_memory_blames_the_rank_that_does_not_raise() -> None:
+    message = (
+        "ValueError: The memory capacity is unbalanced. Some GPUs may be occupied by other processes."
+        " min_per_gpu_memory=70.5, local_gpu_memory=93.25, local_gpu_memory * 0.9=83.925"
+    )
+    log = SGLang("0.5.5", tp=4, before=93.25).each("Init torch distributed begin.")
+    log.fail(message, ("model_executor/model_runner.py:init_torch_distributed",), ranks=[0, 1, 3])
+    finding = findings(log.lines)[0]
+    assert finding.cause == "foreign-process-on-gpu"
+    assert finding.ranks == (2,)
+
+
+@pytest.mark.parametrize("text", ["Not enough memory to open the file", "There is Not enough memory. Sorry"])
+def test_other_words_about_memory_are_nothing(text: str) -> None:
+    log = SGLang("0.5.9").communicators().load().pool(100_000, 10.0, 8.0).capture(7.0).ready(100_000).main(text)
+    assert findings(log.lines) == ()
