@@ -10,6 +10,7 @@ from msgspec import Struct
 from tuner.core.knobs import KnobTable
 from tuner.domain.events import HttpAnswer
 from tuner.domain.forecast import Effective, Forecast
+from tuner.domain.gates import GateRules
 from tuner.domain.knobs import Spelling
 from tuner.domain.logs import Level, LogFact
 from tuner.domain.plan import EnginePlan
@@ -107,6 +108,9 @@ class Engine(Protocol):
 
     def knob(self, name: str, version: str | None) -> Spelling | None:
         """How a version spells a knob; None when it does not have it. An unknown version takes the newest spelling."""
+
+    def gates(self) -> GateRules:
+        """Its ways to add up a tensor in the order in which it tries them, and the gates before each."""
 
     def effective_fraction(self, start: Start) -> Effective | None:
         """The fraction of memory that a start really ran or failed with, where arguments, pool or error tell it."""

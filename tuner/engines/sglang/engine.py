@@ -13,6 +13,7 @@ from tuner.core.knobs import KnobTable
 from tuner.core.versions import infer
 from tuner.domain.events import HttpAnswer
 from tuner.domain.forecast import Effective, Forecast
+from tuner.domain.gates import GateRules
 from tuner.domain.knobs import Spelling
 from tuner.domain.logs import Level, LogFact
 from tuner.domain.plan import EnginePlan
@@ -20,6 +21,7 @@ from tuner.domain.readings import Reading
 from tuner.domain.server import ServerIdentity
 from tuner.domain.starts import Sign, Start
 from tuner.engines.argv import as_int, read_flags
+from tuner.engines.gates import load_gates
 from tuner.engines.knobs import load_knobs
 from tuner.engines.reader import LogReader
 from tuner.engines.sglang import forecast, http, lines, memory
@@ -113,7 +115,7 @@ class SGLang:
 
     @functools.cached_property
     def _signs(self) -> SignSet:
-        return read_signs(COMMON, Path(__file__).with_name("signs.toml"))
+        return read_signs(COMMON, *(Path(__file__).with_name(name) for name in ("signs.toml", "gates.toml")))
 
     def signs(self, message: str, *, prefixed: bool) -> Sequence[Sign]:
         """What a message says that a diagnosis needs."""
@@ -139,6 +141,10 @@ class SGLang:
     def knob(self, name: str, version: str | None) -> Spelling | None:
         """How a version spells a knob."""
         return self.knobs().spelling(name, version)
+
+    def gates(self) -> GateRules:
+        """Its ways to add up a tensor, and the gates before each."""
+        return load_gates(Path(__file__).with_name("gates.toml"))
 
     def effective_fraction(self, start: Start) -> Effective | None:
         """The fraction a start really ran or failed with."""

@@ -1,0 +1,313 @@
+"""Which all-reduce a start really runs: the rules of its engine, held against its log, its environment and its host.
+
+Pure, and the same for a log that was read from a file and for a server that is watched. Where nothing tells, a
+default is taken and said to be one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from tuner.core.engine import Engine
+from tuner.core.surroundings import environment, parts
+from tuner.core.talk import notes_of
+from tuner.core.versions import Version, at_least, in_range, parse_version
+from tuner.domain.gates import (
+    AllReduce,
+    Closing,
+    Gate,
+    GateRule,
+    GateState,
+    Hardware,
+    Look,
+    Path,
+    PathRule,
+    PathState,
+)
+from tuner.domain.starts import Sign, Start
+from tuner.domain.state import HostState, ServerState
+
+_NEWEST: Version = (1 << 20,)
+_ON = frozenset({"1", "true", "yes", "y", "on"})
+_OFF = frozenset({"0", "false", "no", "n", "off", ""})
+_LISTED = "all-reduce-backends"
+"""The sign of vLLM's own list."""
+_KEPT = 160
+"""Characters of a line that are quoted."""
+_OTHER_DEVICES = ("cpu", "xpu", "hpu", "npu", "tpu")
+
+
+def all_reduce(start: Start, engine: Engine, hardware: Hardware | None = None) -> AllReduce | None:
+    """What becomes of each way to add up a tensor.
+
+    Args:
+        start: With its environment where that could be read.
+        engine: Its engine.
+        hardware: Of its host, where that is watched.
+
+    Returns:
+        None where there is nothing to add up: one rank, or no GPU.
+    """
+    held = Held(start, engine, hardware or Hardware())
+    if held.world < 2 or not held.on_gpu:
+        return None
+    found: dict[str, Path] = {}
+    for rule in engine.gates().paths:
+        if in_range(held.version, rule.versions) and rule.platform in ("", held.hardware.platform):
+            found[rule.id] = _path(rule, held, found)
+    return AllReduce(world=held.world, paths=tuple(found.values()), notes=notes_of(start))
+
+
+class Held:
+    """What the rules of an engine are held against."""
+
+    def __init__(self, start: Start, engine: Engine, hardware: Hardware) -> None:
+        self.start = start
+        self.hardware = hardware
+        self.env = environment(start)
+        self.env_known = bool(start.env)
+        self.version = parse_version(start.version) or _NEWEST
+        self.nccl = parts(start).get("nccl")
+        self.world = engine.layout(start.settings)[0] if start.settings else len(start.ranks)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Servers on other devices have none of all this."""
+        device = str(self.start.setting("device", "device_config") or "")
+        return not device.startswith(_OTHER_DEVICES) and "cpu" not in (self.start.version or "")
+
+    def sign(self, closings: Iterable[Closing]) -> Sign | None:
+        """The first line of the log that is one of these."""
+        for closing in closings:
+            if not in_range(self.version, closing.versions):
+                continue
+            for sign in self.start.signs:
+                if sign.id == closing.sign and (not closing.text or re.search(closing.text, sign.text)):
+                    return sign
+        return None
+
+    def variable(self, *names: str) -> tuple[str, str] | None:
+        """Name and value of the first of several variables that is set."""
+        return next(((name, self.env[name]) for name in names if self.env.get(name)), None)
+
+
+def _path(rule: PathRule, held: Held, before: dict[str, Path]) -> Path:
+    gates = [_gate(gate, held, before) for gate in rule.gates if in_range(held.version, gate.versions)]
+    listed = next((sign for sign in held.start.signs if sign.id == _LISTED), None) if rule.listed else None
+    if listed is not None and not _names(listed, rule.listed):
+        told = "not in the engine's list: " + str(listed.fields.get("backends", ""))
+        gates.append(Gate(what="set up", state=GateState.CLOSED, told=told, at=listed.at))
+    proof = listed if listed is not None and _names(listed, rule.listed) else held.sign(rule.proven_by)
+    taken = any(
+        gate.state is GateState.CLOSED and wanted.test is Look.PATH
+        for gate, wanted in zip(gates, rule.gates, strict=False)
+    )
+    if proof is not None and not taken:
+        gates = [_by_proof(gate, proof) for gate in gates]
+        return Path(
+            id=rule.id,
+            title=rule.title,
+            state=PathState.PROVEN,
+            takes=rule.takes,
+            gates=tuple(gates),
+            told=words(proof),
+            at=proof.at,
+        )
+    states = {gate.state for gate in gates}
+    state = PathState.OPEN
+    if GateState.CLOSED in states:
+        state = PathState.CLOSED
+    elif GateState.UNKNOWN in states:
+        state = PathState.UNKNOWN
+    return Path(id=rule.id, title=rule.title, state=state, takes=rule.takes, gates=tuple(gates))
+
+
+def _by_proof(gate: Gate, proof: Sign) -> Gate:
+    """What is set up has passed every gate of which only a default was known."""
+    if gate.state is GateState.UNKNOWN or (gate.assumed and gate.state is GateState.CLOSED):
+        return Gate(what=gate.what, state=GateState.PASSED, told="it is set up", at=proof.at)
+    return gate
+
+
+def _gate(rule: GateRule, held: Held, before: dict[str, Path]) -> Gate:
+    closing = held.sign(rule.closed_by)
+    if closing is not None:
+        return Gate(what=rule.what, state=GateState.CLOSED, told=words(closing), at=closing.at)
+    gate = _TESTS[rule.test](rule, held, before)
+    if gate.state is GateState.UNKNOWN or gate.assumed:
+        passing = held.sign(rule.passed_by)
+        if passing is not None:
+            return Gate(what=rule.what, state=GateState.PASSED, told=words(passing), at=passing.at)
+    return gate
+
+
+def _setting(rule: GateRule, held: Held, _: dict[str, Path]) -> Gate:
+    name, value = next(
+        ((n, held.start.settings[n]) for n in (rule.name, *rule.also) if held.start.settings.get(n) is not None),
+        (rule.name, None),
+    )
+    known = value is not None or bool(held.start.settings)
+    told = f"{name}={value}" if value is not None else f"{rule.name} is not set"
+    value = rule.default if value is None else value
+    at = held.start.settings_at if known else None
+    return Gate(what=rule.what, state=_state(value, rule), told=told, at=at, assumed=not known)
+
+
+def _variable(rule: GateRule, held: Held, _: dict[str, Path]) -> Gate:
+    found = held.variable(rule.name, *rule.also)
+    if found is not None:
+        return Gate(
+            what=rule.what, state=_state(found[1], rule), told="=".join(found), at=variable_at(held.start, found[0])
+        )
+    default = "" if rule.default is None else f", and is {rule.default} then"
+    told = f"{rule.name} is not set{default}" if held.env_known else f"unless {rule.name} says otherwise"
+    return Gate(what=rule.what, state=_state(rule.default, rule), told=told, assumed=not held.env_known)
+
+
+def _world(rule: GateRule, held: Held, _: dict[str, Path]) -> Gate:
+    state = GateState.PASSED if held.world in rule.opens else GateState.CLOSED
+    return Gate(what=rule.what, state=state, told=f"{held.world} ranks", at=held.start.settings_at)
+
+
+def _nodes(rule: GateRule, held: Held, _: dict[str, Path]) -> Gate:
+    nodes = held.start.setting("nnodes")
+    if nodes in (None, 1):
+        told = "one node" if nodes == 1 else "no sign of another node"
+        return Gate(what=rule.what, state=GateState.PASSED, told=told, at=held.start.settings_at, assumed=nodes is None)
+    state = GateState.UNKNOWN if "clique" in rule.opens else GateState.CLOSED
+    return Gate(what=rule.what, state=state, told=f"{nodes} nodes", at=held.start.settings_at)
+
+
+def _nvlink(rule: GateRule, held: Held, _: dict[str, Path]) -> Gate:
+    if held.world <= rule.above:
+        return Gate(
+            what=rule.what, state=GateState.PASSED, told=f"not asked of {held.world} ranks", at=held.start.settings_at
+        )
+    full = held.hardware.full_nvlink
+    if full is None:
+        return Gate(what=rule.what, state=GateState.UNKNOWN, told="the log does not tell how the GPUs are connected")
+    state = GateState.PASSED if full else GateState.CLOSED
+    return Gate(what=rule.what, state=state, told=held.hardware.told)
+
+
+def _capability(rule: GateRule, held: Held, _: dict[str, Path]) -> Gate:
+    own = held.hardware.capability
+    if not own:
+        return Gate(what=rule.what, state=GateState.UNKNOWN, told="the log does not tell the compute capability")
+    passed = own in rule.opens or own.partition(".")[0] in rule.opens
+    state = GateState.PASSED if passed else GateState.CLOSED
+    return Gate(what=rule.what, state=state, told=f"compute capability {own}")
+
+
+def _nccl(rule: GateRule, held: Held, _: dict[str, Path]) -> Gate:
+    enough = at_least(held.nccl, str(rule.opens[0]))
+    if enough is None:
+        return Gate(what=rule.what, state=GateState.PASSED, told="NCCL's version is not told", assumed=True)
+    at = next((sign.at for sign in held.start.signs if sign.id == "nccl-version"), None)
+    return Gate(what=rule.what, state=GateState.PASSED if enough else GateState.CLOSED, told=f"NCCL {held.nccl}", at=at)
+
+
+def _other(rule: GateRule, _: Held, before: dict[str, Path]) -> Gate:
+    other = before.get(rule.name)
+    if other is None or other.state is PathState.CLOSED:
+        return Gate(what=rule.what, state=GateState.PASSED, told="" if other is None else f"{other.title} is off")
+    state = GateState.UNKNOWN if other.state is PathState.UNKNOWN else GateState.CLOSED
+    return Gate(what=rule.what, state=state, told=f"{other.title} comes first", at=other.at)
+
+
+def _line(rule: GateRule, _: Held, __: dict[str, Path]) -> Gate:
+    return Gate(what=rule.what, state=GateState.PASSED, told="no line says otherwise", assumed=True)
+
+
+_TESTS = {
+    Look.SETTING: _setting,
+    Look.ENV: _variable,
+    Look.WORLD: _world,
+    Look.NODES: _nodes,
+    Look.NVLINK: _nvlink,
+    Look.CAPABILITY: _capability,
+    Look.NCCL: _nccl,
+    Look.PATH: _other,
+    Look.LINE: _line,
+}
+
+
+def _state(value: Any, rule: GateRule) -> GateState:
+    word = plain(value)
+    opens = [plain(each) for each in rule.opens]
+    passed = word in opens or ("any" in opens and word not in ("none", "0"))
+    return GateState.PASSED if passed else GateState.CLOSED
+
+
+def plain(value: Any) -> str:
+    """A value of a setting or variable so that `True`, `1` and `yes` are one."""
+    word = "none" if value is None else str(value).strip().lower()
+    return "1" if word in _ON else "0" if word in _OFF else word
+
+
+def words(sign: Sign) -> str:
+    """What a line says, in so many words as fit."""
+    text = sign.text.split("\n")[0]
+    return text.partition(". ")[0][:_KEPT].rstrip(".")
+
+
+def variable_at(start: Start, name: str) -> int | None:
+    """Where the log shows a variable."""
+    for sign in start.signs:
+        if sign.fields.get("name") == name or sign.fields.get("variable") == name:
+            return sign.at
+    return None
+
+
+def _names(sign: Sign, backend: str) -> bool:
+    return re.search(rf"'{re.escape(backend)}'", str(sign.fields.get("backends", ""))) is not None
+
+
+# --- A server that is watched -----------------------------------------------------------------------------------------
+
+
+def hardware_of(state: HostState, server: ServerState) -> Hardware:
+    """What the GPU table tells of the GPUs that a server uses."""
+    table = state.gpu_table
+    used = sorted({rank.gpu for rank in server.ranks if rank.gpu is not None})
+    if table is None or not used:
+        return Hardware()
+    infos = [info for info in table.gpus if info.index in used]
+    capabilities = sorted((parse_version(each) or (), each) for info in infos if (each := info.compute_capability))
+    amd = any("AMD" in info.name or "Instinct" in info.name for info in infos)
+    full, told = _connected(used, table.topology, [info.nvlink_count for info in infos])
+    return Hardware(
+        full_nvlink=full,
+        capability=capabilities[0][1] if capabilities else "",
+        told=told,
+        platform="rocm" if amd else "cuda",
+    )
+
+
+def _connected(
+    used: list[int], topology: tuple[tuple[str, ...], ...] | None, links: list[int | None]
+) -> tuple[bool | None, str]:
+    """Whether every pair is connected by NVLink, and how the pairs are connected."""
+    if topology is None or max(used) >= len(topology):
+        none = bool(links) and all(count == 0 for count in links)
+        return (False, "no NVLink") if none else (None, "")
+    kinds = sorted({topology[one][other] for one in used for other in used if one != other})
+    told = f"between the GPUs: {', '.join(kinds)}"
+    if not kinds or "?" in kinds:
+        return None, told
+    return all(kind.startswith("NV") for kind in kinds), told
+
+
+def start_of(server: ServerState) -> Start:
+    """What is known of a server's start from its log, its processes and its answers."""
+    start = server.start or Start(engine=server.identity.engine)
+    return msgspec.structs.replace(
+        start,
+        version=server.version or start.version,
+        settings={**start.settings, **server.settings},
+        env=server.identity.env or {},
+    )

@@ -1,0 +1,179 @@
+"""Settings that did nothing: variables that a version does not read, that the engine or NCCL overwrote or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from msgspec import Struct
+
+from tuner.core.engine import Engine
+from tuner.core.gates import Held, plain, variable_at
+from tuner.core.talk import effective_channels
+from tuner.core.versions import in_range, parse_version
+from tuner.domain.gates import AllReduce, Hardware, OverwriteRule, PathState, VariableRule
+from tuner.domain.starts import Start
+
+_CHANNELS = (("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"), ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS"))
+_SAME = (("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS"),)
+"""Old and new name of one limit; the smaller value holds."""
+_ALWAYS_TOLD = ("NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_BUFFSIZE")
+"""Variables that NCCL reads for every communicator, and tells when it does."""
+
+
+class Ignored(Struct, frozen=True, kw_only=True):
+    """One setting that did nothing."""
+
+    name: str
+    value: str
+    why: str
+    at: int | None = None
+    """The line that shows it."""
+    became: str = ""
+    """What held instead."""
+    sure: bool = True
+    """The log says so itself, or the version is known."""
+    remedy: str = ""
+    """A value to set instead; empty: leave it out."""
+
+
+def ignored(start: Start, engine: Engine, told: AllReduce | None, hardware: Hardware | None = None) -> list[Ignored]:
+    """Settings of a start that did nothing, each once.
+
+    Args:
+        start: With its environment where that could be read.
+        engine: Its engine.
+        told: Its ways to add up a tensor; None: it has none.
+        hardware: Of its host.
+    """
+    held = Held(start, engine, hardware or Hardware())
+    found: dict[str, Ignored] = {}
+    for each in (*_refused(start), *_overwritten(held, engine), *_unread(held, engine, told), *_channels(held)):
+        found.setdefault(each.name, each)
+    return list(found.values())
+
+
+def _refused(start: Start) -> Iterator[Ignored]:
+    """NCCL says that a number is none."""
+    for sign in start.signs:
+        if sign.id == "nccl-env-invalid":
+            default = str(sign.fields["default"])
+            yield Ignored(
+                name=str(sign.fields["name"]),
+                value=str(sign.fields["value"]),
+                why="NCCL takes whole numbers without a unit, and used its default"
+                + (f" {default}" if not default.startswith("-") else ""),
+                at=sign.at,
+                remedy="a plain number",
+            )
+
+
+def _unread(held: Held, engine: Engine, told: AllReduce | None) -> Iterator[Ignored]:
+    for rule in engine.gates().variables:
+        value = held.env.get(rule.name)
+        if value is None or plain(value) in {plain(each) for each in rule.unset}:
+            continue
+        at = variable_at(held.start, rule.name)
+        version = parse_version(held.start.version)
+        if rule.reads == "none" or (version is not None and not in_range(version, rule.reads)):
+            why = rule.why.format(version=f"{engine.title} {held.start.version}")
+            yield Ignored(
+                name=rule.name,
+                value=value,
+                why=why,
+                at=at,
+                sure=rule.reads == "none" or not held.start.version_inferred,
+            )
+        elif (reason := _off(rule, told)) is not None:
+            yield Ignored(name=rule.name, value=value, why=reason, at=at, sure=False)
+
+
+def _off(rule: VariableRule, told: AllReduce | None) -> str | None:
+    """Why everything that a variable changes is off; None where something of it may run."""
+    paths = [path for path in told.paths if path.id in rule.acts_on] if told is not None else []
+    if not paths or any(path.state is not PathState.CLOSED for path in paths):
+        return None
+    closed = paths[0].closed
+    return f"it changes the {paths[0].title} only, which is off: {closed.told if closed is not None else ''}"
+
+
+def _overwritten(held: Held, engine: Engine) -> Iterator[Ignored]:
+    for rule in engine.gates().overwrites:
+        asked = held.start.env.get(rule.name)
+        if asked is None or parse_version(held.start.version) is None:
+            continue
+        becomes = overwritten(rule, asked, held)
+        if becomes == asked:
+            continue
+        sign = next(
+            (sign for sign in held.start.signs if sign.id == "nccl-env" and sign.fields["name"] == rule.name),
+            None,
+        )
+        if sign is not None and sign.fields["value"] == asked:
+            continue
+        yield Ignored(
+            name=rule.name,
+            value=asked,
+            why=f"{engine.title} {held.start.version} sets it itself",
+            at=None if sign is None else sign.at,
+            became=becomes,
+            sure=sign is not None or not held.start.version_inferred,
+        )
+
+
+def overwritten(rule: OverwriteRule, asked: str, held: Held) -> str:
+    """What becomes of a value that an operator set."""
+    if not in_range(held.version, rule.versions) or (rule.unless and held.start.setting(rule.unless) is True):
+        return asked
+    if rule.value.startswith("{"):
+        return str(int(held.start.setting(rule.value.strip("{}")) is True))
+    return rule.value
+
+
+def _channels(held: Held) -> Iterator[Ignored]:
+    """Limits of the number of channels that contradict each other, or what NCCL took."""
+    limits = {name: int(value) for name, value in held.env.items() if value.isdigit() and name.startswith("NCCL_M")}
+    for least, most in _CHANNELS:
+        if least in limits and most in limits and limits[least] > limits[most]:
+            yield _limit(
+                held, most, limits, f"{least}={limits[least]} is applied after it and wins", str(limits[least])
+            )
+    for old, new in _SAME:
+        if old in limits and new in limits and limits[old] != limits[new]:
+            name, other = (old, new) if limits[old] > limits[new] else (new, old)
+            yield _limit(held, name, limits, f"{other}={limits[other]} is smaller, and the smaller one holds", "")
+    took = effective_channels(held.start)
+    if took is not None:
+        for least, most in _CHANNELS:
+            if most in limits and took > limits[most] and least not in limits:
+                yield _limit(held, most, limits, f"NCCL set up {took} channels", str(took), _channels_at(held.start))
+            if least in limits and took < limits[least] and not any(name in limits for _, name in _CHANNELS):
+                yield _limit(held, least, limits, f"NCCL set up {took} channels", str(took), _channels_at(held.start))
+    yield from _untold(held, took is not None)
+
+
+def _untold(held: Held, set_up: bool) -> Iterator[Ignored]:
+    """NCCL tells what it reads, and these it did not tell: they were not in its process's environment."""
+    told = {sign.fields["name"] for sign in held.start.signs if sign.id in ("nccl-env", "nccl-env-invalid")}
+    if set_up and told:
+        for name in _ALWAYS_TOLD:
+            if name in held.start.env and name not in told:
+                yield Ignored(
+                    name=name,
+                    value=held.start.env[name],
+                    why="NCCL tells each variable that it reads, and did not tell this one",
+                    sure=False,
+                )
+
+
+def _limit(held: Held, name: str, limits: Mapping[str, int], why: str, became: str, at: int | None = None) -> Ignored:
+    return Ignored(
+        name=name,
+        value=str(limits[name]),
+        why=why,
+        at=variable_at(held.start, name) if at is None else at,
+        became=became,
+    )
+
+
+def _channels_at(start: Start) -> int | None:
+    return next((sign.at for sign in start.signs if sign.id == "nccl-channels"), None)

@@ -1,0 +1,226 @@
+"""Which all-reduce a server really runs: its engine's ways to add up a tensor, and the gates before each of them.
+
+Rules are data (`engines/NAME/gates.toml`), what they say of one start is worked out by `core.gates`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from msgspec import Struct
+
+
+class GateState(enum.StrEnum):
+    """What is known of one gate."""
+
+    PASSED = "passed"
+    CLOSED = "closed"
+    UNKNOWN = "unknown"
+
+
+class Look(enum.StrEnum):
+    """What a gate looks at."""
+
+    SETTING = "setting"
+    """A server arg, by any of its names."""
+    ENV = "env"
+    """A variable of the server's environment."""
+    WORLD = "world"
+    """Ranks of the tensor parallel group."""
+    NODES = "nodes"
+    """Hosts that the group spans."""
+    NVLINK = "nvlink"
+    """Every two GPUs of the group are connected by NVLink."""
+    CAPABILITY = "capability"
+    """Compute capability of the GPUs: `9` for its major number, `10.3` for the very one."""
+    NCCL = "nccl"
+    """Its version, at least."""
+    PATH = "path"
+    """Another way does not take the tensor first."""
+    LINE = "line"
+    """Only a line of the log tells."""
+
+
+class Closing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A line that decides a gate."""
+
+    sign: str
+    """Id of a sign of the engine."""
+    text: str = ""
+    """Regular expression that its message must contain; empty: any message."""
+    versions: str = ""
+    """Of the engine in which the line means this; empty: all."""
+
+
+class GateRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One gate as its data file has it."""
+
+    what: str
+    """What it asks for, in a few words: `one node`."""
+    test: Look
+    name: str = ""
+    """Server arg, variable or other path that is looked at."""
+    also: tuple[str, ...] = ()
+    """Its other names."""
+    opens: tuple[Any, ...] = ()
+    """Values that let it pass; `any` means every value that is set."""
+    default: Any = None
+    """Value where it is not set."""
+    above: int = 0
+    """Only groups of more ranks are asked."""
+    versions: str = ""
+    """Of the engine that have this gate, as `core.versions.in_range` reads them."""
+    closed_by: tuple[Closing, ...] = ()
+    passed_by: tuple[Closing, ...] = ()
+
+
+class PathExample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A start for which it is known what becomes of the path."""
+
+    version: str
+    ranks: int = 2
+    state: str
+    """One of `PathState`."""
+    settings: dict[str, Any] = {}
+    env: dict[str, str] = {}
+    nvlink: bool | None = None
+    capability: str = ""
+    closed: str = ""
+    """Of the gate that closes it, what it asks for."""
+
+
+class PathRule(Struct, frozen=True, kw_only=True):
+    """One way to add up a tensor, in the order in which an engine tries them."""
+
+    id: str
+    title: str
+    versions: str = ""
+    takes: str = ""
+    """Which tensors: `up to 8 MiB`."""
+    listed: str = ""
+    """Its name in vLLM's list of backends."""
+    platform: str = "cuda"
+    """Ways of other platforms are not shown."""
+    gates: tuple[GateRule, ...] = ()
+    proven_by: tuple[Closing, ...] = ()
+    """Lines that say it is set up."""
+
+
+class VariableRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A variable that people set and that does nothing in some versions."""
+
+    name: str
+    why: str
+    """Why it does nothing, in words; `{version}` is the engine's."""
+    reads: str = ""
+    """Versions that read it; `none`: no release."""
+    acts_on: tuple[str, ...] = ()
+    """Paths that it changes: where all of them are closed it does nothing."""
+    unset: tuple[str, ...] = ()
+    """Values that are as good as none."""
+    example: tuple[dict[str, Any], ...] = ()
+
+
+class OverwriteRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A variable that some versions of an engine set themselves, whatever the operator had set."""
+
+    name: str
+    versions: str
+    value: str
+    """What it becomes: `0`, or the name of a server arg in braces that makes it 0 or 1."""
+    unless: str = ""
+    """A server arg that stops it."""
+    example: tuple[dict[str, Any], ...] = ()
+
+
+class GateRules(Struct, frozen=True):
+    """All of one engine."""
+
+    paths: tuple[PathRule, ...] = ()
+    variables: tuple[VariableRule, ...] = ()
+    overwrites: tuple[OverwriteRule, ...] = ()
+
+
+class Hardware(Struct, frozen=True, kw_only=True):
+    """What is known of the GPUs of one server; None and empty: not known."""
+
+    full_nvlink: bool | None = None
+    capability: str = ""
+    """`9.0`; of the lowest GPU where they differ."""
+    told: str = ""
+    """How they are connected, in the words of the topology: `NV18`, `PHB SYS`."""
+    platform: str = "cuda"
+
+
+class Gate(Struct, frozen=True, kw_only=True):
+    """One gate of one start."""
+
+    what: str
+    state: GateState
+    told: str = ""
+    """What tells: an argument, a variable, a hardware fact, the words of a line."""
+    at: int | None = None
+    """Where the log says it, as `Evidence.at` counts."""
+    assumed: bool = False
+    """Nothing tells: the default holds as far as is known."""
+
+
+class PathState(enum.StrEnum):
+    """What becomes of one way to add up a tensor."""
+
+    PROVEN = "proven"
+    """The log says that it is set up."""
+    OPEN = "open"
+    """No gate is closed."""
+    CLOSED = "closed"
+    UNKNOWN = "unknown"
+    """No gate is closed, and of one it cannot be told."""
+
+
+class Path(Struct, frozen=True, kw_only=True):
+    """One way to add up a tensor, for one start."""
+
+    id: str
+    title: str
+    state: PathState
+    takes: str = ""
+    gates: tuple[Gate, ...] = ()
+    told: str = ""
+    """The line that proves it."""
+    at: int | None = None
+
+    @property
+    def closed(self) -> Gate | None:
+        """The first gate that is closed."""
+        return next((gate for gate in self.gates if gate.state is GateState.CLOSED), None)
+
+    @property
+    def unsure(self) -> Gate | None:
+        """The first gate of which nothing is known."""
+        return next((gate for gate in self.gates if gate.state is GateState.UNKNOWN), None)
+
+
+class Note(Struct, frozen=True, kw_only=True):
+    """Something else that decides how fast ranks talk: what NCCL did, which graphs there are not."""
+
+    what: str
+    value: str
+    at: int | None = None
+    good: bool | None = None
+    """False: it is slower than it could be."""
+
+
+class AllReduce(Struct, frozen=True, kw_only=True):
+    """How one start adds up its tensors."""
+
+    world: int
+    """Ranks that do it together."""
+    paths: tuple[Path, ...]
+    """In the order in which they are tried; the last takes everything."""
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def used(self) -> tuple[Path, ...]:
+        """Those that are not closed."""
+        return tuple(path for path in self.paths if path.state is not PathState.CLOSED)
