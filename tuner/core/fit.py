@@ -118,12 +118,14 @@ def printed_cell(size_gib: float, tokens: int, page: int = 1, parts: int = 1) ->
 def cell_bytes(start: Start) -> Cell | None:
     """The cell of a start by its own log, the best of what its ranks print; None before the pool is allocated."""
     page = _int(start.setting("page_size", "block_size")) or 1
+    limit = start.limits.get("max_total_num_tokens")
     parts = 2 if any(f.kind == "kv-pool" and "V size" in f.text for f in start.facts) else 1
     cells = [
         cell
         for rank in start.ranks
-        if rank.kv_gib is not None and rank.kv_tokens is not None
-        if (cell := printed_cell(rank.kv_gib.value, int(rank.kv_tokens.value), page, parts)) is not None
+        # Up to 0.4.4 the line of the pool has no tokens; the line at the end of the start has.
+        if rank.kv_gib is not None and (tokens := rank.kv_tokens or limit) is not None
+        if (cell := printed_cell(rank.kv_gib.value, int(tokens.value), page, parts)) is not None
     ]
     return min(cells, key=lambda cell: cell.error, default=None)
 

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from tuner.core.fit import minimum_fraction
 from tuner.core.knobs import KnobTable
+from tuner.core.quantity import to_gib
 from tuner.domain.forecast import Fit, Forecast, ForecastRow, Source
 from tuner.domain.starts import Figure, RankStory, Start
 from tuner.units import GIB
@@ -21,6 +22,7 @@ LITTLE_GIB = 4.0
 """Less than this left is worth a word."""
 _MOST_GIB = 1 << 16
 _MOST_TOKENS = 1 << 44
+_AFTER_POOL = frozenset({"autotune", "graph-capture", "warmup", "prefill", "decode", "runtime"})
 _ACTIVATION_GIB = 192 / (1 << 20)
 """Activations of one token of a prefill step: 1.5 GiB for 8,192 tokens. Large models measured 0.6 to 2.4."""
 
@@ -105,6 +107,21 @@ def activation_need(starts: Iterable[Start], tokens: int) -> Row:
         return Row(max(seen), Source.MEASURED, 0.0, "the most that was seen while serving")
     note = f"{tokens} tokens x 192 KiB" + (f"; {max(seen):.2f} GiB were seen" if seen else "")
     return Row(estimate, Source.ESTIMATE, max(0.5, estimate * 0.6), note)
+
+
+def shortage_gib(start: Start) -> float | None:
+    """What a start that ran out of memory after its pool was allocated lacked at least; None where it did not.
+
+    Memory that other processes hold is no need of this one: then nothing is concluded.
+    """
+    if not any("out of memory" in failure.message and failure.phase in _AFTER_POOL for failure in start.failures):
+        return None
+    lacking = []
+    for sign in start.signs:
+        tried, free = (to_gib(sign.fields.get(name)) for name in ("tried", "free"))
+        if sign.id == "cuda-oom" and not sign.fields.get("others") and tried is not None and free is not None:
+            lacking.append(max(0.0, tried - free))
+    return max(lacking, default=None)
 
 
 def interval(total: float, available: float, beside: float) -> tuple[float | None, float | None]:

@@ -192,6 +192,28 @@ def test_no_fraction_works_where_the_weights_do_not_fit() -> None:
     assert any("more GPUs" in warning for warning in halved.warnings)
 
 
+@pytest.mark.parametrize(("name", "needed"), [("sg-5285", 14.17), ("sg-12306", 11.06)])
+def test_a_start_that_ran_out_of_memory_does_not_fit_again(name: str, needed: float) -> None:
+    failed = last_start(f"corpus/{name}.log")
+    again = SGLANG.forecast(failed, {})
+    assert again.fit is Fit.TOO_HIGH
+    assert any(f"{needed:.2f} GiB beside the static share were not enough" in warning for warning in again.warnings)
+    assert again.f_max is not None
+    lower = SGLANG.forecast(failed, {"mem_fraction_static": again.f_max})
+    assert lower.fit is Fit.FITS
+
+
+def test_a_request_that_no_fraction_serves_bounds_nothing() -> None:
+    huge = SGLANG.forecast(last_start("corpus/sg-14907.log"), {})
+    assert huge.fit is Fit.FITS
+
+
+def test_tokens_that_only_the_last_line_of_a_start_tells() -> None:
+    old = last_start("corpus/sg-4048.log")
+    assert all(rank.kv_tokens is None for rank in old.ranks)
+    assert SGLANG.forecast(old, {}).kv_tokens == pytest.approx(59_868, rel=1e-3)
+
+
 # Composed starts
 
 

@@ -6,7 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tuner.core import fit
-from tuner.core.forecast import HEADROOM_GIB, Row, activation_need, differences, interval, notes, sound, verdict
+from tuner.core.forecast import (
+    HEADROOM_GIB,
+    Row,
+    activation_need,
+    differences,
+    interval,
+    notes,
+    shortage_gib,
+    sound,
+    verdict,
+)
 from tuner.core.knobs import KnobTable
 from tuner.core.versions import since
 from tuner.domain.forecast import Forecast, Source
@@ -26,6 +36,8 @@ _FIXED_GIB = 0.35
 """Of what distributed initialisation takes, what is no buffer of NCCL: 0.32 to 0.44 on the two hosts measured."""
 _CUSTOM_GIB = 24 / 1024
 """Buffers of custom all-reduce on each GPU: two of 8 MiB and 8 MiB of rank data."""
+_MOST_BESIDE = 0.25
+"""Of T. What needs more beside the static share is one request's logits or a leak, and no matter of the fraction."""
 _SCALED_ERROR = 0.1
 """Of the weights that move to or from other ranks: embeddings and shared parts are not divided."""
 
@@ -61,7 +73,9 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
     terms = _terms(base, past, old, new, total, available, cell)
     plan = _plan(base, past, old, new, terms, cell, fraction)
     rows, beside, left = rank_rows(plan)
-    f_min, f_max = interval(terms.total, terms.available, beside + HEADROOM_GIB)
+    lacked, note = _lacked(base, old, new, total)
+    said += note
+    f_min, f_max = interval(terms.total, terms.available, max(beside, lacked) + HEADROOM_GIB)
     if new.cap is not None and plan.tokens >= new.cap - new.page and left >= HEADROOM_GIB:
         f_max = 1.0
     sized = fraction is not None and cell is not None
@@ -69,6 +83,23 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
         fraction, f_min, f_max, plan.tokens if sized else None, rows=rows if sized else (), unknown=unknown,
         changed=moved, warnings=[*said, *(warnings_of(plan) if sized else ())], helps=_helps(new),
     )  # fmt: skip
+
+
+def _lacked(base: Start, old: Shape, new: Shape, total: float) -> tuple[float, list[str]]:
+    """What a start that ran out of memory beside its pool would have needed there at least, and a word about it.
+
+    The number holds for the same graphs and the same chunk; with others only the word does.
+    """
+    effective, shortage = memory.effective_fraction(base), shortage_gib(base)
+    if effective is None or shortage is None or memory.capped(base):
+        return 0.0, []
+    needed = total * (1 - effective.value) + shortage
+    if needed > total * _MOST_BESIDE:
+        return 0.0, []
+    note = f"the start it is made from ran out of memory: {needed:.2f} GiB beside the static share were not enough"
+    sizes = (new.decode_sizes, new.prefill_graphs, new.chunk, new.tp, new.drafts)
+    same = sizes == (old.decode_sizes, old.prefill_graphs, old.chunk, old.tp, old.drafts)
+    return (needed if same else 0.0), [note]
 
 
 def _plan(
