@@ -238,6 +238,12 @@ _CAUSES = (
         "A kernel fault or corrupted state. It is reported later than it happens, so the shown frame is not the cause;"
         " errors of other ranks are consequences.",
     ),
+    Cause(
+        "gpu-hardware",
+        "The GPU reports a hardware fault",
+        "Uncorrectable memory errors, a broken link, or a card that fell off the bus (Xid 48, 63, 79, 94 and others)."
+        " No setting causes or mends it: reset or replace the card.",
+    ),
     # Arguments and environment
     Cause("bad-argument", "An argument was refused", "The engine refuses a flag, a value or a combination."),
     Cause("model-not-found", "The LLM's files were not found", "A path, name or revision that leads to no usable LLM."),

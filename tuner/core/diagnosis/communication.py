@@ -100,8 +100,11 @@ def _cuda_out_of_memory(case: Case) -> Sign | None:
 def p2p_unsupported(case: Case) -> Finding | None:
     """Two GPUs cannot map each other's memory."""
     sign = case.root_sign("peer-access-unsupported")
+    if sign is None and case.root_sign(*_NCCL) is not None:
+        sign = next(iter(case.signs("peer-access-unsupported")), None)
     if sign is None:
         return None
+    nccl = case.root_sign(*_NCCL) is not None
     gpus = case.arg("tp_size", "tensor_parallel_size") or Evidence(what="tp_size", value=case.layout.tp)
     return case.finding(
         "p2p-unsupported",
@@ -114,6 +117,7 @@ def p2p_unsupported(case: Case) -> Finding | None:
         ],
         remedies=[
             without_custom_all_reduce(case, "NCCL takes over, and needs no peer access"),
+            variable(case, "NCCL_P2P_DISABLE", Move.SET, "NCCL goes through host memory", "1") if nccl else None,
             case.remedy("enable_p2p_check", Move.SET, "tests peer access at the start instead of assuming it",
                         value=True),
             case.advice("topology", "nvidia-smi topo -p2p r shows which pairs have peer access"),
@@ -172,7 +176,7 @@ def _pool(case: Case) -> Figure | None:
 def capture_hangs(case: Case) -> Finding | None:
     """The watchdog of torch ended a collective that began during the capture."""
     sign = case.root_sign("nccl-watchdog")
-    if sign is None or case.phase != "graph-capture":
+    if sign is None or not capturing(case, sign.at):
         return None
     hung = sorted({rank for s in case.signs("nccl-watchdog") if isinstance(rank := s.fields.get("rank"), int)})
     work = next((s for s in case.signs("nccl-work") if s.fields.get("rank") == sign.fields.get("rank")), None)
@@ -205,8 +209,18 @@ def capture_hangs(case: Case) -> Finding | None:
         wrong_advice=no_memory_advice(case),
         refuted_by="an error of another rank before this line, in this log or in another node's",
         ranks=tuple(hung) or case.ranks,
+        phase="graph-capture",
         confidence=Confidence.MEDIUM,
     )  # fmt: skip
+
+
+def capturing(case: Case, at: int) -> bool:
+    """Whether any rank had begun to capture, and nothing was served yet: the line of one rank may be missing."""
+    if case.phase == "graph-capture":
+        return True
+    served = case.start.ready_at is not None or any(batch.at < at for batch in case.start.batches)
+    begun = any(span.phase == "graph-capture" for rank in case.start.ranks for span in rank.phases)
+    return begun and not served
 
 
 def progress(case: Case, before: int) -> Evidence | None:
@@ -244,6 +258,7 @@ def rendezvous(case: Case) -> Finding | None:
     peer = next((s for s in all_of_them if s.fields.get("peer_host")), None)
     joined = next((s for s in all_of_them if "joined" in s.fields), None)
     host = f" {peer.fields['peer_host']}:{peer.fields.get('peer_port', '')}".rstrip(":") if peer is not None else ""
+    loops = peer is not None and str(peer.fields["peer_host"]).startswith("127.")
     v6 = ":" in str(case.setting("host") or "") or "[" in str(case.setting("dist_init_addr") or "")
     return case.finding(
         "multinode-rendezvous-timeout",
@@ -265,6 +280,8 @@ def rendezvous(case: Case) -> Finding | None:
                    f"{'an IPv4' if v6 else 'the'} address of node 0 that every node reaches, and a free port there"),
             variable(case, "GLOO_SOCKET_IFNAME", Move.SET, "the interface that leads to the other nodes"),
             variable(case, "NCCL_SOCKET_IFNAME", Move.SET, "the same for NCCL"),
+            case.advice("/etc/hosts", "this host's own name must not lead to 127.0.1.1: others cannot reach that")
+            if loops else None,
             case.advice("nodes", "every node started, with one --nnodes and its own --node-rank; the port open"),
         ],
         refuted_by="an error in another node's log from before this time-out",
@@ -275,6 +292,8 @@ def rendezvous(case: Case) -> Finding | None:
 def nccl_failed(case: Case) -> Finding | None:
     """NCCL failed for a reason that is none of the above; often it does not say which."""
     sign = case.root_sign(*_NCCL)
+    if sign is None and case.root_sign("nccl-remote-exited") is not None:
+        sign = next(iter(case.signs("nccl-ib-failure", "nccl-socket-failure")), None)
     if sign is None or case.phase not in _STARTING or case.root_sign("illegal-memory-access") is not None:
         return None
     reason, words, remedies = _nccl_reason(case)
@@ -301,6 +320,14 @@ def nccl_failed(case: Case) -> Finding | None:
 def _nccl_reason(case: Case) -> tuple[Evidence | None, str, list[Remedy | None]]:
     """What NCCL says itself, what that means, and what helps."""
     lock = case.sign("memlock", "nccl-ib-failure")
+    if lock is not None and "memory" not in lock.text and lock.id != "memlock":
+        return (
+            Evidence(what="NCCL", value=str(lock.fields.get("error") or lock.fields.get("call") or ""), at=lock.at),
+            "A network card of InfiniBand or RoCE, or the way to the other node, failed a transfer of NCCL's.",
+            [variable(case, "NCCL_IB_HCA", Move.SET, "the cards that lead to the other nodes, and no others"),
+             variable(case, "NCCL_IB_DISABLE", Move.SET, "as a test: over sockets instead", "1"),
+             case.advice("ib", "ibstat and ib_write_bw between the nodes; for RoCE also NCCL_IB_GID_INDEX")],
+        )  # fmt: skip
     if lock is not None:
         return (
             Evidence(what="NCCL", value=str(lock.fields.get("call") or lock.fields.get("error") or ""), at=lock.at),

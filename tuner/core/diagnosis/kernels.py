@@ -1,25 +1,18 @@
-"""Causes in kernels and software: architectures, compilers, drivers, binaries, illegal accesses, hanging passes."""
+"""Causes in kernels and software: architectures, compilers, drivers, packages."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
-from tuner.core import facts as f
+from tuner.core.diagnosis import faults
+from tuner.core.diagnosis.backends import backend_of, other_attention
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.proposals import (
-    first_line,
-    no_memory_advice,
-    option,
-    variable,
-    without_custom_all_reduce,
-)
-from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy, Severity
-from tuner.domain.starts import Sign
+from tuner.core.diagnosis.proposals import first_line, no_memory_advice, option, said, variable
+from tuner.domain.findings import Confidence, Evidence, Finding, Move
 
 _UNKNOWN_ARCH = (
     "unsupported-architecture", "ptxas-failed", "processor-unknown", "gpu-unsupported-by-torch", "kernel-unsupported",
-    "architecture-required",
+    "architecture-required", "kernel-backend-unavailable", "symm-mem-table",
 )  # fmt: skip
 _TOOLS = ("toolchain-missing", "header-missing", "extension-build-failed", "jit-failed")
 _BINARIES = ("operator-missing", "version-mismatch", "import-failed")
@@ -27,9 +20,6 @@ _NO_GPU = ("Found no NVIDIA driver", "No CUDA GPUs", "not compiled with CUDA", "
            "infer device type", "nvidia-smi not found", "libcuda.so.1", "NVML Shared Library")  # fmt: skip
 _OTHER_STATE = ("system not yet initialized", "version mismatch", "initialization failed", "unsupported display driver",
                 "communicate with")  # fmt: skip
-_BACKEND_FILE = re.compile(r"/(?P<name>\w+)_backend\.py:")
-_ATTENTION = ("attention", "fmha", "mla", "flashinfer/prefill.py", "flashinfer/decode.py", "batch_decode",
-              "batch_prefill", "fa3")  # fmt: skip
 _PLENTY_GIB = 1.0
 """With less free than this, a library that cannot be initialised lacks memory."""
 _EARLY = frozenset({"args", "none", "dist-init", "cuda-init"})
@@ -44,7 +34,7 @@ def unsupported_architecture(case: Case) -> Finding | None:
         return None
     arch = next((s for s in (sign, *case.signs(*_UNKNOWN_ARCH)) if s.fields.get("arch")), None)
     compiler = sign.id in ("ptxas-failed", "processor-unknown") or "nvcc" in case.message[:4000]
-    backend = None if compiler else _backend(case)
+    backend = None if compiler else backend_of(case)
     name = str(arch.fields["arch"]) if arch is not None else "this GPU"
     who = "The compiler" if compiler else "The kernel" if backend is None else f"The backend {backend.value}"
     return case.finding(
@@ -60,7 +50,9 @@ def unsupported_architecture(case: Case) -> Finding | None:
             case.quote("error", sign, "error") or case.quote("needs", sign, "need"),
         ],
         remedies=[
-            _other_attention(case, backend) if not compiler else None,
+            other_attention(case, backend) if not compiler else None,
+            case.remedy("enable_torch_symm_mem", Move.UNSET, "its table of sizes does not know this GPU")
+            if sign.id == "symm-mem-table" else None,
             case.advice("version", "torch and triton built for CUDA 12.8 or newer know this architecture", ">=cu128")
             if compiler or backend is None else
             case.advice("version", "a newer build of the kernels may know this architecture"),
@@ -70,28 +62,6 @@ def unsupported_architecture(case: Case) -> Finding | None:
         wrong_advice=no_memory_advice(case),
         refuted_by="the same kernel running on another GPU of this model with the same packages",
     )  # fmt: skip
-
-
-def _backend(case: Case) -> Evidence | None:
-    """The backend that was running, by the stack, and by the arguments where they say the same."""
-    found = [m["name"] for frame in case.frames if (m := _BACKEND_FILE.search(frame)) is not None]
-    told = case.arg("attention_backend", "prefill_attention_backend", "decode_attention_backend")
-    if found and (told is None or told.value != found[-1]):
-        return Evidence(what="backend", value=found[-1], at=case.root.at if case.root else None)
-    stack = any(part in frame.lower() for frame in case.frames for part in _ATTENTION)
-    if told is not None and (found or stack):
-        return Evidence(what="backend", value=told.value, at=told.at)
-    return None
-
-
-def _other_attention(case: Case, backend: Evidence | None) -> Remedy | None:
-    spoken = case.message.lower()
-    attention = backend is not None or any(part in spoken for part in ("fmha", "attention", "batch_decode", "mla"))
-    if not attention:
-        return None
-    other = "flashinfer" if backend is not None and backend.value == "triton" else "triton"
-    return option(case, "attention_backend", "--attention-backend", Move.SET,
-                  "kernels that are compiled for the GPU at hand", other)  # fmt: skip
 
 
 def shared_memory_of_a_block(case: Case) -> Finding | None:
@@ -115,7 +85,7 @@ def shared_memory_of_a_block(case: Case) -> Finding | None:
                         if moe else "block sizes or stages of this kernel for this GPU"),
             case.advice("version", "newer versions choose block sizes by the GPU"),
             case.remedy("moe_runner_backend", Move.SET, "another implementation") if moe else
-            _other_attention(case, _backend(case)),
+            other_attention(case, backend_of(case)),
         ],
         wrong_advice=no_memory_advice(case),
         refuted_by="the same kernel running on a GPU of the same model",
@@ -155,7 +125,7 @@ def no_toolchain(case: Case) -> Finding | None:
         ],
         remedies=[
             variable(case, "CUDA_HOME", Move.SET, "a CUDA toolkit of version 12 or newer, with nvcc and its headers"),
-            _other_attention(case, _backend(case)) or
+            other_attention(case, backend_of(case)) or
             (option(case, "attention_backend", "--attention-backend", Move.SET, "needs no nvcc", "triton")
              if flashinfer else None),
             case.advice("packages", "the toolkit (nvcc), ninja and a C++ compiler, or prebuilt kernels"),
@@ -197,7 +167,7 @@ def no_cuda(case: Case) -> Finding | None:
         evidence=[
             case.quote("found version", sign, "found_version"),
             case.quote("CUDA error", sign, "code"),
-            Evidence(what="error", value=_said(case, sign), at=sign.at),
+            Evidence(what="error", value=said(case, sign), at=sign.at),
             case.arg("device"),
         ],
         remedies=[
@@ -228,20 +198,12 @@ def _cuda(version: object) -> str:
     return f"{int(text) // 1000}.{int(text) % 1000 // 10}" if text.isdigit() and int(text) >= 1000 else text
 
 
-def _said(case: Case, sign: Sign) -> str:
-    root = case.root
-    if root is not None and root.failure is not None and root.failure.at <= sign.at <= root.failure.end:
-        return first_line(f"{root.failure.exception}: {root.failure.message}")
-    return first_line(sign.text)
-
-
 def binaries(case: Case) -> Finding | None:
     """Packages that were not built for each other, or that are not there."""
     sign = next((s for name in _BINARIES if (s := case.root_sign(name)) is not None), None)
     if sign is None:
         return None
     missing = "No module named" in case.message
-    said = _said(case, sign)
     subject = sign.fields.get("package") or sign.fields.get("module") or sign.fields.get("library")
     return case.finding(
         "binary-mismatch",
@@ -259,7 +221,7 @@ def binaries(case: Case) -> Finding | None:
             case.quote("needed version", sign, "needed_version") or case.quote("needed version", sign, "need_version"),
             case.quote("module", sign, "module"),
             case.quote("name", sign, "name"),
-            Evidence(what="error", value=said, at=sign.at),
+            Evidence(what="error", value=said(case, sign), at=sign.at),
         ],
         remedies=[
             case.advice("packages", "install the engine with its pinned dependencies into a fresh environment, or use"
@@ -269,97 +231,6 @@ def binaries(case: Case) -> Finding | None:
         refuted_by="the import working in the same environment: python -c 'import ...'",
         phase="args" if case.phase == "none" else None,
         confidence=Confidence.MEDIUM if missing else Confidence.HIGH,
-    )  # fmt: skip
-
-
-def illegal_access(case: Case) -> Finding | None:
-    """A kernel read or wrote what it must not."""
-    sign = case.root_sign("illegal-memory-access", "device-assert", "gpu-hardware")
-    if sign is None:
-        return None
-    if case.start.ready_at is None and case.root_sign("unsupported-architecture") is not None:
-        return None
-    story = case.story
-    speculative = case.setting("speculative_algorithm", "speculative_config") is not None or case.on_stack(
-        "speculative", "eagle", "mtp"
-    )
-    xid = case.sign("xid", "gpu-hardware")
-    asserted = sign.id == "device-assert"
-    where = "a check inside a kernel failed, as with an index out of range" if asserted else \
-        "a kernel accessed memory that is not its own"  # fmt: skip
-    return case.finding(
-        "illegal-memory-access",
-        f"On this rank {where}. CUDA reports it later than it happens, at another call: the frame that is shown is"
-        " not the cause. Other ranks then lose their peer; their errors are consequences. It is not a lack of memory.",
-        evidence=[
-            case.figure("avail after capture", story.last_available if story is not None else None),
-            Evidence(what="error", value=first_line(_said(case, sign)), at=sign.at),
-            case.quote("assertion", sign, "assertion"),
-            case.quote("Xid", xid, "code") if xid is not None else None,
-            case.arg("attention_backend"),
-            case.arg("speculative_algorithm"),
-        ],
-        remedies=[
-            variable(case, "CUDA_LAUNCH_BLOCKING", Move.SET, "run again: it fails where it happens, and slowly", "1"),
-            case.advice("version", "update: such faults are mended in kernels, not by settings"),
-            option(case, "speculative_algorithm", "--speculative-algorithm", Move.UNSET,
-                   "the pass belongs to speculation: without it this kernel does not run") if speculative else None,
-            None if speculative else _other_attention(case, _backend(case)),
-            without_custom_all_reduce(case, "as a test") if case.phase == "graph-capture" else None,
-            case.advice("dmesg", "dmesg -T | grep -i xid: Xid 31 is software, 48, 63, 79 and 94 are the card") ,
-        ],
-        wrong_advice=no_memory_advice(case),
-        refuted_by="an Xid of the hardware in dmesg at that time, or the same request passing on another card",
-        confidence=Confidence.MEDIUM if asserted else Confidence.HIGH,
-    )  # fmt: skip
-
-
-def hanging_pass(case: Case) -> Finding | None:
-    """A watchdog saw a forward pass not return."""
-    root = case.root
-    sign = case.root_sign("watchdog-timeout", "rpc-timeout")
-    if sign is None and root is not None and case.phase not in ("graph-capture", "dist-init"):
-        sign = case.root_sign("nccl-watchdog")
-    if sign is None or root is None:
-        return None
-    last = next((b for b in reversed(case.start.batches) if b.at < root.at and b.kind == f.PREFILL), None)
-    newest = next((b for b in reversed(case.start.batches) if b.at < root.at), None)
-    last = last if newest is not None and last is newest else None
-    timeout = sign.fields.get("timeout_s")
-    waits = case.signs("broadcast-wait")
-    soft = sign.fields.get("soft") is True
-    ranks = case.ranks
-    if sign.id == "nccl-watchdog":
-        ranks = tuple(sorted({r for s in case.signs("nccl-watchdog") if isinstance(r := s.fields.get("rank"), int)}))
-    size = last.fields.get("new_tokens") if last is not None else None
-    after = f" after a prefill of {size} tokens" if size is not None else ""
-    return case.finding(
-        "watchdog-hang",
-        f"A forward pass{after} did not return{f' within {timeout:g} s' if timeout else ''}: a kernel or a collective"
-        " hangs. Where several ranks say so at the same time each of them waits, and the log does not tell for whom.",
-        evidence=[
-            case.quote("watchdog_timeout", sign, "timeout_s", "s"),
-            case.quote("collective timeout", sign, "timeout_ms", "ms"),
-            case.quote("collective", sign, "op"),
-            case.quote("call", sign, "call"),
-            Evidence(what="#new-token of the last prefill", value=size, unit="tokens", at=last.at)
-            if last is not None and size is not None else None,
-            Evidence(what="waits for a worker", value=len(waits), at=waits[0].at) if waits else None,
-        ],
-        remedies=[
-            case.advice("py-spy", "py-spy dump --pid PID of each rank while it hangs shows in which call"),
-            without_custom_all_reduce(case, "as a test: if it no longer hangs, that was the collective"),
-            variable(case, "NCCL_DEBUG", Move.SET, "shows which transport the ranks use", "INFO"),
-            option(case, "watchdog_timeout", "--watchdog-timeout", Move.RAISE,
-                   "only if the pass is slow and not hung (compilation, a very long prefill)")
-            if case.start.engine != "vllm" else None,
-            case.advice("dmesg", "dmesg -T | grep -i xid: a GPU that fell out hangs its peers"),
-        ],
-        wrong_advice=["the kill behind it is the watchdog's own work, not a lack of memory"],
-        refuted_by="GPU power and clocks showing work all the while: then it is slow and not hung",
-        severity=Severity.ERROR if soft else Severity.FATAL,
-        ranks=ranks or None,
-        confidence=Confidence.MEDIUM,
     )  # fmt: skip
 
 
@@ -394,7 +265,6 @@ JUDGES: tuple[Callable[[Case], Finding | None], ...] = (
     unsupported_architecture,
     no_toolchain,
     binaries,
-    illegal_access,
-    hanging_pass,
     library_not_initialised,
+    *faults.JUDGES,
 )

@@ -9,14 +9,17 @@ from tuner.core.diagnosis import checkpoints
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.proposals import first_line, option, told, variable
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
+from tuner.domain.starts import Failure
 
+_REFUSED = ("flag-conflict", "lora-rank")
+"""Refusals that are known by their words, wherever they are raised."""
 _PORTS = ("port-in-use", "rank-port-in-use")
 _CHOSEN_BY_ARGUMENT = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
 _NAMED = re.compile(r"\b[a-z][a-z0-9]*(?:_[a-z0-9]+)+\b")
 _REFUSALS = frozenset({"ValueError", "AssertionError", "ValidationError", "NotImplementedError", "TypeError",
                        "KeyError", "ArgumentError", "RuntimeError", "AttributeError"})  # fmt: skip
 _IN_ARGUMENTS = ("server_args.py", "arg_groups", "arg_utils.py", "prepare_server_args", "parse_args", "argparse.py",
-                 "create_engine_config", "vllm/config", "check_server_args", "__post_init__")  # fmt: skip
+                 "create_engine_config", "vllm/config", "check_server_args")  # fmt: skip
 
 
 def port_in_use(case: Case) -> Finding | None:
@@ -28,10 +31,13 @@ def port_in_use(case: Case) -> Finding | None:
     port = said.fields.get("port") if said is not None else None
     http = case.setting("port")
     bound = "attempting to bind on address" in sign.text or port == http
-    inside = port is not None and not bound and ("socket" in sign.text or case.root_sign("rank-port-in-use") is not None)
+    inside = (
+        port is not None and not bound and ("socket" in sign.text or case.root_sign("rank-port-in-use") is not None)
+    )
     errno = next((s for s in (sign, *case.signs(*_PORTS)) if s.fields.get("errno") is not None), None)
     ready = case.start.ready_at is not None
-    shown = port if port is not None else http
+    known = port is not None or case.start.engine == "vllm"
+    shown = port if port is not None else http if known else None
     name = f"Port {shown}" if shown is not None else "A port"
     which = "the ranks meet there" if inside else "clients are served there"
     seen = " Later lines say that the server is ready; it is not: nobody can reach it." if ready else ""
@@ -41,7 +47,7 @@ def port_in_use(case: Case) -> Finding | None:
         f"{name} is taken ({which}): an earlier server that still runs, another program, or with --network host"
         f" another container.{' SGLang asks for it only after everything is loaded.' if late else ''}{seen}",
         evidence=[
-            case.quote("port", said, "port") if said is not None else case.arg("port"),
+            case.quote("port", said, "port") if said is not None else case.arg("port") if known else None,
             case.quote("errno", errno, "errno") if errno is not None else None,
             case.quote("address", said, "address_host") if said is not None else None,
             Evidence(what="error", value=str(sign.fields.get("error") or first_line(sign.text)), at=sign.at),
@@ -239,11 +245,23 @@ def refused_by_engine(case: Case) -> Finding | None:
     failure = root.failure if root is not None else None
     if failure is None or failure.exception not in _REFUSALS:
         return None
+    if case.root_sign(*_REFUSED) is not None:
+        return _refusal(case, failure, sure=True)
     validated = case.root_sign("validation-error") is not None or failure.exception == "ValidationError"
     if not validated and not (case.phase in ("args", "none") and case.on_stack(*_IN_ARGUMENTS)):
         return None
+    if case.start.ready_at is not None or case.on_stack("run_scheduler_process", "run_engine_core"):
+        return None
     if case.start.ranks and not validated:
         return None
+    own = (failure.message_at, failure.final_at)
+    if any(s.at in own and s.kind == "failure" and s.id != "validation-error" for s in case.start.signs):
+        return None
+    return _refusal(case, failure, sure=validated)
+
+
+def _refusal(case: Case, failure: Failure, *, sure: bool) -> Finding:
+    """What the engine says, with the arguments it names."""
     said = told(case)
     flags = list(dict.fromkeys(_CHOSEN_BY_ARGUMENT.findall(failure.message)))
     names = [n for n in dict.fromkeys(_NAMED.findall(failure.message)) if n in case.start.settings or _is_knob(case, n)]
@@ -258,7 +276,7 @@ def refused_by_engine(case: Case) -> Finding | None:
         remedies=remedies or [case.advice("arguments", "what the message names; --help lists what is allowed")],
         refuted_by="the same arguments accepted by the same version",
         phase="args" if case.phase in ("none", "args") else None,
-        confidence=Confidence.HIGH if flags or names or validated else Confidence.MEDIUM,
+        confidence=Confidence.HIGH if flags or names or sure else Confidence.MEDIUM,
     )
 
 

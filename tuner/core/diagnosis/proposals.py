@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tuner.core.diagnosis.case import Case
 from tuner.domain.findings import Move, Remedy
+from tuner.domain.starts import Sign
 
 DMESG = "dmesg -T | grep -i -E 'oom|killed process'"
 """What tells the kernel's out-of-memory killer from a person's kill."""
@@ -61,3 +62,11 @@ def told(case: Case) -> str:
         if text.startswith(("Value error, ", "Assertion failed, ")):
             return text.partition(", ")[2].partition(" [type=")[0][:240]
     return first_line(root.failure.message) or root.failure.exception
+
+
+def said(case: Case, sign: Sign) -> str:
+    """The line of a sign, or the exception that carries it."""
+    root = case.root
+    if root is not None and root.failure is not None and root.failure.at <= sign.at <= root.failure.end:
+        return first_line(f"{root.failure.exception}: {root.failure.message}")
+    return first_line(sign.text)

@@ -266,8 +266,9 @@ def test_files_that_are_missing_or_damaged_while_weights_are_loaded(error: str) 
     [
         (pydantic("Model architectures ['Foo3ForCausalLM'] are not supported for now. Supported architectures:"
                   " dict_keys(['A'])"), "version"),
-        (sglang("weight-load") + raised("TP0", ("srt/models/registry.py", "load_model"), error="ValueError: FooModel"
-         " has no SGlang implementation and the Transformers implementation is not compatible with SGLang."), "version"),
+        (sglang("weight-load") + raised("TP0", ("srt/models/registry.py", "load_model"), error="ValueError: Foo"
+         " has no SGlang implementation and the Transformers implementation is not compatible with SGLang."),
+         "version"),
         (sglang_args("ValueError: The checkpoint you are trying to load has model type `qwen9` but Transformers"
                      " does not"
                      " recognize this architecture. This could be because of an issue with the checkpoint",

@@ -1,0 +1,173 @@
+"""Faults of the GPU or on it: hardware, illegal accesses, passes that do not return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tuner.core import facts as f
+from tuner.core.diagnosis.backends import backend_of, other_attention
+from tuner.core.diagnosis.case import Case
+from tuner.core.diagnosis.proposals import (
+    first_line,
+    no_memory_advice,
+    option,
+    said,
+    variable,
+    without_custom_all_reduce,
+)
+from tuner.domain.findings import Confidence, Evidence, Finding, Move, Severity
+from tuner.domain.starts import Sign
+
+_FAULTS = ("unspecified launch failure", "misaligned address", "illegal instruction was encountered",
+           "illegal address", "unknown error")  # fmt: skip
+"""What CUDA says after a kernel did something it must not."""
+_SPOILED = ("EXECUTION_FAILED", "INTERNAL_ERROR")
+_HARDWARE = frozenset({48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120})
+"""Xids that a card, its memory or its links cause, and no kernel."""
+
+
+def hardware(case: Case) -> Finding | None:
+    """The card itself, its memory or its links failed."""
+    sign = case.root_sign("gpu-hardware")
+    xid = next((s for s in case.signs("xid") if s.fields.get("code") in _HARDWARE), None)
+    if sign is None and xid is not None and (_fault(case) or case.root_sign("illegal-memory-access", "xid")):
+        sign = xid
+    if sign is None:
+        return None
+    return case.finding(
+        "gpu-hardware",
+        "The GPU reports a fault of its own: its memory, its links, or that it no longer answers. No setting of the"
+        " engine causes or mends that; other ranks lose their peer as a consequence.",
+        evidence=[
+            case.quote("error", sign, "error"),
+            case.quote("Xid", xid, "code") if xid is not None else None,
+            case.quote("bus", xid, "bus") if xid is not None else None,
+            Evidence(what="line", value=said(case, sign), at=sign.at),
+        ],
+        remedies=[
+            case.advice("dmesg", "which card, and which Xid", "dmesg -T | grep -i xid"),
+            case.advice("nvidia-smi", "nvidia-smi -q -d ECC,ROW_REMAPPER of that card"),
+            variable(case, "CUDA_VISIBLE_DEVICES", Move.SET, "leave that card out until it was reset or replaced"),
+        ],
+        wrong_advice=no_memory_advice(case),
+        refuted_by="no Xid in the kernel's log at that time",
+        confidence=Confidence.HIGH if xid is not None or sign.id == "gpu-hardware" else Confidence.MEDIUM,
+    )
+
+
+def _fault(case: Case) -> Sign | None:
+    """An error of CUDA that a fault before it leaves behind."""
+    error = case.root_sign("cuda-error")
+    if error is not None and any(text in str(error.fields.get("error", "")) for text in _FAULTS):
+        return error
+    library = case.root_sign("library-not-initialised")
+    if library is not None and str(library.fields.get("status_text", "")).endswith(_SPOILED):
+        return library
+    return None
+
+
+def _warmup_timeout(case: Case) -> Sign | None:
+    """The engine's own first request did not come back."""
+    root = case.root
+    if root is None or not ("Read timed out" in case.message or "ReadTimeout" in case.message):
+        return None
+    own = case.root_sign("warmup-failed")
+    if own is not None:
+        return own
+    header = root.failure.header if root.failure is not None else ""
+    if "warmup error" not in header:
+        return None
+    return Sign(id="warmup-failed", at=root.at, text=header)
+
+
+def illegal_access(case: Case) -> Finding | None:
+    """A kernel read or wrote what it must not."""
+    sign = case.root_sign("illegal-memory-access", "device-assert") or _fault(case)
+    if sign is None:
+        return None
+    story = case.story
+    speculative = case.setting("speculative_algorithm", "speculative_config") is not None or case.on_stack(
+        "speculative", "eagle", "mtp"
+    )
+    xid = case.sign("xid")
+    asserted = sign.id == "device-assert"
+    where = "a check inside a kernel failed, as with an index out of range" if asserted else \
+        "a kernel accessed memory that is not its own"  # fmt: skip
+    return case.finding(
+        "illegal-memory-access",
+        f"On this rank {where}. CUDA reports it later than it happens, at another call: the frame that is shown is"
+        " not the cause. Other ranks then lose their peer; their errors are consequences. It is not a lack of memory.",
+        evidence=[
+            case.figure("avail after capture", story.last_available if story is not None else None),
+            Evidence(what="error", value=first_line(said(case, sign)), at=sign.at),
+            case.quote("assertion", sign, "assertion"),
+            case.quote("Xid", xid, "code") if xid is not None else None,
+            case.arg("attention_backend"),
+            case.arg("speculative_algorithm"),
+        ],
+        remedies=[
+            variable(case, "CUDA_LAUNCH_BLOCKING", Move.SET, "run again: it fails where it happens, and slowly", "1"),
+            case.advice("version", "update: such faults are mended in kernels, not by settings"),
+            option(case, "speculative_algorithm", "--speculative-algorithm", Move.UNSET,
+                   "the pass belongs to speculation: without it this kernel does not run") if speculative else None,
+            None if speculative else other_attention(case, backend_of(case)),
+            without_custom_all_reduce(case, "as a test") if case.phase == "graph-capture" else None,
+            case.advice("dmesg", "dmesg -T | grep -i xid: Xid 31 is software, 48, 63, 79 and 94 are the card") ,
+        ],
+        wrong_advice=no_memory_advice(case),
+        refuted_by="an Xid of the hardware in dmesg at that time, or the same request passing on another card",
+        confidence=Confidence.HIGH if sign.id == "illegal-memory-access" else Confidence.MEDIUM,
+    )  # fmt: skip
+
+
+def hanging_pass(case: Case) -> Finding | None:
+    """A watchdog saw a forward pass not return."""
+    root = case.root
+    sign = case.root_sign("watchdog-timeout", "rpc-timeout") or _warmup_timeout(case)
+    if sign is None and root is not None and case.phase not in ("graph-capture", "dist-init"):
+        sign = case.root_sign("nccl-watchdog")
+    if sign is None or root is None:
+        return None
+    last = next((b for b in reversed(case.start.batches) if b.at < root.at and b.kind == f.PREFILL), None)
+    newest = next((b for b in reversed(case.start.batches) if b.at < root.at), None)
+    last = last if newest is not None and last is newest else None
+    timeout = sign.fields.get("timeout_s")
+    waits = case.signs("broadcast-wait")
+    soft = sign.fields.get("soft") is True
+    ranks = case.ranks
+    if sign.id == "nccl-watchdog":
+        ranks = tuple(sorted({r for s in case.signs("nccl-watchdog") if isinstance(r := s.fields.get("rank"), int)}))
+    size = last.fields.get("new_tokens") if last is not None else None
+    after = f" after a prefill of {size} tokens" if size is not None else ""
+    return case.finding(
+        "watchdog-hang",
+        f"A forward pass{after} did not return{f' within {timeout:g} s' if timeout else ''}: a kernel or a collective"
+        " hangs. Where several ranks say so at the same time each of them waits, and the log does not tell for whom.",
+        evidence=[
+            case.quote("watchdog_timeout", sign, "timeout_s", "s"),
+            case.quote("collective timeout", sign, "timeout_ms", "ms"),
+            case.quote("collective", sign, "op"),
+            case.quote("call", sign, "call"),
+            Evidence(what="#new-token of the last prefill", value=size, unit="tokens", at=last.at)
+            if last is not None and size is not None else None,
+            Evidence(what="waits for a worker", value=len(waits), at=waits[0].at) if waits else None,
+        ],
+        remedies=[
+            case.advice("py-spy", "py-spy dump --pid PID of each rank while it hangs shows in which call"),
+            without_custom_all_reduce(case, "as a test: if it no longer hangs, that was the collective"),
+            variable(case, "NCCL_DEBUG", Move.SET, "shows which transport the ranks use", "INFO"),
+            option(case, "watchdog_timeout", "--watchdog-timeout", Move.RAISE,
+                   "only if the pass is slow and not hung (compilation, a very long prefill)")
+            if case.start.engine != "vllm" else None,
+            case.advice("dmesg", "dmesg -T | grep -i xid: a GPU that fell out hangs its peers"),
+        ],
+        wrong_advice=["the kill behind it is the watchdog's own work, not a lack of memory"],
+        refuted_by="GPU power and clocks showing work all the while: then it is slow and not hung",
+        severity=Severity.ERROR if soft else Severity.FATAL,
+        ranks=ranks or None,
+        phase="warmup" if sign.id == "warmup-failed" else None,
+        confidence=Confidence.MEDIUM,
+    )  # fmt: skip
+
+
+JUDGES: tuple[Callable[[Case], Finding | None], ...] = (hardware, illegal_access, hanging_pass)
