@@ -15,6 +15,7 @@ from tuner.core.outcome import outcome_of
 from tuner.core.phases import by_frames, serving_frames
 from tuner.core.records import Record, engine_of, record_of
 from tuner.core.story import Layout, stories
+from tuner.core.surroundings import environment, parts
 from tuner.domain.logs import LogFact, LogLine
 from tuner.domain.server import START_PHASES, Phase
 from tuner.domain.starts import BatchLine, Failure, Figure, PhaseSpan, RankStory, Sign, Start
@@ -117,6 +118,7 @@ def start_of(lines: Sequence[LineRead], engine: Engine) -> Start:
     told = tuple(msgspec.structs.replace(failure, phase=phase_at(start, failure)) for failure in raised)
     signs.extend(sign for failure in told for sign in signs_of(failure, engine))
     start = msgspec.structs.replace(start, failures=told, signs=tuple(sorted(signs, key=lambda sign: sign.at)))
+    start = msgspec.structs.replace(start, env=environment(start), versions=parts(start))
     version, inferred = engine.infer_version(start)
     start = msgspec.structs.replace(start, version=version, version_inferred=inferred)
     return msgspec.structs.replace(start, outcome=outcome_of(start))

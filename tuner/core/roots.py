@@ -96,6 +96,8 @@ def root_of(start: Start) -> Root | None:
     if survivor is not None and is_consequence(start, survivor):
         return _of_failure(start, [x for x in start.failures if x is not gone], survivor)
     left = [sign for sign in start.signs if sign.kind == "secondary" and (end is None or sign.at < end)]
+    # An engine core that is told to end without its API server being told has lost it.
+    left = [sign for sign in left if end is None or sign.id != "engine-core-signalled"]
     if left and gone is None:
         return Root(at=left[0].at, sign=left[0], alike_signs=tuple(s for s in left[1:] if s.id == left[0].id))
     return None
@@ -103,7 +105,7 @@ def root_of(start: Start) -> Root | None:
 
 def _stands_alone(sign: Sign) -> bool:
     """The line is a failure of its own and not the forerunner of the exception behind it."""
-    return sign.id in ("watchdog-timeout", "port-in-use", "argument-error", "killed")
+    return sign.id in ("watchdog-timeout", "port-in-use", "argument-error", "killed", "native-crash", "host-oom")
 
 
 def _rank_of_witness(failure: Failure) -> tuple[int, int]:

@@ -19,13 +19,14 @@ from tuner.core.diagnosis import (
     memory,
     performance,
     serving,
+    settings,
     silence,
     sizing,
 )
 from tuner.core.diagnosis.case import Case
 from tuner.core.engine import Engine
 from tuner.core.roots import root_of
-from tuner.domain.findings import Finding
+from tuner.domain.findings import Finding, Severity
 from tuner.domain.starts import Start
 
 JUDGES = (
@@ -38,6 +39,9 @@ JUDGES = (
     *serving.JUDGES,
 )
 """Of failures, in the order in which they are asked."""
+
+
+_ORDER = tuple(Severity)
 
 
 def diagnose(start: Start, engine: Engine, past: Sequence[Start] = ()) -> tuple[Finding, ...]:
@@ -58,7 +62,7 @@ def diagnose(start: Start, engine: Engine, past: Sequence[Start] = ()) -> tuple[
     if root is not None:
         found = next((finding for judge in JUDGES if (finding := judge(case)) is not None), None)
         findings.append(found if found is not None else silence.unknown(case))
-    asides = (judge(case) for judge in (*performance.JUDGES, *gates.JUDGES))
-    findings.extend(finding for finding in asides if finding is not None)
+    asides = (judge(case) for judge in (*gates.JUDGES, *performance.JUDGES, *settings.JUDGES))
+    findings.extend(sorted((each for each in asides if each is not None), key=lambda each: _ORDER.index(each.severity)))
     causes = [finding.cause for finding in findings]
     return tuple(each for index, each in enumerate(findings) if each.cause not in causes[:index])

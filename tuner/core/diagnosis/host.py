@@ -209,5 +209,6 @@ JUDGES: tuple[Callable[[Case], Finding | None], ...] = (
     processes.crashed,
     processes.host_memory_killed,
     processes.process_ended,
+    processes.leader_gone,
     processes.peer_lost,
 )

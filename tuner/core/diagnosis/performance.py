@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import asked_of, raised
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Severity
+from tuner.domain.forecast import Fit
 from tuner.domain.starts import BatchLine, Sign
 
 _COLLAPSED = 0.5
 """A server that falls below this share of what it did before is slow."""
+_RARELY = 0.05
+_NOISE = 0.03
+"""Less than this between two rates is none."""
 _OFTEN = 5
 """SGLang's own advice calls a retraction once a minute fine."""
 _AROUND, _COMPARED = 40, 400
@@ -103,6 +107,130 @@ def refused_requests(case: Case) -> Finding | None:
     return None
 
 
+def graph_coverage(case: Case) -> Finding | None:
+    """Decode batches larger than the largest captured graph."""
+    largest = _largest_graph(case)
+    decodes = [b for b in case.start.batches if b.kind == "decode" and b.fields.get("cuda_graph") is not None]
+    outside = [
+        b for b in decodes if b.fields["cuda_graph"] is False and (b.fields.get("running") or 0) > (largest or 0)
+    ]
+    if largest is None or len(outside) < _OFTEN or len(outside) < len(decodes) * _RARELY:
+        return None
+    most = max(outside, key=lambda b: b.fields["running"])
+    inside = [b for b in decodes if b.fields["cuda_graph"] and (b.fields.get("running") or 0) > largest / 2]
+    fast, slow = (_typical(batches) for batches in (inside, outside))
+    loses = fast is not None and slow is not None and slow < fast
+    words = (
+        f"{len(outside)} of {len(decodes)} decode batches ran without a graph: up to {most.fields['running']}"
+        " requests, and"
+        f" the largest graph is for {largest}."
+    )
+    if loses:
+        words += f" Typical throughput was {slow:.0f} token/s there against {fast:.0f} with graphs."
+    wanted = max(largest * 2, most.fields["running"])
+    fits = case.engine.forecast(case.start, {"cuda_graph_max_bs": wanted}, case.past).fit
+    told = asked_of(case)
+    return case.finding(
+        "graph-coverage",
+        words,
+        severity=Severity.PERFORMANCE if loses else Severity.INFO,
+        phase="decode",
+        ranks=None,
+        evidence=[
+            Evidence(what="#running-req", value=most.fields["running"], unit="requests", at=most.at),
+            case.derived("largest graph", largest, "requests"),
+            case.derived("batches without a graph", len(outside)),
+        ],
+        remedies=[
+            case.remedy("cuda_graph_max_bs", Move.RAISE, "graphs for batches of this size", value=wanted),
+            case.remedy(told.knob, Move.LOWER, "graphs of that size need the room")
+            if told is not None and fits is Fit.TOO_HIGH else None,
+        ],
+        confidence=Confidence.HIGH if loses else Confidence.MEDIUM,
+        refuted_by="the same throughput with graphs for these batches",
+        at=outside[0].at,
+    )  # fmt: skip
+
+
+def speculation(case: Case) -> Finding | None:
+    """Speculation that costs more than it brings: against a start without it, else by what drafts must cost."""
+    if case.setting("speculative_algorithm") is None:
+        return None
+    drafted = [b for b in case.start.batches if b.kind == "decode" and (b.fields.get("accept_length") or 0) > 0]
+    if len(drafted) < _OFTEN:
+        return None
+    length = sorted(b.fields["accept_length"] for b in drafted)[len(drafted) // 2]
+    shown = min(drafted, key=lambda b: abs(b.fields["accept_length"] - length))
+    facts: list[Evidence | None] = [Evidence(what="accept len", value=shown.fields["accept_length"], at=shown.at)]
+    plain = next(
+        (start for start in case.past if start.setting("speculative_algorithm") is None and start.batches), None
+    )
+    rates = None if plain is None else _at_equal_load(drafted, plain.batches)
+    if rates is not None and rates[0] < rates[1] * (1 - _NOISE):
+        words = f"At equal load it makes {rates[0]:.0f} token/s, and {rates[1]:.0f} without a draft."
+        facts += [
+            case.derived("with", round(rates[0], 1), "token/s"),
+            case.derived("without", round(rates[1], 1), "token/s"),
+        ]
+        severity, confidence = Severity.PERFORMANCE, Confidence.HIGH
+    else:
+        needed = _break_even(case)
+        if rates is not None or needed is None or length >= needed:
+            return None
+        words = (
+            f"{length:.2f} tokens are accepted a step, and {needed:.2f} are needed to pay for the draft: its steps read"
+            " its weights, and one of the target's reads the target's."
+        )
+        facts.append(case.derived("tokens a step that pay", round(needed, 2)))
+        severity, confidence = Severity.INFO, Confidence.LOW
+    return case.finding(
+        "speculation-loses",
+        words,
+        severity=severity,
+        phase="decode",
+        ranks=None,
+        evidence=facts,
+        remedies=[
+            case.remedy("speculative_algorithm", Move.UNSET, "no draft"),
+            case.remedy("speculative_num_steps", Move.LOWER, "fewer drafts are thrown away"),
+        ],
+        confidence=confidence,
+        refuted_by="more throughput than the same server without a draft at the same load",
+        at=shown.at,
+    )
+
+
+def _largest_graph(case: Case) -> int | None:
+    sizes = [max(g.sizes) for rank in case.start.ranks for g in rank.graphs if g.sizes and "prefill" not in g.what]
+    known = case.setting("cuda_graph_max_bs_decode", "cuda_graph_max_bs")
+    captured = any(rank.graphs for rank in case.start.ranks)
+    return max(sizes) if sizes else known if captured and isinstance(known, int) else None
+
+
+def _typical(batches: Sequence[BatchLine]) -> float | None:
+    rates = sorted(b.fields["tok_s"] for b in batches if b.fields.get("tok_s"))
+    return rates[len(rates) // 2] if rates else None
+
+
+def _at_equal_load(drafted: Sequence[BatchLine], plain: Sequence[BatchLine]) -> tuple[float, float] | None:
+    """Typical rates of two starts at the load that both had most often."""
+    loads = [b.fields.get("running") for b in drafted]
+    for load in sorted({load for load in loads if load}, key=loads.count, reverse=True):
+        with_it = _typical([b for b in drafted if b.fields.get("running") == load])
+        others = [b for b in plain if b.kind == "decode" and b.fields.get("running") == load]
+        without = _typical(others)
+        if with_it is not None and without is not None and len(others) >= _OFTEN:
+            return with_it, without
+    return None
+
+
+def _break_even(case: Case) -> float | None:
+    rank, steps = case.story, case.setting("speculative_num_steps")
+    if rank is None or rank.weights_gib is None or rank.draft_weights_gib is None or not isinstance(steps, int):
+        return None
+    return 1 + steps * rank.draft_weights_gib.value / rank.weights_gib.value if rank.weights_gib.value > 0 else None
+
+
 def _throughput_around(case: Case, sign: Sign) -> tuple[tuple[float, int] | None, tuple[float, int] | None]:
     """Decode rates before and after a place: the line in the middle between the slowest and the fastest."""
     rates = [(b.fields["tok_s"], b.at) for b in case.start.batches if b.kind == "decode" and b.fields.get("tok_s")]
@@ -128,5 +256,5 @@ def _times(count: int) -> str:
     return "Once" if count == 1 else f"{count:,} times"
 
 
-JUDGES = (retractions, refused_requests)
+JUDGES = (retractions, refused_requests, graph_coverage, speculation)
 """All are asked."""

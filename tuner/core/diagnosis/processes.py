@@ -8,7 +8,7 @@ from tuner.core import facts as f
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.proposals import DMESG, container, no_memory_advice
 from tuner.core.roots import is_consequence
-from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
+from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy, Severity
 from tuner.domain.starts import Sign
 
 ENDED = ("child-died", "rank-dead", "worker-died", "engine-core-died", "killed", "sigkill")
@@ -105,6 +105,28 @@ def process_ended(case: Case) -> Finding | None:
         ranks=_numbers(case, sign),
         confidence=Confidence.LOW if lone else Confidence.MEDIUM,
     )  # fmt: skip
+
+
+def leader_gone(case: Case) -> Finding | None:
+    """An engine core of vLLM is told to end, and its API server, which would tell it, is not heard of."""
+    sign = case.root_sign("engine-core-signalled")
+    if sign is None:
+        return None
+    return case.finding(
+        "rank-died",
+        "The engine core ends because of a signal, and the API server never said that it stops: the leader was gone"
+        " already, killed or crashed, and its workers were left over until somebody ended them.",
+        evidence=[case.quote("signal to the engine core", sign, "name")],
+        remedies=[
+            case.advice("dmesg", "whether the kernel killed the leader", DMESG),
+            case.advice("gpu-processes", "ps and nvidia-smi: what the leader left over still holds memory"),
+        ],
+        severity=Severity.FATAL,
+        phase="runtime" if case.start.ready_at is not None else None,
+        ranks=None,
+        confidence=Confidence.MEDIUM,
+        refuted_by="a line of the API server about its own stop",
+    )
 
 
 def crashed(case: Case) -> Finding | None:
