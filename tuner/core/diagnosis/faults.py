@@ -66,6 +66,21 @@ def _fault(case: Case) -> Sign | None:
     return None
 
 
+def _thrown(case: Case) -> Sign | None:
+    """A crash in native code whose next words are those of an illegal access."""
+    crash = case.root_sign("native-crash")
+    if crash is None:
+        return None
+    after = next((s for s in case.start.signs if s.at > crash.at and s.kind in ("failure", "secondary")), None)
+    return (
+        after
+        if after is not None
+        and after.id in ("illegal-memory-access", "cuda-error")
+        and any(s.id == "illegal-memory-access" and s.at == after.at for s in case.start.signs)
+        else None
+    )
+
+
 def _warmup_timeout(case: Case) -> Sign | None:
     """The engine's own first request did not come back."""
     root = case.root
@@ -82,7 +97,7 @@ def _warmup_timeout(case: Case) -> Sign | None:
 
 def illegal_access(case: Case) -> Finding | None:
     """A kernel read or wrote what it must not."""
-    sign = case.root_sign("illegal-memory-access", "device-assert") or _fault(case)
+    sign = case.root_sign("illegal-memory-access", "device-assert") or _fault(case) or _thrown(case)
     if sign is None:
         return None
     story = case.story

@@ -266,6 +266,11 @@ def _refusal(case: Case, failure: Failure, *, sure: bool) -> Finding:
     flags = list(dict.fromkeys(_CHOSEN_BY_ARGUMENT.findall(failure.message)))
     names = [n for n in dict.fromkeys(_NAMED.findall(failure.message)) if n in case.start.settings or _is_knob(case, n)]
     remedies = list(_for_names(case, flags, names))
+    lora = case.root_sign("lora-rank")
+    if lora is not None:
+        rank = lora.fields.get("rank")
+        why = "at least the rank of the adapter"
+        remedies = [option(case, "max_lora_rank", "--max-lora-rank", Move.RAISE, why, rank)]
     return case.finding(
         "bad-argument",
         f"The engine refuses its arguments: {said.rstrip('.')}. Nothing was loaded yet.",

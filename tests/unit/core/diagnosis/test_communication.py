@@ -309,3 +309,32 @@ def test_one_node_has_no_other_to_wait_for() -> None:
     error = "torch.distributed.DistNetworkError: wait timeout after 600000ms, keys: /default_pg/0//cpu//0"
     text = sglang("dist-init", tp=2) + raised("TP0", INIT, error=error)
     assert verdict(text).cause != "multinode-rendezvous-timeout"
+
+
+def test_a_host_whose_own_name_leads_nowhere() -> None:
+    error = (
+        "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:144] timed out connecting: SO_ERROR: Connection"
+        " refused, remote=[127.0.1.1]:43291"
+    )
+    text = sglang("dist-init", tp=4, nnodes=2, node_rank=1) + raised("TP2", INIT, error=error) + SIGQUIT
+    finding = verdict(text)
+    assert finding.cause == "multinode-rendezvous-timeout"
+    assert "/etc/hosts" in proposed(finding)
+
+
+def test_peer_access_that_nccl_misses() -> None:
+    line = "box:1:1 [1] p2p.cc:1 NCCL WARN Cuda failure 217 'peer access is not supported between these two devices'\n"
+    finding = verdict(failed_init(UNHANDLED_CUDA, line))
+    assert finding.cause == "p2p-unsupported"
+    assert proposed(finding)["NCCL_P2P_DISABLE"] == ("set", "1")
+
+
+def test_a_transfer_that_failed_is_not_a_rank_that_died() -> None:
+    line = (
+        "box:1:1 [5] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4791> with status=12"
+        " opcode=0 len=0 vendor err 129\n"
+    )
+    error = "RuntimeError: NCCL error: remote process exited or there was a network error (run with NCCL_DEBUG=INFO)"
+    finding = verdict(failed_init(error, line))
+    assert finding.cause == "nccl-init-failure"
+    assert "NCCL_IB_HCA" in proposed(finding)

@@ -313,3 +313,66 @@ def test_a_library_that_is_not_initialised_with_memory_to_spare() -> None:
     assert (finding.cause, finding.confidence) == ("binary-mismatch", Confidence.LOW)
     short = sglang("graph-capture").replace("avail mem=11.20 GB", "avail mem=0.31 GB")
     assert verdict(short + raised("TP0", CAPTURE, error=error)).cause != "binary-mismatch"
+
+
+def test_a_thrown_illegal_access_is_found_behind_the_crash() -> None:
+    text = sglang("serving") + (
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+        "  what():  [Rank 1] Process group watchdog thread terminated with exception: CUDA error: an illegal memory"
+        " access was encountered\n"
+    )
+    assert verdict(text).cause == "illegal-memory-access"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError: CUDA error: unspecified launch failure",
+        "RuntimeError: CUDA error: misaligned address",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(handle)`",
+        "RuntimeError: CUDA error: device-side assert triggered",
+    ],
+)
+def test_what_a_fault_leaves_behind_is_less_sure(error: str) -> None:
+    finding = verdict(serving(error, DECODE))
+    assert (finding.cause, finding.confidence) == ("illegal-memory-access", Confidence.MEDIUM)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        serving("RuntimeError: CUDA error: uncorrectable ECC error encountered", DECODE),
+        sglang("serving")
+        + "[8123.7] NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus.\n"
+        + raised("TP1", DECODE, error="RuntimeError: CUDA error: unknown error"),
+    ],
+)
+def test_a_card_that_fails_is_no_fault_of_a_kernel(text: str) -> None:
+    finding = verdict(text)
+    assert (finding.cause, finding.ranks) == ("gpu-hardware", (1,))
+
+
+def test_an_xid_of_a_kernel_stays_with_the_kernel() -> None:
+    xid = "[8123.7] NVRM: Xid (PCI:0000:3b:00): 31, pid=1234, name=python3, Ch 00000010\n"
+    error = "RuntimeError: CUDA error: an illegal memory access was encountered"
+    finding = verdict(sglang("serving") + xid + raised("TP1", DECODE, error=error))
+    assert (finding.cause, shown(finding)["Xid"]) == ("illegal-memory-access", 31)
+    assert findings(sglang("serving") + xid) == ()
+
+
+def test_a_warm_up_that_does_not_come_back() -> None:
+    text = sglang("ready").rpartition("[2026-03-01 10:00:55]")[0] + (
+        "[2026-03-01 10:11:00] Initialization failed. warmup error: Traceback (most recent call last):\n"
+        '  File "/opt/sglang/srt/entrypoints/http_server.py", line 1, in _wait_and_warmup\n'
+        "requests.exceptions.ReadTimeout: HTTPConnectionPool(host='127.0.0.1', port=30000): Read timed out. (read"
+        " timeout=600)\n"
+    )
+    finding = verdict(text)
+    assert (finding.cause, finding.phase, finding.confidence) == ("watchdog-hang", "warmup", Confidence.MEDIUM)
+
+
+def test_a_table_without_this_gpu() -> None:
+    text = sglang("dist-init") + raised(
+        "TP0", ("srt/distributed/device_communicators/torch_symm_mem.py", "__init__"), error="KeyError: 12"
+    )
+    assert verdict(text).cause == "unsupported-arch"

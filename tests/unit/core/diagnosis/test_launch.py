@@ -364,3 +364,13 @@ def test_a_client_that_asks_about_ports_is_no_failure() -> None:
         " in use')\n"
     )
     assert findings(text) == ()
+
+
+def test_an_internal_port_of_sglang_that_is_not_told_is_not_guessed() -> None:
+    text = sglang_args("OSError: [Errno 98] Address already in use", ("srt/managers/io.py", "bind"))
+    assert "port" not in shown(verdict(sglang("args") + text))
+
+
+def test_an_adapter_of_a_higher_rank_raises_the_bound() -> None:
+    finding = verdict(vllm("args") + SERVE + "ValueError: LoRA rank 64 is greater than max_lora_rank 16.\n")
+    assert (finding.cause, proposed(finding)["max_lora_rank"]) == ("bad-argument", ("raise", 64))
