@@ -326,7 +326,22 @@ _CAUSES = (
         "Requests that share prefixes are served in the order they came",
         "The prefix cache hits and requests wait: an order by longest shared prefix would hit more.",
     ),
-    Cause("setting-ignored", "A setting did not take effect", "A flag or variable that this version does not read."),
+    Cause(
+        "setting-ignored",
+        "A setting did not take effect",
+        "A flag or variable that this version does not read, that the engine or NCCL overwrites or refuses, or that"
+        " changes something which is off.",
+    ),
+    Cause(
+        "risky-setting",
+        "A setting is known to do harm on some hosts",
+        "A value that hangs, crashes or corrupts where the hardware does not bear it, and nothing rules that out here.",
+    ),
+    Cause(
+        "nccl-through-host",
+        "NCCL copies between GPUs through the host's memory",
+        "Connections by shared memory between GPUs of one host, where direct copies were not forbidden: slower, safe.",
+    ),
     Cause(
         "speculation-loses",
         "Speculation does not pay",

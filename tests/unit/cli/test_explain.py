@@ -55,7 +55,8 @@ def test_the_same_as_json(told: Any) -> None:
     data = json.loads(out)
     assert code == 1
     assert (data["schema"], data["engine"], data["outcome"]) == (1, "sglang", "failed")
-    (finding,) = data["findings"]
+    finding, aside = data["findings"]
+    assert (aside["cause"], aside["severity"]) == ("setting-ignored", "info")
     assert (finding["cause"], finding["phase"], finding["ranks"]) == (
         "mem-fraction-too-low",
         "kv-alloc",

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import asked_of, down
-from tuner.domain.findings import Confidence, Evidence, Finding, Move, Severity
+from tuner.core.gates import all_reduce, words
+from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy, Severity
+from tuner.domain.gates import PathState
+from tuner.domain.starts import Sign
 
 _SLOW_STEP_S = 0.010
 """A decode step of a few requests that takes longer than this on more than two PCIe GPUs is mostly communication."""
@@ -15,7 +18,7 @@ _FEW = 4
 
 def prefill_graphs(case: Case) -> Finding | None:
     """SGLang switched prefill graphs off because the fraction leaves too little."""
-    sign = case.sign("prefill-graphs-off", "prefill-graph-gate")
+    sign = case.sign("prefill-graphs-off")
     free, wanted = (sign.fields.get(n) if sign is not None else None for n in ("free_gib", "required_gib"))
     if sign is None or not isinstance(free, int | float) or not isinstance(wanted, int | float):
         return None
@@ -27,8 +30,7 @@ def prefill_graphs(case: Case) -> Finding | None:
     return case.finding(
         "prefill-graphs-off",
         f"The fraction leaves {free:g} GiB, and prefill graphs are only captured with {wanted:g} or more: every"
-        " prefill runs"
-        " without them, and the time to the first token grows (doubled where it was measured).",
+        " prefill runs without them, and the time to the first token grows (doubled where it was measured).",
         severity=Severity.PERFORMANCE,
         phase="graph-capture",
         ranks=tuple(sorted({case.layout.number(s.rank) for s in case.signs(sign.id)})),
@@ -38,6 +40,10 @@ def prefill_graphs(case: Case) -> Finding | None:
             case.arg("mem_fraction_static"),
         ],
         remedies=[lower],
+        wrong_advice=[
+            "an explicit prefill graph backend, as the line advises: it captures into what is left, and the largest"
+            " prefill has to fit there too"
+        ],
         refuted_by="the same time to the first token with prefill graphs",
         at=sign.at,
     )
@@ -45,46 +51,84 @@ def prefill_graphs(case: Case) -> Finding | None:
 
 def custom_all_reduce(case: Case) -> Finding | None:
     """Custom all-reduce is off, by a gate or by a flag."""
-    world = case.layout.tp
-    sign = case.sign("custom-all-reduce-off")
-    if sign is not None and "PCIe" in sign.text:
-        step = _slow_step(case)
-        return case.finding(
-            "custom-ar-disabled-pcie",
-            f"{world} GPUs without full NVLink: custom all-reduce is gated off, and every small all-reduce pays NCCL's"
-            " latency. It is a limit of the topology, not an error."
-            + (f" A decode step takes {step[0] * 1000:.0f} ms." if step is not None else ""),
-            severity=Severity.PERFORMANCE if step is not None else Severity.INFO,
-            phase="decode" if step is not None else "dist-init",
-            ranks=None,
-            evidence=[
-                case.derived("GPUs in the TP group", world),
-                *(step[1] if step is not None else ()),
-                Evidence(what="gate", value=sign.text.partition(". ")[0][:160], at=sign.at),
-            ],
-            remedies=[
-                case.remedy("tp_size", Move.LOWER, "two GPUs may use it without NVLink", value=2)
-                if world > 2
-                else None,
-                case.remedy("pcie_ipc_allreduce", Move.SET, "an all-reduce made for PCIe hosts", value="1"),
-                case.remedy("nccl_p2p_level", Move.SET, "NCCL may copy directly across sockets", value="SYS"),
-            ],
-            confidence=Confidence.MEDIUM,
-            refuted_by="the same decode step with two GPUs",
-            at=sign.at,
-        )
-    if sign is None and _switched_off(case) and _would_run(case, world):
-        return case.finding(
-            "custom-ar-disabled",
-            "Custom all-reduce is switched off by a flag: NCCL does all of them.",
-            severity=Severity.INFO,
-            phase="dist-init",
-            ranks=None,
-            evidence=[case.arg("disable_custom_all_reduce")],
-            refuted_by="the flag not being set",
-            at=case.start.settings_at,
-        )
-    return None
+    told = all_reduce(case.start, case.engine)
+    ways = [path for path in told.paths if path.id.startswith("custom")] if told is not None else []
+    if told is None or not ways or any(path.state is not PathState.CLOSED for path in ways):
+        return None
+    sign = case.sign("custom-all-reduce-off", "custom-collectives-off", "custom-all-reduce-fell-back")
+    if sign is None:
+        return _by_flag(case, told.world)
+    if "PCIe" in sign.text:
+        return _for_want_of_nvlink(case, told.world, sign)
+    return case.finding(
+        "custom-ar-disabled",
+        f"{words(sign)}. NCCL adds up every tensor instead, also the small ones of decode, and takes longer for them.",
+        severity=Severity.INFO,
+        phase="dist-init",
+        ranks=None,
+        evidence=[
+            case.derived("GPUs in the TP group", told.world),
+            Evidence(what="gate", value=words(sign), at=sign.at),
+        ],
+        remedies=[_fitting_size(case, told.world, sign)],
+        confidence=Confidence.HIGH,
+        refuted_by="a later line that says it is set up",
+        at=sign.at,
+    )
+
+
+def _for_want_of_nvlink(case: Case, world: int, sign: Sign) -> Finding:
+    step = _slow_step(case)
+    return case.finding(
+        "custom-ar-disabled-pcie",
+        f"{world} GPUs without full NVLink: custom all-reduce is gated off, and every small all-reduce pays NCCL's"
+        " latency. It is a limit of the topology, not an error."
+        + (f" A decode step takes {step[0] * 1000:.0f} ms." if step is not None else ""),
+        severity=Severity.PERFORMANCE if step is not None else Severity.INFO,
+        phase="decode" if step is not None else "dist-init",
+        ranks=None,
+        evidence=[
+            case.derived("GPUs in the TP group", world),
+            *(step[1] if step is not None else ()),
+            Evidence(what="gate", value=sign.text.partition(". ")[0][:160], at=sign.at),
+        ],
+        remedies=[
+            case.remedy("tp_size", Move.LOWER, "two GPUs may use it without NVLink", value=2) if world > 2 else None,
+            case.remedy("pcie_ipc_allreduce", Move.SET, "an all-reduce made for PCIe hosts", value="1"),
+            case.remedy(
+                "nccl_p2p_level",
+                Move.SET,
+                "NCCL may copy directly across sockets; not where IOMMU or ACS is on, it hangs there",
+                value="SYS",
+            ),
+        ],
+        confidence=Confidence.MEDIUM,
+        refuted_by="the same decode step with two GPUs",
+        at=sign.at,
+    )
+
+
+def _by_flag(case: Case, world: int) -> Finding | None:
+    if not _switched_off(case) or not _would_run(case, world):
+        return None
+    return case.finding(
+        "custom-ar-disabled",
+        "Custom all-reduce is switched off by a flag: NCCL does all of them.",
+        severity=Severity.INFO,
+        phase="dist-init",
+        ranks=None,
+        evidence=[case.arg("disable_custom_all_reduce")],
+        refuted_by="the flag not being set",
+        at=case.start.settings_at,
+    )
+
+
+def _fitting_size(case: Case, world: int, sign: Sign) -> Remedy | None:
+    """A size of the group that it supports, where the size is why it is off."""
+    if "unsupported world size" not in sign.text:
+        return None
+    smaller = max((size for size in (2, 4, 6, 8) if size < world), default=None)
+    return case.remedy("tp_size", Move.SET, f"{world} ranks are none of 2, 4, 6 and 8", value=smaller)
 
 
 def _switched_off(case: Case) -> bool:
@@ -94,9 +138,15 @@ def _switched_off(case: Case) -> bool:
 
 
 def _would_run(case: Case, world: int) -> bool:
-    """Without the flag custom all-reduce would have been used, as far as the log can tell: two GPUs need no NVLink."""
-    on_gpu = case.setting("device") in (None, "cuda", "auto")
-    return on_gpu and (world == 2 or (world in (4, 6, 8) and case.sign("nccl-nvls", "nccl-nvlink") is not None))
+    """Without the flag it would have been used, as far as the log can tell: two GPUs need no NVLink."""
+    return world == 2 or (world in (4, 6, 8) and _has_switch(case))
+
+
+def _has_switch(case: Case) -> bool:
+    """NCCL found an NVSwitch: it set up channels for NVLink SHARP, or its in-network algorithm ran."""
+    return any(sign.fields.get("nvls_channels") for sign in case.signs("nccl-channels")) or any(
+        str(sign.fields.get("algorithm", "")).startswith("NVLS") for sign in case.signs("nccl-algorithm")
+    )
 
 
 def _slow_step(case: Case) -> tuple[float, Sequence[Evidence]] | None:
