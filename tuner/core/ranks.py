@@ -9,9 +9,11 @@ import msgspec
 from tuner.core import placement
 from tuner.core.engine import Engine
 from tuner.core.lifecycle import dead, rank_order
+from tuner.core.measured import with_peak
 from tuner.core.memory import combine
 from tuner.domain.gpu import GpuInfo
 from tuner.domain.readings import MemoryTerms
+from tuner.domain.server import Phase
 from tuner.domain.state import HostState, RankState, ServerState
 
 
@@ -51,8 +53,11 @@ def _with_ranks(server: ServerState, engine: Engine | None, gpus: tuple[GpuInfo,
         ranks.append(rank)
     # A rank that printed or ran and has no process any more stays, as the dead rank it is, and holds nothing.
     ranks.extend(by_tag.values())
+    serving = server.phase is Phase.READY
     ranks = [
-        msgspec.structs.replace(rank, memory=combine(rank, state.processes)) if rank.alive else dead(rank)
+        with_peak(msgspec.structs.replace(rank, memory=combine(rank, state.processes)), serving=serving)
+        if rank.alive
+        else dead(rank)
         for rank in ranks
     ]
     ordered = tuple(sorted(ranks, key=lambda r: rank_order(r.tag)))

@@ -14,6 +14,7 @@ import msgspec
 from tuner.core import explaining, lifecycle, metrics, ranks, remembered, serverlog
 from tuner.core import series as s
 from tuner.core.engine import Engine
+from tuner.core.measured import measured
 from tuner.core.predecessor import doubt_about
 from tuner.domain import events as e
 from tuner.domain.commands import AnyCommand
@@ -63,7 +64,8 @@ def reduce(state: HostState, event: e.AnyEvent, engines: Engines) -> Result:
     handler = _HANDLERS.get(type(event))
     if handler is None:
         return state, ()
-    return handler(state, event, engines)
+    after, commands = handler(state, event, engines)
+    return after, (*commands, *measured(state, after, engines))
 
 
 def _link_changed(state: HostState, event: e.LinkChanged, engines: Engines) -> Result:
@@ -149,7 +151,7 @@ def _looked_at(state: HostState, server: ServerState, engines: Engines) -> Serve
     engine = engines.get(server.identity.engine)
     if engine is None:
         return server
-    return explaining.advised(state, explaining.explained(server, engine, state.mono), engine)
+    return explaining.advised(state, explaining.explained(state, server, engine), engine)
 
 
 def _gpu_processes(state: HostState, event: e.GpuProcesses, engines: Engines) -> Result:
@@ -251,7 +253,7 @@ def _log_bytes(state: HostState, event: e.LogBytes, engines: Engines) -> Result:
     engine = engines.get(server.identity.engine)
     new = serverlog.received(server, event, engine, live=live, doubt=doubt)
     if engine is not None and not new.log.behind:
-        new = explaining.explained(new, engine, event.mono)
+        new = explaining.explained(state, new, engine)
     return _finish(state, server, new, engines)
 
 
@@ -309,7 +311,9 @@ def _old_log(state: HostState, event: e.OldLog, engines: Engines) -> Result:
 
 
 def _history(state: HostState, event: e.HistoryFound, engines: Engines) -> Result:
-    return _with(state, event.key, lambda server: msgspec.structs.replace(server, usual=event.usual)), ()
+    return _with(
+        state, event.key, lambda server: msgspec.structs.replace(server, usual=event.usual, past=event.starts)
+    ), ()
 
 
 def _problem(state: HostState, event: e.ProblemSeen, engines: Engines) -> Result:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from tuner.domain.history import StartRecord
+from tuner.domain.history import MemoryRecord, StartRecord
 
 
 class Command(Struct, frozen=True, kw_only=True):
@@ -17,6 +17,12 @@ class KeepStart(Command, frozen=True, kw_only=True):
     record: StartRecord
 
 
+class KeepMemory(Command, frozen=True, kw_only=True):
+    """Store what a start measured of its memory; one that is known is replaced."""
+
+    record: MemoryRecord
+
+
 class LookUpStarts(Command, frozen=True, kw_only=True):
     """Find what earlier starts of the same engine and LLM on this host took; answered by `HistoryFound`."""
 
@@ -27,4 +33,4 @@ class LookUpStarts(Command, frozen=True, kw_only=True):
     """Host wall clock at which the server's own process began: that start is none of the others."""
 
 
-AnyCommand = KeepStart | LookUpStarts
+AnyCommand = KeepStart | KeepMemory | LookUpStarts

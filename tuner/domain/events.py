@@ -16,6 +16,7 @@ from tuner.domain.history import UsualTimes
 from tuner.domain.link import LinkPhase
 from tuner.domain.logs import LogHit
 from tuner.domain.server import ServerIdentity
+from tuner.domain.starts import Start
 
 PROTOCOL = 1
 
@@ -251,6 +252,8 @@ class HistoryFound(Event, frozen=True, kw_only=True, tag="history"):
 
     key: str
     usual: UsualTimes
+    starts: tuple[Start, ...] = ()
+    """What the newest of them measured of their memory."""
 
 
 AnyEvent = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from tuner.domain.server import Phase
+from tuner.domain.starts import Start
 
 
 class StartRecord(Struct, frozen=True, kw_only=True):
@@ -22,6 +23,18 @@ class StartRecord(Struct, frozen=True, kw_only=True):
     """ready or failed."""
     total_s: float | None = None
     phases_s: dict[Phase, float] = {}
+
+
+class MemoryRecord(Struct, frozen=True, kw_only=True):
+    """What one start that worked measured of its memory."""
+
+    host: str
+    engine: str
+    model: str | None = None
+    started_at: float
+    """As in `StartRecord`; with host and engine it is the identity of a start."""
+    start: Start
+    """Its figures and the settings that decide memory; no lines."""
 
 
 class UsualTimes(Struct, frozen=True, kw_only=True):

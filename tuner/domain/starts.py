@@ -104,7 +104,7 @@ class Failure(Struct, frozen=True, kw_only=True):
     end: int
     rank: str | None = None
     time: float | None = None
-    phase: Phase | str = Phase.UNKNOWN
+    phase: str = Phase.UNKNOWN
     """Where that rank was; while serving `prefill`, `decode`, `idle-check` or `runtime`."""
     header: str = ""
     """`Scheduler hit an exception`, `EngineCore failed to start`, or empty."""
@@ -164,7 +164,7 @@ class Start(Struct, frozen=True, kw_only=True):
     began: float | None = None
     ended: float | None = None
     outcome: Outcome = Outcome.UNKNOWN
-    phase: Phase | str = Phase.UNKNOWN
+    phase: str = Phase.UNKNOWN
     """The furthest it came."""
     settings: dict[str, Any] = {}
     """Server args by canonical name, resolved where the engine prints them so."""

@@ -87,6 +87,10 @@ class RankState(Struct, frozen=True, kw_only=True):
     memory: RankMemory = RankMemory()
     last_memory: RankMemory = RankMemory()
     """What it held before it died."""
+    ready_bytes: int | None = None
+    """What its process held on its GPU when it was first seen serving, as the driver counts it."""
+    peak_bytes: int | None = None
+    """And the most since then."""
     phase: Phase = Phase.UNKNOWN
     last_line_at: float | None = None
     available_gib: float | None = None
@@ -209,6 +213,8 @@ class ServerState(Struct, frozen=True, kw_only=True):
     """First line to ready."""
     usual: UsualTimes = UsualTimes()
     """What earlier starts took."""
+    past: tuple[Start, ...] = ()
+    """What earlier starts of the same LLM on this host measured of their memory, newest first."""
     settings: dict[str, Any] = {}
     """Resolved server args from HTTP or log."""
     ranks: tuple[RankState, ...] = ()

@@ -346,12 +346,12 @@ class Session:
 
     async def _do(self, command: c.AnyCommand, history: History) -> None:
         match command:
-            case c.KeepStart(record=record):
+            case c.KeepStart(record=record) | c.KeepMemory(record=record):
                 await asyncio.to_thread(history.keep, record)
             case c.LookUpStarts():
                 alike = (self.state.name, command.engine, command.model, command.began_at)
-                usual = await asyncio.to_thread(history.usual, *alike)
-                self._happened(e.HistoryFound(key=command.key, usual=usual))
+                usual, starts = await asyncio.to_thread(history.look_up, *alike)
+                self._happened(e.HistoryFound(key=command.key, usual=usual, starts=starts))
         if history.problem:
             self._trouble("history", history.problem)
             history.problem = None

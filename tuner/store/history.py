@@ -1,4 +1,4 @@
-"""The starts that were seen, on all hosts, in one SQLite file: what a start usually takes.
+"""The starts that were seen, on all hosts, in one SQLite file: what a start usually takes, in time and in memory.
 
 Every call opens the file and closes it again: several gputuners may run at once, and calls may come from any thread.
 Writing waits for other writers. A file that is damaged is set aside and begun anew; the history is a comfort, and
@@ -14,11 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-from tuner.domain.history import StartRecord, UsualTimes
+from tuner.domain.history import MemoryRecord, StartRecord, UsualTimes
 from tuner.domain.server import Phase
+from tuner.domain.starts import Start
 from tuner.store.private import make_folder, opener
 
-SCHEMA = 1
+SCHEMA = 2
+"""1: starts. 2: also what they measured of their memory."""
 RECENT = 20
 """So many of the newest successful starts count as usual."""
 BUSY_S = 5.0
@@ -39,7 +41,19 @@ CREATE TABLE IF NOT EXISTS starts (
     PRIMARY KEY (host, source, started_at)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS starts_alike ON starts (host, engine, model, started_at);
+CREATE TABLE IF NOT EXISTS memory (
+    host TEXT NOT NULL,
+    engine TEXT NOT NULL,
+    started_at REAL NOT NULL,
+    model TEXT,
+    start TEXT NOT NULL,
+    PRIMARY KEY (host, engine, started_at)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS memory_alike ON memory (host, engine, model, started_at);
 """
+"""Each statement makes what is missing: a file of an earlier schema is brought up to this one by running all."""
+_KEPT_MEMORIES = 50
+"""Of one LLM on one host; older ones go."""
 
 
 class History:
@@ -54,8 +68,28 @@ class History:
         self.problem: str | None = None
         """What went wrong last, in words for the screen; the history works on as far as it can."""
 
-    def keep(self, record: StartRecord) -> None:
-        """Remember a start; one that is known (host, source, time) is replaced."""
+    def keep(self, record: StartRecord | MemoryRecord) -> None:
+        """Remember what a start took, or what it measured; what is known of it is replaced."""
+        if isinstance(record, MemoryRecord):
+            self._keep_memory(record)
+        else:
+            self._keep_times(record)
+
+    def look_up(
+        self, host: str, engine: str, model: str | None, but: float | None = None
+    ) -> tuple[UsualTimes, tuple[Start, ...]]:
+        """What starts of this engine and LLM took, and what they measured of their memory, newest first.
+
+        Args:
+            host: Its name.
+            engine: As the servers' identities name it.
+            model: The LLM.
+            but: Host wall clock at which the start began that is compared with the others, and does not count itself.
+        """
+        past = self.memories(host, engine, model, but)
+        return self.usual(host, engine, model, but), tuple(record.start for record in past if record.model == model)
+
+    def _keep_times(self, record: StartRecord) -> None:
         row = (
             record.host,
             record.source,
@@ -107,6 +141,49 @@ class History:
         if self._path.exists():
             self._try(select)
         return [record for row in rows if (record := _record(row)) is not None]
+
+    def _keep_memory(self, record: MemoryRecord) -> None:
+        start = msgspec.json.encode(record.start).decode()
+
+        def write(db: sqlite3.Connection) -> None:
+            near = (record.host, record.engine, record.started_at - _SAME_S, record.started_at + _SAME_S)
+            db.execute("DELETE FROM memory WHERE host = ? AND engine = ? AND started_at BETWEEN ? AND ?", near)
+            row = (record.host, record.engine, record.started_at, record.model, start)
+            db.execute("INSERT OR REPLACE INTO memory VALUES (?, ?, ?, ?, ?)", row)
+            alike = (record.host, record.engine, record.model)
+            db.execute(
+                "DELETE FROM memory WHERE host = ? AND engine = ? AND model IS ? AND started_at NOT IN"
+                " (SELECT started_at FROM memory WHERE host = ? AND engine = ? AND model IS ?"
+                " ORDER BY started_at DESC LIMIT ?)",
+                (*alike, *alike, _KEPT_MEMORIES),
+            )
+
+        self._try(write)
+
+    def memories(
+        self, host: str, engine: str | None = None, model: str | None = None, but: float | None = None
+    ) -> list[MemoryRecord]:
+        """What starts on a host measured of their memory, newest first, at most `RECENT`.
+
+        Args:
+            host: Its name.
+            engine: Only this one's.
+            model: Only this LLM's; None: of all.
+            but: Host wall clock at which the start began that is left out.
+        """
+        rows: list[tuple[str, str, str | None, float, str]] = []
+        if self._path.exists():
+            self._try(
+                lambda db: rows.extend(
+                    db.execute(
+                        "SELECT host, engine, model, started_at, start FROM memory WHERE host = ?1 AND (?2 IS NULL OR"
+                        " engine = ?2) AND (?3 IS NULL OR model = ?3) AND (?4 IS NULL OR abs(started_at - ?4) > ?5)"
+                        " ORDER BY started_at DESC LIMIT ?6",
+                        (host, engine, model, but, _SAME_S, RECENT),
+                    )
+                )
+            )
+        return [record for row in rows if (record := _memory(row)) is not None]
 
     def _try(self, work: Callable[[sqlite3.Connection], object]) -> None:
         """Do something with the file; when it is damaged, begin a new one and do it again."""
@@ -174,3 +251,13 @@ def _record(row: tuple[object, ...]) -> StartRecord | None:
         )
     except (msgspec.ValidationError, msgspec.DecodeError):
         return None
+
+
+def _memory(row: tuple[str, str, str | None, float, str]) -> MemoryRecord | None:
+    """A row as a record; None where it was written by something else."""
+    host, engine, model, started_at, start = row
+    try:
+        told = msgspec.json.decode(start, type=Start)
+    except (msgspec.ValidationError, msgspec.DecodeError):
+        return None
+    return MemoryRecord(host=host, engine=engine, model=model, started_at=started_at, start=told)

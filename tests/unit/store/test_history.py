@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tuner.domain.history import StartRecord, UsualTimes
+from tuner.domain.history import MemoryRecord, StartRecord, UsualTimes
+from tuner.domain.logs import LogFact
 from tuner.domain.server import Phase
+from tuner.domain.starts import Figure, GraphCapture, RankStory, Start
 from tuner.store.history import RECENT, History
 
 START = StartRecord(
@@ -150,3 +152,95 @@ def test_several_processes_may_write_at_once(tmp_path: Path) -> None:
         worker.join(60)
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
     assert len(History(tmp_path / "h").starts("box", "sglang", "/models/a")) == 60
+
+
+MEASURED = MemoryRecord(
+    host="box",
+    engine="sglang",
+    model="/models/a",
+    started_at=1000.0,
+    start=Start(
+        engine="sglang",
+        version="0.5.16",
+        settings={"mem_fraction_static": 0.85, "cuda_graph_bs": [1, 2], "context_length": None},
+        ranks=(
+            RankStory(
+                tag="TP0",
+                number=0,
+                before_weights=Figure(138.18, 26),
+                graphs=(GraphCapture(what="decode", at=44, used_gib=0.11, sizes=(1, 2, 4)),),
+            ),
+        ),
+        ready_at=50,
+        limits={"context_len": Figure(32768, 45)},
+        facts=(LogFact(kind="kv-pool", text="KV size: 1 GB", fields={"tokens": 5}),),
+    ),
+)
+
+
+def test_what_a_start_measured_comes_back_as_it_was(tmp_path: Path) -> None:
+    history = History(tmp_path / "h.sqlite3")
+    assert history.memories("box") == []
+    history.keep(MEASURED)
+    assert history.memories("box", "sglang", "/models/a") == [MEASURED]
+    usual, starts = history.look_up("box", "sglang", "/models/a")
+    assert (usual, starts) == (UsualTimes(), (MEASURED.start,))
+    assert history.problem is None
+
+
+def test_memories_of_other_hosts_llms_and_the_start_itself_stay_out(tmp_path: Path) -> None:
+    history = History(tmp_path / "h.sqlite3")
+    for record in (
+        MEASURED,
+        replace(MEASURED, host="other"),
+        replace(MEASURED, model="/models/b", started_at=2000.0),
+        replace(MEASURED, model=None, started_at=2500.0),
+        replace(MEASURED, started_at=3000.0),
+    ):
+        history.keep(record)
+    assert [m.started_at for m in history.memories("box", "sglang", "/models/a")] == [3000.0, 1000.0]
+    assert [m.started_at for m in history.memories("box", "sglang", "/models/a", but=3001.0)] == [1000.0]
+    assert len(history.look_up("box", "sglang", None)[1]) == 1
+    assert len(history.memories("box")) == 4
+
+
+def test_a_start_that_is_kept_again_is_kept_once(tmp_path: Path) -> None:
+    history = History(tmp_path / "h.sqlite3")
+    history.keep(MEASURED)
+    later = replace(MEASURED, started_at=1000.4, start=replace(MEASURED.start, version="0.5.17"))
+    history.keep(later)
+    assert history.memories("box") == [later]
+
+
+def test_the_oldest_memories_of_an_llm_go(tmp_path: Path) -> None:
+    history = History(tmp_path / "h.sqlite3")
+    for number in range(60):
+        history.keep(replace(MEASURED, started_at=number * 10.0))
+    with contextlib.closing(sqlite3.connect(tmp_path / "h.sqlite3")) as db:
+        assert db.execute("SELECT count(*), min(started_at) FROM memory").fetchone() == (50, 100.0)
+
+
+def test_a_file_of_the_first_schema_is_brought_up(tmp_path: Path) -> None:
+    path = tmp_path / "h.sqlite3"
+    history = History(path)
+    history.keep(START)
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript("DROP TABLE memory; PRAGMA user_version = 1")
+    history = History(path)
+    assert history.memories("box") == []
+    history.keep(MEASURED)
+    assert history.memories("box") == [MEASURED]
+    assert history.usual("box", "sglang", "/models/a").starts == 1, "what was known is still known"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (2,)
+    assert history.problem is None
+
+
+def test_a_memory_that_something_else_wrote_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "h.sqlite3"
+    history = History(path)
+    history.keep(MEASURED)
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("""INSERT INTO memory VALUES ('box', 'sglang', 5.0, '/models/a', '{"ranks": 1}')""")
+        db.commit()
+    assert history.memories("box") == [MEASURED]

@@ -1,0 +1,153 @@
+"""What a start that works measured of its memory: kept in the history, for the forecasts of later starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from tuner.core import facts as f
+from tuner.core.engine import Engine
+from tuner.domain.commands import KeepMemory
+from tuner.domain.history import MemoryRecord
+from tuner.domain.server import Phase
+from tuner.domain.starts import Figure, RankStory, Start
+from tuner.domain.state import HostState, RankState, ServerState
+from tuner.units import GIB, MIB
+
+STEP_BYTES = 128 * MIB
+"""The record is written again when what a forward pass takes has grown by so much."""
+_MODEL_KEYS = ("model_path", "model", "model_tag", "attention_backend", "max_seq_len", "cuda_graph_config")
+"""Settings a forecast reads beside the knobs."""
+_POOLS = 2
+_CUDA_SEES_LESS_GIB = 0.55
+"""Of a card's memory as the driver counts it, what CUDA does not: 0.54 on an H100, 0.60 on an H200."""
+
+
+def measured(before: HostState, after: HostState, engines: Mapping[str, Engine]) -> tuple[KeepMemory, ...]:
+    """Keep the memory of starts that have just become ready, and again when more is seen while they serve.
+
+    Args:
+        before: The state that an event was folded into.
+        after: What came of it.
+        engines: By name.
+    """
+    if after.servers is before.servers:
+        return ()
+    return tuple(_changed(before, after, engines))
+
+
+def with_peak(rank: RankState, *, serving: bool) -> RankState:
+    """Note what a rank holds when it begins to serve, and the most it held since.
+
+    Args:
+        rank: With its present memory.
+        serving: Whether its server does.
+    """
+    held = rank.memory.total_bytes
+    if not serving or held is None:
+        return rank
+    start = held if rank.ready_bytes is None else rank.ready_bytes
+    peak = max(held, rank.peak_bytes or 0)
+    if (start, peak) == (rank.ready_bytes, rank.peak_bytes):
+        return rank
+    return msgspec.structs.replace(rank, ready_bytes=start, peak_bytes=peak)
+
+
+def worth_keeping(start: Start, server: ServerState, state: HostState, engine: Engine) -> Start:
+    """A start without lines and secrets: figures of its ranks, and the settings that decide memory.
+
+    Args:
+        start: As its log tells it.
+        server: Whose it is: its ranks tell which card each has, and what was seen while it served.
+        state: Of the host, for the size of the cards.
+        engine: Its engine.
+    """
+    knobs = engine.knobs()
+    keys = {*_MODEL_KEYS}
+    for knob in knobs.values():
+        if knob.forecast:
+            keys |= {spelled.setting or spelled.text.lstrip("-").replace("-", "_") for spelled in knob.spellings}
+    names = {knob.name for knob in knobs.values() if knob.kind == "env" and knob.forecast}
+    by_tag = {rank.tag: rank for rank in server.ranks}
+    pools = [fact for fact in start.facts if fact.kind == f.KV_POOL][:_POOLS]
+    return Start(
+        engine=start.engine,
+        version=server.version or start.version,
+        version_inferred=server.version is None and start.version_inferred,
+        outcome=start.outcome,
+        phase=start.phase,
+        settings=_plain({name: value for name, value in start.settings.items() if name in keys}),
+        settings_at=start.settings_at,
+        given=_plain({name: value for name, value in start.given.items() if name in keys}),
+        env={name: value for name, value in start.env.items() if name in names},
+        ranks=tuple(_rank(rank, by_tag.get(rank.tag), state, engine) for rank in start.ranks),
+        ready_at=start.ready_at,
+        limits=start.limits,
+        facts=tuple(pools),
+    )
+
+
+def _changed(before: HostState, after: HostState, engines: Mapping[str, Engine]) -> Iterator[KeepMemory]:
+    known = {server.identity.key: server for server in before.servers}
+    for server in after.servers:
+        old, engine, start = known.get(server.identity.key), engines.get(server.identity.engine), server.start
+        if server is old or engine is None or start is None or start.ready_at is None or not start.ranks:
+            continue
+        if server.phase is not Phase.READY:
+            continue
+        fresh = old is None or old.start is None or old.start.ready_at is None or old.phase is not Phase.READY
+        if fresh or (old is not None and _steps(server) > _steps(old)):
+            yield KeepMemory(record=_record(server, start, after, engine))
+
+
+def _record(server: ServerState, start: Start, state: HostState, engine: Engine) -> MemoryRecord:
+    began = server.identity.started_at
+    return MemoryRecord(
+        host=state.name,
+        engine=engine.name,
+        model=server.model,
+        started_at=began if began is not None else start.began or 0.0,
+        start=worth_keeping(start, server, state, engine),
+    )
+
+
+def _steps(server: ServerState) -> int:
+    return max((_growth(rank) // STEP_BYTES for rank in server.ranks), default=0)
+
+
+def _growth(rank: RankState) -> int:
+    """What the rank took beyond what it held when it became ready."""
+    if rank.peak_bytes is None or rank.ready_bytes is None:
+        return 0
+    return rank.peak_bytes - rank.ready_bytes
+
+
+def _rank(story: RankStory, rank: RankState | None, state: HostState, engine: Engine) -> RankStory:
+    told = msgspec.structs.replace(story, phases=())
+    if rank is None:
+        return told
+    gpus = {} if state.gpu_table is None else {gpu.index: gpu for gpu in state.gpu_table.gpus}
+    gpu = gpus.get(rank.gpu) if rank.gpu is not None else None
+    if gpu is not None and gpu.memory_total_bytes is not None and told.total_gib is None:
+        # SGLang reckons with what the driver tells, vLLM with what CUDA does.
+        less = 0.0 if engine.name == "sglang" else _CUDA_SEES_LESS_GIB
+        told = msgspec.structs.replace(told, total_gib=Figure(gpu.memory_total_bytes / GIB - less, 0))
+    grown = _growth(rank)
+    if told.activation_gib is None and grown > 0:
+        told = msgspec.structs.replace(told, activation_gib=Figure(grown / GIB, 0))
+    return told
+
+
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """Only what JSON gives back as it was."""
+    return {name: value for name, value in settings.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
