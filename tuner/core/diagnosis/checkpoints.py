@@ -81,7 +81,8 @@ def _file_of_llm(case: Case) -> Sign | None:
         return None
     path = str(sign.fields.get("file_path") or sign.fields.get("error") or "")
     own = str(case.setting("model_path", "model") or "\0")
-    if (path.startswith(own) or _LLM_FILES.search(path)) and (case.on_stack(*_LOADER) or not case.frames):
+    loading = case.on_stack(*_LOADER) or not case.frames
+    if loading and (path.startswith(own) or _LLM_FILES.search(path) or (sign.id == "file-denied" and case.frames)):
         return sign
     return None
 

@@ -132,15 +132,19 @@ def custom_all_reduce(case: Case) -> Finding | None:
     raw = case.sign("custom-all-reduce-cuda-error")
     if raw is not None and not any(error in str(raw.fields.get("error", "")) for error in _IPC_ERRORS):
         raw = None
-    if raw is not None and case.root is not None and case.root.at < raw.at:
+    # Raw lines go another way than records, and may come behind the end of the process that printed them.
+    ended = case.root_sign("worker-died", "child-died", "rank-dead", "engine-core-died") is not None
+    if raw is not None and case.root is not None and case.root.at < raw.at and not ended:
         raw = None
     on_stack = case.on_stack("register_graph_buffers", "custom_all_reduce", "register_buffer")
     said = any(error in case.message for error in _IPC_ERRORS)
     capture = case.root_sign("graph-capture-failed")
     guessed = capture is not None and case.root_sign("invalid-argument") is not None and not on_stack
     addresses = case.sign("graph-addresses")
-    if raw is None and not (on_stack and said) and not (guessed and addresses is not None):
+    shared = addresses is not None or (case.layout.tp > 1 and case.setting("disable_custom_all_reduce") is not True)
+    if raw is None and not (on_stack and said) and not (guessed and shared):
         return None
+    unsure = Confidence.MEDIUM if addresses is not None else Confidence.LOW
     shown = case.signs("custom-all-reduce-cuda-error") if raw is not None else []
     return case.finding(
         "custom-ar-ipc-failure",
@@ -165,7 +169,7 @@ def custom_all_reduce(case: Case) -> Finding | None:
         phase="graph-capture" if raw is not None and case.start.ready_at is None else None,
         ranks=None if raw is not None else "",
         at=raw.at if raw is not None else None,
-        confidence=Confidence.MEDIUM if guessed else Confidence.HIGH,
+        confidence=unsure if guessed and raw is None else Confidence.HIGH,
     )  # fmt: skip
 
 
@@ -175,7 +179,7 @@ def _pool(case: Case) -> Figure | None:
 
 def capture_hangs(case: Case) -> Finding | None:
     """The watchdog of torch ended a collective that began during the capture."""
-    sign = case.root_sign("nccl-watchdog")
+    sign = case.root_sign("nccl-watchdog", "gloo-timeout")
     if sign is None or not capturing(case, sign.at):
         return None
     hung = sorted({rank for s in case.signs("nccl-watchdog") if isinstance(rank := s.fields.get("rank"), int)})
@@ -209,7 +213,7 @@ def capture_hangs(case: Case) -> Finding | None:
         wrong_advice=no_memory_advice(case),
         refuted_by="an error of another rank before this line, in this log or in another node's",
         ranks=tuple(hung) or case.ranks,
-        phase="graph-capture",
+        phase="graph-capture",  # of the server, where the rank's own lines are missing
         confidence=Confidence.MEDIUM,
     )  # fmt: skip
 

@@ -140,7 +140,8 @@ def hanging_pass(case: Case) -> Finding | None:
     root = case.root
     sign = case.root_sign("watchdog-timeout", "rpc-timeout") or _warmup_timeout(case)
     if sign is None and root is not None and case.phase not in ("graph-capture", "dist-init"):
-        sign = case.root_sign("nccl-watchdog")
+        served = case.start.ready_at is not None
+        sign = case.root_sign("nccl-watchdog") or (case.root_sign("gloo-timeout") if served else None)
     if sign is None or root is None:
         return None
     last = next((b for b in reversed(case.start.batches) if b.at < root.at and b.kind == f.PREFILL), None)

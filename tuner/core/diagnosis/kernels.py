@@ -9,17 +9,20 @@ from tuner.core.diagnosis.backends import backend_of, other_attention
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.proposals import first_line, no_memory_advice, option, said, variable
 from tuner.domain.findings import Confidence, Evidence, Finding, Move
+from tuner.domain.starts import Sign
 
 _UNKNOWN_ARCH = (
     "unsupported-architecture", "ptxas-failed", "processor-unknown", "gpu-unsupported-by-torch", "kernel-unsupported",
     "architecture-required", "kernel-backend-unavailable", "symm-mem-table",
 )  # fmt: skip
+_NO_CODE = ("PassManager::run failed", "Cannot select", "not supported on .target")
 _TOOLS = ("toolchain-missing", "header-missing", "extension-build-failed", "jit-failed")
 _BINARIES = ("operator-missing", "version-mismatch", "import-failed")
 _NO_GPU = ("Found no NVIDIA driver", "No CUDA GPUs", "not compiled with CUDA", "no CUDA-capable", "_cuda_setDevice",
-           "infer device type", "nvidia-smi not found", "libcuda.so.1", "NVML Shared Library")  # fmt: skip
+           "infer device type", "nvidia-smi not found", "libcuda.so.1", "NVML Shared Library", "No accelerator (",
+           "select device driver", "No GPU memory values")  # fmt: skip
 _OTHER_STATE = ("system not yet initialized", "version mismatch", "initialization failed", "unsupported display driver",
-                "communicate with")  # fmt: skip
+                "communicate with", "unknown error", "initialization error")  # fmt: skip
 _PLENTY_GIB = 1.0
 """With less free than this, a library that cannot be initialised lacks memory."""
 _EARLY = frozenset({"args", "none", "dist-init", "cuda-init"})
@@ -28,6 +31,9 @@ _EARLY = frozenset({"args", "none", "dist-init", "cuda-init"})
 def unsupported_architecture(case: Case) -> Finding | None:
     """A kernel or a compiler has nothing for this GPU."""
     sign = case.root_sign(*_UNKNOWN_ARCH)
+    failed = case.root_sign("triton-failed")
+    if sign is None and failed is not None and any(text in failed.text for text in _NO_CODE):
+        sign = failed
     if sign is None and case.root_sign("triton-failed", "jit-failed", "extension-build-failed", "cuda-error"):
         sign = case.sign("processor-unknown", "gpu-unsupported-by-torch")
     if sign is None:
@@ -61,6 +67,7 @@ def unsupported_architecture(case: Case) -> Finding | None:
         ],
         wrong_advice=no_memory_advice(case),
         refuted_by="the same kernel running on another GPU of this model with the same packages",
+        confidence=Confidence.MEDIUM if sign is failed else Confidence.HIGH,
     )  # fmt: skip
 
 
@@ -136,6 +143,24 @@ def no_toolchain(case: Case) -> Finding | None:
     )  # fmt: skip
 
 
+def damaged_cache(case: Case) -> Finding | None:
+    """vLLM: a compiled graph of an earlier start cannot be used."""
+    sign = case.root_sign("compile-cache-damaged")
+    if sign is None:
+        return None
+    return case.finding(
+        "jit-toolchain-missing",
+        "A compiled graph from an earlier start cannot be used again: it was cut off, or made by other packages.",
+        evidence=[Evidence(what="error", value=said(case, sign), at=sign.at)],
+        remedies=[
+            case.advice("cache", "remove ~/.cache/vllm/torch_compile_cache (VLLM_CACHE_ROOT); the next start compiles"),
+            variable(case, "VLLM_DISABLE_COMPILE_CACHE", Move.SET, "as a test: compiles every time", "1"),
+        ],
+        refuted_by="the same failure with an empty cache",
+        confidence=Confidence.MEDIUM,
+    )
+
+
 def no_cuda(case: Case) -> Finding | None:
     """CUDA cannot be initialised: driver, visibility, or a build without CUDA."""
     sign = case.root_sign("cuda-unavailable")
@@ -146,6 +171,8 @@ def no_cuda(case: Case) -> Finding | None:
     if sign is None:
         return None
     detail = str(sign.fields.get("detail", ""))
+    if "busy or unavailable" in detail:
+        return _taken(case, sign)
     none = any(text in detail for text in _NO_GPU)
     found = sign.fields.get("found_version")
     words = (
@@ -184,6 +211,22 @@ def no_cuda(case: Case) -> Finding | None:
         phase="cuda-init" if case.phase in _EARLY else None,
         confidence=Confidence.HIGH if own else Confidence.MEDIUM,
     )  # fmt: skip
+
+
+def _taken(case: Case, sign: Sign) -> Finding:
+    """A GPU in exclusive mode that another process has."""
+    return case.finding(
+        "foreign-process-on-gpu",
+        "CUDA refuses the GPU because it is busy: another process has it, and its compute mode admits one only.",
+        evidence=[Evidence(what="error", value=said(case, sign), at=sign.at)],
+        remedies=[
+            case.advice("gpu-processes", "nvidia-smi: which process has it; nvidia-smi -q -d COMPUTE: the mode"),
+            variable(case, "CUDA_VISIBLE_DEVICES", Move.SET, "other GPUs"),
+        ],
+        refuted_by="no other process on that GPU",
+        phase="cuda-init" if case.phase in _EARLY else None,
+        confidence=Confidence.MEDIUM,
+    )
 
 
 def _explained(case: Case) -> bool:
@@ -264,6 +307,7 @@ JUDGES: tuple[Callable[[Case], Finding | None], ...] = (
     no_cuda,
     unsupported_architecture,
     no_toolchain,
+    damaged_cache,
     binaries,
     library_not_initialised,
     *faults.JUDGES,

@@ -86,6 +86,8 @@ def process_ended(case: Case) -> Finding | None:
     else:
         words = f"{who} ended"
     lone = code is not None and not killed and crash is None
+    # Without times the end of a long service looks like any other.
+    untimed = killed and served_s(case, sign) is None
     return case.finding(
         "rank-died",
         f"{words}, and printed no error before. What the other processes print afterwards is a consequence. "
@@ -103,7 +105,7 @@ def process_ended(case: Case) -> Finding | None:
         ],
         refuted_by="an error of that process earlier, in this log or in another file",
         ranks=_numbers(case, sign),
-        confidence=Confidence.LOW if lone else Confidence.MEDIUM,
+        confidence=Confidence.LOW if lone or untimed else Confidence.MEDIUM,
     )  # fmt: skip
 
 
@@ -181,7 +183,7 @@ def peer_lost(case: Case) -> Finding | None:
         wrong_advice=no_memory_advice(case),
         refuted_by="an error of a rank in this log from before the connection was closed",
         ranks=None,
-        confidence=Confidence.HIGH if host is not None else Confidence.MEDIUM,
+        confidence=Confidence.HIGH if host is not None and isinstance(nodes, int) else Confidence.MEDIUM,
     )  # fmt: skip
 
 

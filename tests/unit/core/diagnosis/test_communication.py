@@ -338,3 +338,26 @@ def test_a_transfer_that_failed_is_not_a_rank_that_died() -> None:
     finding = verdict(failed_init(error, line))
     assert finding.cause == "nccl-init-failure"
     assert "NCCL_IB_HCA" in proposed(finding)
+
+
+def test_a_barrier_that_times_out_during_capture_hangs() -> None:
+    error = (
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms"
+        " for recv operation to complete"
+    )
+    text = sglang("graph-capture", tp=4, nnodes=2) + raised("TP1", CAPTURE, error=error) + SIGQUIT
+    finding = verdict(text)
+    assert (finding.cause, finding.ranks, finding.confidence) == ("graph-capture-hang", (1,), Confidence.MEDIUM)
+    assert shown(finding)["collective timeout"] == 1800000
+
+
+def test_an_invalid_argument_without_any_address_is_a_guess() -> None:
+    text = sglang("graph-capture") + raised(
+        "TP1", CAPTURE, error="Exception: Capture cuda graph failed: invalid argument" + SOLUTIONS
+    )
+    finding = verdict(text)
+    assert (finding.cause, finding.confidence) == ("custom-ar-ipc-failure", Confidence.LOW)
+    off = sglang("graph-capture", disable_custom_all_reduce=True) + raised(
+        "TP1", CAPTURE, error="Exception: Capture cuda graph failed: invalid argument" + SOLUTIONS
+    )
+    assert verdict(off).cause == "inconclusive"

@@ -14,6 +14,7 @@ from tests.support.small_logs import (
     start_of,
     verdict,
     vllm,
+    without_times,
     wrong_and_sure,
 )
 from tuner.domain.findings import Confidence, Outcome
@@ -164,6 +165,12 @@ def test_signal_nine_while_weights_are_loaded_is_likely_the_kernel(lines: str) -
     finding = verdict(sglang("weight-load") + lines)
     assert (finding.cause, finding.phase) == ("host-oom-killed", "weight-load")
     assert finding.confidence is Confidence.MEDIUM
+
+
+@pytest.mark.parametrize("line", NINE)
+def test_without_times_signal_nine_is_less_sure(line: str) -> None:
+    finding = verdict(without_times(sglang("serving") + ended(line, "14:30:00")))
+    assert (finding.cause, finding.confidence) == ("rank-died", Confidence.LOW)
 
 
 def test_which_rank_it_was_is_told_by_its_name() -> None:

@@ -376,3 +376,31 @@ def test_a_table_without_this_gpu() -> None:
         "TP0", ("srt/distributed/device_communicators/torch_symm_mem.py", "__init__"), error="KeyError: 12"
     )
     assert verdict(text).cause == "unsupported-arch"
+
+
+@pytest.mark.parametrize(
+    "error", ["RuntimeError: PassManager::run failed", "RuntimeError: LLVM ERROR: Cannot select: x"]
+)
+def test_a_compiler_that_gives_up_is_less_sure(words: str) -> None:
+    finding = verdict(sglang("graph-capture") + raised("TP0", CAPTURE, error=f"RuntimeError: {words}"))
+    assert (finding.cause, finding.confidence) == ("unsupported-arch", Confidence.MEDIUM)
+
+
+def test_a_damaged_cache_of_compiled_graphs() -> None:
+    text = vllm("dist-init") + (
+        "(EngineCore_DP0 pid=22) ERROR 05-14 08:16:16 [core.py:1224] EngineCore failed to start.\n"
+        "(EngineCore_DP0 pid=22) ERROR 05-14 08:16:16 [core.py:1224] Traceback (most recent call last):\n"
+        '(EngineCore_DP0 pid=22) ERROR 05-14 08:16:16 [core.py:1224]   File "/vllm/compile.py", line 1, in load\n'
+        "(EngineCore_DP0 pid=22) ERROR 05-14 08:16:16 [core.py:1224] RuntimeError: vLLM failed to compile the model. The"
+        " most likely reason for this is that a previous compilation failed, leading to a corrupted compilation"
+        " artifact.\n"
+    )
+    finding = verdict(text)
+    assert finding.cause == "jit-toolchain-missing"
+    assert "cache" in proposed(finding)
+
+
+def test_a_gpu_that_is_busy_belongs_to_somebody_else() -> None:
+    error = "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable"
+    finding = verdict(sglang("dist-init") + raised("TP0", ("torch/cuda/__init__.py", "_lazy_init"), error=error))
+    assert (finding.cause, finding.phase) == ("foreign-process-on-gpu", "cuda-init")
