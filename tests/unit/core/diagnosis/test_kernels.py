@@ -378,9 +378,7 @@ def test_a_table_without_this_gpu() -> None:
     assert verdict(text).cause == "unsupported-arch"
 
 
-@pytest.mark.parametrize(
-    "error", ["RuntimeError: PassManager::run failed", "RuntimeError: LLVM ERROR: Cannot select: x"]
-)
+@pytest.mark.parametrize("words", ["PassManager::run failed", "LLVM ERROR: Cannot select: x"])
 def test_a_compiler_that_gives_up_is_less_sure(words: str) -> None:
     finding = verdict(sglang("graph-capture") + raised("TP0", CAPTURE, error=f"RuntimeError: {words}"))
     assert (finding.cause, finding.confidence) == ("unsupported-arch", Confidence.MEDIUM)
@@ -391,8 +389,8 @@ def test_a_damaged_cache_of_compiled_graphs() -> None:
         "(EngineCore_DP0 pid=22) ERROR 05-14 08:16:16 [core.py:1224] EngineCore failed to start.\n"
         "(EngineCore_DP0 pid=22) ERROR 05-14 08:16:16 [core.py:1224] Traceback (most recent call last):\n"
         '(EngineCore_DP0 pid=22) ERROR 05-14 08:16:16 [core.py:1224]   File "/vllm/compile.py", line 1, in load\n'
-        "(EngineCore_DP0 pid=22) ERROR 05-14 08:16:16 [core.py:1224] RuntimeError: vLLM failed to compile the model. The"
-        " most likely reason for this is that a previous compilation failed, leading to a corrupted compilation"
+        "(EngineCore_DP0 pid=22) ERROR 05-14 08:16:16 [core.py:1224] RuntimeError: vLLM failed to compile the model."
+        " The most likely reason for this is that a previous compilation failed, leading to a corrupted compilation"
         " artifact.\n"
     )
     finding = verdict(text)
