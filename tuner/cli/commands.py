@@ -250,27 +250,30 @@ def compare(first: str, second: str, as_json: bool, with_noise: bool) -> int:
 @_example(
     "gputuner plan --from worked.log --set mem_fraction_static=0.9",
     "gputuner plan --from worked.log --from other.log --set cuda_graph_max_bs=512 --set kv_cache_dtype=fp8_e4m3",
+    "gputuner plan --host root@gpu-box-1 --set tp_size=4",
     "gputuner plan --knobs",
 )
 @cli.command()
 @click.option("--from", "logs", type=_LOG, metavar="GOOD.log", multiple=True, help="The log of a start that worked.")
+@click.option("--host", metavar="HOST", help="Use what starts measured that were watched on this host.")
 @click.option("--set", "changes", metavar="KNOB=VALUE", multiple=True, help="What is to change; auto lets it choose.")
 @click.option("--knobs", is_flag=True, help="List what can be set, and end.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def plan(logs: tuple[str, ...], changes: tuple[str, ...], knobs: bool, as_json: bool) -> int:
+def plan(logs: tuple[str, ...], host: str | None, changes: tuple[str, ...], knobs: bool, as_json: bool) -> int:
     """Say whether a start will fit before it happens: its memory, rank by rank.
 
     It is made from the log of a start that worked, with some knobs at other values. More logs of the same LLM on the
-    same host make it better. Each number says where it comes from: measured, the engine's own formula, or an estimate
-    with its error. The exit code is 1 when the start does not fit.
+    same host make it better, and so do the starts that were watched there: --host names it as connect did, and without
+    --from the newest of them is the one that is planned from. Each number says where it comes from: measured, the
+    engine's own formula, or an estimate with its error. The exit code is 1 when the start does not fit.
     """
     from tuner.cli import plan as command
 
     if knobs:
         return command.list_knobs(as_json=as_json)
-    if not logs:
-        raise click.UsageError("Missing option '--from'.", click.get_current_context())
-    return command.plan(logs, changes, as_json=as_json)
+    if not logs and host is None:
+        raise click.UsageError("Missing option '--from' or '--host'.", click.get_current_context())
+    return command.plan(logs, changes, host=host, as_json=as_json)
 
 
 @_example("gputuner completion bash > ~/.local/share/bash-completion/completions/gputuner", "gputuner completion zsh")

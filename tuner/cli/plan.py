@@ -25,7 +25,9 @@ from tuner.domain.knobs import KnobKind
 from tuner.domain.starts import Start
 from tuner.engines import load_engines
 from tuner.errors import UsageProblem
+from tuner.paths import history_file
 from tuner.store import logfiles
+from tuner.store.history import History
 
 SCHEMA = 1
 _LABEL = 10
@@ -72,16 +74,21 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     files: tuple[str, ...]
     """The first is the one it is made from."""
+    host: str | None = None
+    """Whose history was used, too; where no file is named its newest start is the one."""
+    past: int = 0
+    """How many other starts of the LLM were used."""
     changes: tuple[Change, ...]
     plan: PlanReport
 
 
-def plan(files: Sequence[str], assignments: Sequence[str], *, as_json: bool) -> int:
+def plan(files: Sequence[str], assignments: Sequence[str], *, host: str | None = None, as_json: bool) -> int:
     """Print the memory of a start like the last one of the first log, with some knobs at other values.
 
     Args:
         files: Logs of starts that worked; the first is the one it is made from, the others make it better.
         assignments: `knob=value`, by any name of the knob.
+        host: Where to use what starts measured that were watched; without files the newest of them is the one.
         as_json: One JSON object.
 
     Returns:
@@ -91,7 +98,7 @@ def plan(files: Sequence[str], assignments: Sequence[str], *, as_json: bool) -> 
         UsageProblem: A log cannot be read or tells of no start, or there is no such knob or value.
     """
     engines = load_engines()
-    base, past = _starts(files, engines)
+    base, past = _starts(files, host, engines)
     engine = engines[base.engine]
     changes = dict(_change(engine, base, text) for text in assignments)
     forecast = engine.forecast(base, changes, past)
@@ -101,6 +108,8 @@ def plan(files: Sequence[str], assignments: Sequence[str], *, as_json: bool) -> 
         engine_version_inferred=base.version_inferred,
         model=model_of(base),
         files=tuple(files),
+        host=host,
+        past=len(past),
         changes=tuple(_changed(engine, base, name, old, new) for name, (old, new) in forecast.changed.items()),
         plan=plan_report(forecast),
     )
@@ -111,22 +120,37 @@ def plan(files: Sequence[str], assignments: Sequence[str], *, as_json: bool) -> 
     return FINE if forecast.fit is Fit.FITS else PROBLEM
 
 
-def _starts(files: Sequence[str], engines: dict[str, Engine]) -> tuple[Start, list[Start]]:
+def _starts(files: Sequence[str], host: str | None, engines: dict[str, Engine]) -> tuple[Start, list[Start]]:
     """The start that is planned from, and the others of the same LLM that became ready."""
-    found: list[list[Start]] = []
-    for file in files:
-        starts = starts_of(logfiles.read([file], [engine.routine() for engine in engines.values()]), engines)
-        if not starts:
-            raise UsageProblem(
-                "No start of an inference server is told in there", file, "Give the log of a start that worked"
-            )
-        found.append(starts)
-    good = [start for start in found[0] if _worked(start)]
-    base = good[-1] if good else found[0][-1]
-    if not base.ranks:
-        raise UsageProblem("The log tells of no rank's memory", files[0], "Give the log of a start that worked")
-    others = [start for starts in found for start in starts if start is not base]
+    found = [_told(file, engines) for file in files]
+    known = [] if host is None else _remembered(host)
+    if found:
+        good = [start for start in found[0] if _worked(start)]
+        base = good[-1] if good else found[0][-1]
+        if not base.ranks:
+            raise UsageProblem("The log tells of no rank's memory", files[0], "Give the log of a start that worked")
+    elif known:
+        base = known[0]
+    else:
+        raise UsageProblem(
+            "No start was watched there yet", host or "", "Give the log of one that worked with --from GOOD.log"
+        )
+    others = [start for starts in (*found, known) for start in starts if start is not base]
     return base, [start for start in others if start.engine == base.engine and _worked(start) and same_llm(start, base)]
+
+
+def _told(file: str, engines: dict[str, Engine]) -> list[Start]:
+    starts = starts_of(logfiles.read([file], [engine.routine() for engine in engines.values()]), engines)
+    if not starts:
+        raise UsageProblem(
+            "No start of an inference server is told in there", file, "Give the log of a start that worked"
+        )
+    return starts
+
+
+def _remembered(host: str) -> list[Start]:
+    """What starts on a host measured, newest first."""
+    return [record.start for record in History(history_file()).memories(host)]
 
 
 def _worked(start: Start) -> bool:
@@ -203,9 +227,11 @@ def lines(answer: PlanAnswer, title: str, paper: Paper) -> Iterator[str]:
         " (inferred)" if answer.engine_version_inferred else ""
     )
     yield paper.letters(paper.ink(f"{title} {version}", "strong") + f"  {plain(answer.model)}")
-    yield from paper.wrapped(answer.files[0], label="from", hang=_LABEL)
-    if len(answer.files) > 1:
-        yield from paper.wrapped(", ".join(answer.files[1:]), label="with", hang=_LABEL)
+    newest = f"the newest start watched on {plain(answer.host)}"
+    yield from paper.wrapped(answer.files[0] if answer.files else newest, label="from", hang=_LABEL)
+    if answer.past:
+        others = "another start" if answer.past == 1 else f"{answer.past} other starts"
+        yield from paper.wrapped(f"{others} of the LLM", label="with", hang=_LABEL)
     for change in answer.changes:
         where = change.flag or change.env or ""
         text = f"{change.knob} {_said(change.old)} → {_said(change.new)}" + (f"  ({where})" if where else "")

@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from tests.support.golden_starts import GOLDEN
+from tests.support.golden_starts import GOLDEN, last_start
 from tuner.cli import run
 from tuner.cli.paper import Paper
-from tuner.cli.plan import lines
+from tuner.cli.plan import PlanAnswer, lines
+from tuner.domain.history import MemoryRecord
+from tuner.store.history import History
 
 REAL = GOLDEN / "real/sglang-0.5.16-2xH200"
 BASE = REAL / "base/server.log"
@@ -131,14 +134,28 @@ def test_the_knobs_are_listed(told: Any) -> None:
     assert "cuda_graph_max_bs" in [knob["name"] for knob in known["sglang"]]
 
 
+def test_what_was_watched_on_a_host_is_used(told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.cli.plan.history_file", lambda: tmp_path / "history")
+    assert told("plan", "--host", "box")[0] == 2
+    history = History(tmp_path / "history")
+    for name, at in (("auto512", 1000.0), ("base", 2000.0)):
+        start = last_start(f"real/sglang-0.5.16-2xH200/{name}/server.log")
+        kept = msgspec.structs.replace(start, lines=(), signs=(), batches=(), failures=())
+        history.keep(MemoryRecord(host="box", engine="sglang", model="m", started_at=at, start=kept))
+    code, out, err = told("plan", "--host", "box", "--set", "cuda_graph_max_bs=512")
+    assert (code, err) == (0, "")
+    assert "from      the newest start watched on box" in out
+    assert "with      another start of the LLM" in out
+    assert "52 graphs, as captured before" in out
+    code, out, _ = told("plan", "--from", BASE, "--host", "box", "--set", "cuda_graph_max_bs=512", "--json")
+    answer = json.loads(out)
+    assert (code, answer["host"], answer["past"]) == (0, "box", 2)
+    assert told("plan", "--host", "other")[0] == 2
+
+
 def test_a_narrow_terminal_without_letters(told: Any) -> None:
-    assert lines is not None
-    narrow = Paper(width=60, ascii=True)
     _, out, _ = told("plan", "--from", BASE, "--json")
-    import msgspec
-
-    from tuner.cli.plan import PlanAnswer
-
     answer = msgspec.json.decode(out.encode(), type=PlanAnswer)
-    text = list(lines(answer, "SGLang", narrow))
+    text = list(lines(answer, "SGLang", Paper(width=60, ascii=True)))
     assert all(line.isascii() for line in text)
+    assert max(map(len, text)) <= 70
