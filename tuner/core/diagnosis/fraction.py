@@ -20,11 +20,6 @@ TOO_MUCH = 0.95
 """A minimum above this leaves too little for anything else on every card: the weights do not fit."""
 _TOO_CLOSE = 5e-5
 """At the minimum itself the pool is empty."""
-_AITER = 0.85
-"""SGLang's factor for the aiter backend with long contexts (0.4.7 to 0.5.23)."""
-_LONG_CONTEXT = 8192
-_MULTIMODAL = 0.90
-"""SGLang 0.4.6 to 0.4.9, in the model runner and after its arguments were printed; it says so in a line."""
 
 
 class Asked(Struct, frozen=True):
@@ -46,32 +41,16 @@ class Asked(Struct, frozen=True):
 
 def asked_of(case: Case) -> Asked | None:
     """The fraction of a start, with the multipliers that its engine applies behind the operator's back."""
-    told = asked(case.start)
-    knob = case.share.knob if case.share is not None else KNOBS[0]
+    start, told = case.start, case.engine.effective_fraction(case.start)
     if told is None:
-        sign = case.sign("not-enough-memory", "weights-leave-no-memory")
-        value = sign.fields.get("fraction") if sign is not None else None
-        if not isinstance(value, int | float):
-            inferred = effective(case.start, case.share)
-            return None if inferred is None else Asked(knob, inferred, inferred, "inferred from the pool")
-        told = (knob, float(value))
-    name, value = told
-    reduced = case.sign("fraction-reduced")
-    if reduced is not None and isinstance(reduced.fields.get("fraction"), int | float):
-        now = float(reduced.fields["fraction"])
-        return Asked(name, value, now, "the engine multiplies it for multimodal models",
-                     Evidence(what="effective mem_fraction_static", value=now, at=reduced.at))  # fmt: skip
-    if _aiter(case):
-        return Asked(name, value, value * _AITER, f"the aiter backend multiplies it by {_AITER} for long contexts")
-    return Asked(name, value, value)
-
-
-def _aiter(case: Case) -> bool:
-    backends = (case.setting("attention_backend"), case.setting("prefill_attention_backend"))
-    if "aiter" not in backends and case.sign("aiter-backend") is None:
-        return False
-    context = case.setting("context_length")
-    return not isinstance(context, int) or context > _LONG_CONTEXT
+        return None
+    named = asked(start)
+    knob = named[0] if named is not None else case.share.knob if case.share is not None else KNOBS[0]
+    if told.said is None or told.said == told.value:
+        return Asked(knob, told.value, told.value)
+    elsewhere = told.at is not None and told.at != start.settings_at
+    line = Evidence(what=f"effective {knob}", value=told.value, at=told.at) if elsewhere else None
+    return Asked(knob, told.said, told.value, told.how, line)
 
 
 class Interval(Struct, frozen=True):

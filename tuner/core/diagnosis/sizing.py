@@ -130,7 +130,7 @@ def _pool_evidence(case: Case, told: Asked | None, sign: Sign) -> list[Evidence 
 
 def _avoidable(told: Asked) -> bool:
     """The multiplier goes with a backend that can be left."""
-    return told.factor != 1.0 and "backend" in told.why
+    return told.factor != 1.0 and "aiter" in told.why
 
 
 def _without_factor(case: Case, told: Asked) -> list[Remedy | None]:

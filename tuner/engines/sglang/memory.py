@@ -20,8 +20,9 @@ from tuner.units import GIB
 
 _REDUCED = re.compile(r"Automatically reduce --mem-fraction-static to ([\d.]+) because this is a multimodal model")
 _SAID = re.compile(r"mem[-_]fraction[-_]static=([\d.]+)")
-_HIDDEN_AITER = "0.4.7 - 0.5.3"
-"""Versions that multiply after they printed their arguments: `ModelRunner`, read in 0.4.9 and 0.5.3."""
+_HIDDEN_AITER = "- 0.5.3"
+"""Versions that multiply after they printed their arguments: `ModelRunner`, read in 0.4.9 and 0.5.3. What is older is
+taken to do the same; a version that is only known as a range counts by its first."""
 _AITER_CONTEXT = 8192
 _AITER = 0.85
 _NOT_ENLARGED = "0.5.6"
@@ -111,15 +112,17 @@ def said_fraction(start: Start) -> tuple[float | None, int | None]:
 
 
 def hidden_factor(start: Start) -> tuple[float, str]:
-    """What a version multiplies its fraction by after it printed it, and why; 1 where nothing."""
+    """What a version multiplies its fraction by after it printed it, and why; 1 where nothing.
+
+    A context that is not given is the LLM's own, and those that aiter is used for have long ones.
+    """
     version = parse_version(start.version)
     context = start.limits["context_len"].value if "context_len" in start.limits else start.setting("context_length")
     if (
         version is not None
         and in_range(version, _HIDDEN_AITER)
         and start.setting("attention_backend") == "aiter"
-        and isinstance(context, (int, float))
-        and context > _AITER_CONTEXT
+        and (context is None or (isinstance(context, (int, float)) and context > _AITER_CONTEXT))
     ):
         return _AITER, f"its arguments x {_AITER}, for aiter with a context of more than {_AITER_CONTEXT}"
     return 1.0, ""
