@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.support import states
 from tests.support.sessions import FakeSession
-from tuner.screens.details import Section, argv_lines, broken, pieces
+from tuner.screens.sections import Section, argv_lines, broken, pieces
 from tuner.widgets.rows import Rows
 from tuner.widgets.spans import text_of
 

@@ -15,6 +15,7 @@ from tuner.core.compare import compare as compared
 from tuner.core.compare import same_llm
 from tuner.core.diagnosis import diagnose as findings_of
 from tuner.core.engine import Engine
+from tuner.core.gates import all_reduce
 from tuner.core.reading import starts_of
 from tuner.core.report import Report, as_data, report
 from tuner.core.report_comparison import ComparisonReport, Locate, report_comparison
@@ -64,6 +65,7 @@ def diagnose(files: Sequence[str], baseline: str | None, *, as_json: bool, with_
 
         paper = Paper.of()
         _print(story.lines(made, paper))
+        _print_all_reduce(told, engines, paper, everything=with_noise)
         if comparison is not None:
             _print(side_by_side.against(comparison, paper))
     return PROBLEM if made.proven else FINE
@@ -145,6 +147,17 @@ def _compared(good: Told, bad: Told, engines: dict[str, Engine], *, with_noise: 
     engine = engines[bad.start.engine] if good.start.engine == bad.start.engine else None
     comparison = compared(good.start, bad.start, engine, bad.findings or good.findings)
     return report_comparison(comparison, good.locate, bad.locate, noise=with_noise)
+
+
+def _print_all_reduce(told: Told, engines: dict[str, Engine], paper: Paper, *, everything: bool) -> None:
+    """How ranks add up their tensors, where that was asked for or something is to be said about it."""
+    from tuner.cli import reduction
+
+    if not told.start.engine or not (everything or reduction.concerned(told.findings)):
+        return
+    ways = all_reduce(told.start, engines[told.start.engine])
+    if ways is not None:
+        _print(reduction.lines(ways, told.locate, paper, everything=everything))
 
 
 def _print_json(value: Report | ComparisonReport) -> None:

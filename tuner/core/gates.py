@@ -96,17 +96,17 @@ class Held:
 
 
 def _path(rule: PathRule, held: Held, before: dict[str, Path]) -> Path:
-    gates = [_gate(gate, held, before) for gate in rule.gates if in_range(held.version, gate.versions)]
+    asked = [gate for gate in rule.gates if in_range(held.version, gate.versions)]
+    gates = [gate for each in asked if (gate := _gate(each, held, before)) is not None]
+    taken = any(_taken(each, before) for each in asked)
+    proof = None if taken else held.sign(rule.proven_by)
     listed = next((sign for sign in held.start.signs if sign.id == _LISTED), None) if rule.listed else None
-    if listed is not None and not _names(listed, rule.listed):
-        told = "not in the engine's list: " + str(listed.fields.get("backends", ""))
+    if listed is not None and _names(listed, rule.listed):
+        proof = listed
+    elif listed is not None:
+        told = f"not among the engine's own: {listed.fields.get('backends', '')}"
         gates.append(Gate(what="set up", state=GateState.CLOSED, told=told, at=listed.at))
-    proof = listed if listed is not None and _names(listed, rule.listed) else held.sign(rule.proven_by)
-    taken = any(
-        gate.state is GateState.CLOSED and wanted.test is Look.PATH
-        for gate, wanted in zip(gates, rule.gates, strict=False)
-    )
-    if proof is not None and not taken:
+    if proof is not None:
         gates = [_by_proof(gate, proof) for gate in gates]
         return Path(
             id=rule.id,
@@ -126,6 +126,12 @@ def _path(rule: PathRule, held: Held, before: dict[str, Path]) -> Path:
     return Path(id=rule.id, title=rule.title, state=state, takes=rule.takes, gates=tuple(gates))
 
 
+def _taken(rule: GateRule, before: dict[str, Path]) -> bool:
+    """Another way runs instead, so that a line that both print is the other's."""
+    other = before.get(rule.name) if rule.test is Look.PATH else None
+    return other is not None and other.state in (PathState.PROVEN, PathState.OPEN)
+
+
 def _by_proof(gate: Gate, proof: Sign) -> Gate:
     """What is set up has passed every gate of which only a default was known."""
     if gate.state is GateState.UNKNOWN or (gate.assumed and gate.state is GateState.CLOSED):
@@ -133,10 +139,16 @@ def _by_proof(gate: Gate, proof: Sign) -> Gate:
     return gate
 
 
-def _gate(rule: GateRule, held: Held, before: dict[str, Path]) -> Gate:
+def _gate(rule: GateRule, held: Held, before: dict[str, Path]) -> Gate | None:
+    """What is known of a gate; None where it is one of a patch that this start shows no sign of."""
     closing = held.sign(rule.closed_by)
     if closing is not None:
         return Gate(what=rule.what, state=GateState.CLOSED, told=words(closing), at=closing.at)
+    doubt = held.sign(rule.unsure_by)
+    if doubt is not None:
+        return Gate(what=rule.what, state=GateState.UNKNOWN, told=f"a patch decides: {words(doubt)}", at=doubt.at)
+    if rule.unsure_by:
+        return None
     gate = _TESTS[rule.test](rule, held, before)
     if gate.state is GateState.UNKNOWN or gate.assumed:
         passing = held.sign(rule.passed_by)
@@ -163,8 +175,8 @@ def _variable(rule: GateRule, held: Held, _: dict[str, Path]) -> Gate:
         return Gate(
             what=rule.what, state=_state(found[1], rule), told="=".join(found), at=variable_at(held.start, found[0])
         )
-    default = "" if rule.default is None else f", and is {rule.default} then"
-    told = f"{rule.name} is not set{default}" if held.env_known else f"unless {rule.name} says otherwise"
+    default = "" if rule.default is None else f", and is {rule.default} by itself"
+    told = f"{rule.name} is not {'set' if held.env_known else 'in the log'}{default}"
     return Gate(what=rule.what, state=_state(rule.default, rule), told=told, assumed=not held.env_known)
 
 
@@ -176,7 +188,7 @@ def _world(rule: GateRule, held: Held, _: dict[str, Path]) -> Gate:
 def _nodes(rule: GateRule, held: Held, _: dict[str, Path]) -> Gate:
     nodes = held.start.setting("nnodes")
     if nodes in (None, 1):
-        told = "one node" if nodes == 1 else "no sign of another node"
+        told = "nnodes=1" if nodes == 1 else "no sign of another node"
         return Gate(what=rule.what, state=GateState.PASSED, told=told, at=held.start.settings_at, assumed=nodes is None)
     state = GateState.UNKNOWN if "clique" in rule.opens else GateState.CLOSED
     return Gate(what=rule.what, state=state, told=f"{nodes} nodes", at=held.start.settings_at)
@@ -296,7 +308,7 @@ def _connected(
         none = bool(links) and all(count == 0 for count in links)
         return (False, "no NVLink") if none else (None, "")
     kinds = sorted({topology[one][other] for one in used for other in used if one != other})
-    told = f"between the GPUs: {', '.join(kinds)}"
+    told = f"{', '.join(kinds)} between the GPUs"
     if not kinds or "?" in kinds:
         return None, told
     return all(kind.startswith("NV") for kind in kinds), told

@@ -22,7 +22,7 @@ def _nccl(start: Start) -> Iterator[Note]:
     version = parts(start).get("nccl")
     if version is not None:
         at = next((sign.at for sign in start.signs if sign.id == "nccl-version"), None)
-        yield Note(what="NCCL", value=version, at=at)
+        yield Note(what="NCCL version", value=version, at=at)
     told = {sign.fields["name"]: sign for sign in _of(start, "nccl-env")}
     if told:
         listed = ", ".join(f"{name}={sign.fields['value']}" for name, sign in list(told.items())[:_FEW])

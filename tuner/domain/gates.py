@@ -73,6 +73,8 @@ class GateRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of the engine that have this gate, as `core.versions.in_range` reads them."""
     closed_by: tuple[Closing, ...] = ()
     passed_by: tuple[Closing, ...] = ()
+    unsure_by: tuple[Closing, ...] = ()
+    """Lines after which it cannot be told: those of a patched engine."""
 
 
 class PathExample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,101 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from rich.cells import chop_cells
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Input
 
-from tuner.core.doctor import Check, Verdict
+from tuner.core.doctor import Check
 from tuner.domain.state import HostState, ServerState
 from tuner.messages import ChecksArrived, ChecksRequested
 from tuner.screens.base import TunerScreen
+from tuner.screens.reduction import all_reduce_section
+from tuner.screens.sections import Section, argv_lines, broken
 from tuner.units import format_bytes, format_gib
 from tuner.widgets import notes, status
 from tuner.widgets.field import Field
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.rank_table import rows_of
 from tuner.widgets.rows import Rows
-from tuner.widgets.spans import Line, clean, text_of, width_of
+from tuner.widgets.spans import Line, clean, text_of
 from tuner.widgets.wording import source_words
 
-_KEY_WIDTH = 26
-_VALUE_AT = _KEY_WIDTH + 4
-"""The column in which values begin."""
 WHOLE = 99
 """Lines that a note may take here, where it is told in full."""
-
-
-class Section:
-    """A heading and its lines: (key, value) pairs or free lines."""
-
-    def __init__(self, title: str) -> None:
-        self.title = title
-        self.lines: list[Line] = []
-
-    def pair(self, key: str, value: Any) -> None:
-        """A named value; None is shown as missing."""
-        text = "n/a" if value is None else clean(value if isinstance(value, str) else json.dumps(value, default=str))
-        self.lines.append(((f"   {clean(key):<{_KEY_WIDTH}} ", "dim"), (text, "dim" if value is None else "text")))
-
-    def verdict(self, check: Check, glyphs: Glyphs) -> None:
-        """A check: whether it is well, what was found, and what it costs."""
-        sign, style = {
-            Verdict.OK: (glyphs.ok, "ok"),
-            Verdict.WARN: (glyphs.warn, "warn"),
-            Verdict.MISSING: (glyphs.bad, "bad"),
-        }[check.verdict]
-        words = f"{check.value}: {check.cost}" if check.cost else check.value
-        name = f"   {clean(check.what):<{_KEY_WIDTH - 2}} "
-        self.lines.append(((name, "dim"), (f"{sign} ", style), (clean(words), "text")))
-
-    def line(self, text: str, style: str = "text") -> None:
-        """A free line."""
-        self.lines.append(((f"   {text}", style),))
-
-
-def broken(line: Line, width: int) -> list[Line]:
-    """A line that is too long as several, its last piece going on under its own beginning.
-
-    A long name stands on a line of its own, so that values keep their column.
-    """
-    *before, (text, style) = line
-    indent = width_of(before)
-    if len(before) == 1 and indent > _VALUE_AT:
-        return [tuple(before), *broken(((" " * _VALUE_AT, "text"), (text, style)), width)]
-    if width_of(line) < width:
-        return [line]
-    chunks = pieces(text, max(20, width - indent - 2))
-    return [(*before, (chunks[0], style)), *(((" " * indent, "text"), (chunk, style)) for chunk in chunks[1:])]
-
-
-def pieces(text: str, room: int) -> list[str]:
-    """A text cut into pieces of at most `room` cells, at a space where there is one in the second half of a piece."""
-    found: list[str] = []
-    while width_of(((text, ""),)) > room:
-        head = chop_cells(text[:room], room)[0]
-        space = head.rfind(" ") + 1
-        if room < 2 * space:
-            head = head[:space]
-        found.append(head)
-        text = text[len(head) :]
-    return [*found, text]
-
-
-def argv_lines(argv: Sequence[str]) -> list[str]:
-    """One flag with its value per line, so that a long command can be read."""
-    lines: list[str] = []
-    for word in argv:
-        if word.startswith("-") or not lines or not lines[-1].startswith("-") or " " in lines[-1]:
-            lines.append(clean(word))
-        else:
-            lines[-1] += f" {clean(word)}"
-    return lines
 
 
 def sections(
@@ -115,7 +45,7 @@ def sections(
         section.lines = [((" ", "text"), *line) for item in items for line in item]
         yield section
     if server is not None:
-        yield from _server(state, server)
+        yield from _server(state, server, glyphs)
     yield from _host(state)
     section = Section("checks")
     if checks is None:
@@ -125,7 +55,7 @@ def sections(
     yield section
 
 
-def _server(state: HostState, server: ServerState) -> Iterator[Section]:
+def _server(state: HostState, server: ServerState, glyphs: Glyphs) -> Iterator[Section]:
     identity = server.identity
     section = Section("server")
     section.pair("engine", f"{server.title} {server.version or ''}".strip())
@@ -188,6 +118,9 @@ def _server(state: HostState, server: ServerState) -> Iterator[Section]:
         source = (source_words(memory.source) or "n/a") + ("" if rank.alive else ", before it ended")
         section.line(f"{clean(rank.tag):<8}{gpu:>4}{rank.pid or 'n/a':>9}{cells}  {source}")
     yield section
+    reduction = all_reduce_section(state, server, glyphs)
+    if reduction is not None:
+        yield reduction
 
 
 def _host(state: HostState) -> Iterator[Section]:
@@ -293,7 +226,16 @@ class DetailsScreen(TunerScreen):
         line = status.status_line(state, server, width, glyphs, age_s=age, retry_in_s=retry, ended=self.shell.ended())
         self.query_one("#status", Rows).show([line])
         about = (
-            (server.identity, server.settings, server.phase, server.ranks, server.errors, server.model, server.gone)
+            (
+                server.identity,
+                server.settings,
+                server.phase,
+                server.ranks,
+                server.errors,
+                server.model,
+                server.gone,
+                server.start and len(server.start.signs),
+            )
             if server
             else ()
         )

@@ -1,0 +1,95 @@
+"""How ranks add up their tensors, in words: the same on paper and on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from tuner.domain.gates import AllReduce, Gate, GateState, Path, PathState
+
+_NOT_ASKED = "asked for"
+"""How the gate of a way is called that nobody asked for."""
+_ENOUGH = 40
+"""Characters of a line's own words that need no more."""
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """One line of the section."""
+
+    name: str
+    words: str
+    at: int | None = None
+    good: bool | None = None
+    """True: it runs. False: it does not. None: neither, or not known."""
+    below: bool = False
+    """It belongs to the row before."""
+
+
+def headline(told: AllReduce) -> str:
+    """What takes a tensor, in one sentence."""
+    *ways, last = told.used
+    sure = [way for way in ways if way.state is not PathState.UNKNOWN]
+    perhaps = [way for way in ways if way.state is PathState.UNKNOWN]
+    words = ", ".join(_sized(way) for way in sure)
+    text = f"{words}, and {last.title} for the rest" if words else f"{last.title} for every tensor"
+    for way in perhaps:
+        gate = way.unsure
+        text += f"; perhaps {way.title} first: {gate.told if gate is not None else 'nothing tells'}"
+    return text
+
+
+def rows(told: AllReduce, *, gates: bool = False, unasked: bool = False) -> Iterator[Row]:
+    """Ways in the order in which they are tried, then what NCCL did.
+
+    Args:
+        told: Of one start.
+        gates: Every gate below its way.
+        unasked: Also ways that nobody asked for; else they are named together.
+    """
+    left_out: list[str] = []
+    for path in told.paths:
+        closed = path.closed
+        if not unasked and closed is not None and closed.what.startswith(_NOT_ASKED):
+            left_out.append(path.title)
+            continue
+        yield row(path, last=path is told.paths[-1])
+        if gates:
+            for gate in path.gates:
+                yield _gate(gate)
+    if left_out:
+        yield Row(name="not asked for", words=", ".join(left_out))
+    for note in told.notes:
+        yield Row(name=note.what, words=note.value, at=note.at, good=note.good)
+
+
+def row(path: Path, *, last: bool = False) -> Row:
+    """One way."""
+    closed, unsure = path.closed, path.unsure
+    if path.state is PathState.PROVEN:
+        return Row(name=path.title, words=f"runs, {path.takes}: {path.told}", at=path.at, good=True)
+    if path.state is PathState.CLOSED and closed is not None:
+        known = "off as far as is known" if closed.assumed else "off"
+        return Row(name=path.title, words=f"{known}: {_why(closed)}", at=closed.at, good=False)
+    if path.state is PathState.UNKNOWN and unsure is not None:
+        return Row(name=path.title, words=f"cannot be told: {unsure.told}")
+    if last:
+        return Row(name=path.title, words=f"takes {path.takes}", good=True)
+    return Row(name=path.title, words=f"may run, {path.takes}: no gate is closed")
+
+
+def _why(gate: Gate) -> str:
+    """The gate's own words where they say enough, else with what it asks for."""
+    if "=" in gate.told or len(gate.told) > _ENOUGH or gate.told.endswith("comes first"):
+        return gate.told
+    return f"{gate.told}, not {gate.what}" if gate.told else f"not {gate.what}"
+
+
+def _gate(gate: Gate) -> Row:
+    told = f" ({gate.told})" if gate.told else ""
+    good = {GateState.PASSED: True, GateState.CLOSED: False, GateState.UNKNOWN: None}[gate.state]
+    return Row(name="", words=f"{gate.what}{told}", at=gate.at, good=good, below=True)
+
+
+def _sized(path: Path) -> str:
+    return f"{path.title} ({path.takes})" if path.takes else path.title
