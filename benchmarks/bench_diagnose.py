@@ -154,8 +154,8 @@ VLLM_FAILURE = f"""\
 {_WORKER}  File "/venv/vllm/v1/worker/gpu_model_runner.py", line 4218, in execute_model
 {_WORKER}    model_output = self._model_forward(
 {_WORKER}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.75 GiB. GPU 5 has a total capacity of \
-139.80 GiB of which 1.21 GiB is free. Including non-PyTorch memory, this process has 138.58 GiB memory in use. Of the allocated \
-memory 134.20 GiB is allocated by PyTorch, and 1.02 GiB is reserved by PyTorch but unallocated.
+139.80 GiB of which 1.21 GiB is free. Including non-PyTorch memory, this process has 138.58 GiB memory in use. Of the \
+allocated memory 134.20 GiB is allocated by PyTorch, and 1.02 GiB is reserved by PyTorch but unallocated.
 {_CORE}EngineCore encountered a fatal error.
 {_CORE}Traceback (most recent call last):
 {_CORE}  File "/venv/vllm/v1/engine/core.py", line 1281, in run_engine_core

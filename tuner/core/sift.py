@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import functools
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from tuner.core import logtext
@@ -37,10 +38,13 @@ FLOOD = 500
 BUNCH = 8
 """Neighbours among the lines kept evenly: the ranks of one host print together."""
 
-_ALARM = re.compile(
-    rb"[Ee]rror|ERROR|[Ee]xception|Traceback|[Ff]atal|FATAL|[Kk]illed|[Aa]bort|\bSIG|sigquit|WARN|memory|\bdied|\bdead"
-    rb"|crash|[Ff]ail|[Tt]ime[d ]*out|Xid"
-)
+_ALARMS = (
+    "rror", "ERR", "xception", "Traceback", "atal", "FATAL", "illed", "bort", "SIG", "sigquit", "WARN", "memory",
+    "died", "dead", "crash", "ailed", "ailure", "imeout", "timed out", "Xid",
+)  # fmt: skip
+"""Words of which one is in a line that nobody would leave out. Looked for one by one: that is ten times as fast as all
+in one expression."""
+_ALARM_BYTES = tuple(word.encode() for word in _ALARMS)
 _BEFORE_ALARM, _AFTER_ALARM = 10, 80
 
 Kept = tuple[int, bytes]
@@ -77,12 +81,22 @@ def notable(text: str, *sources: bytes) -> bool:
     return not _routine(sources)(text)
 
 
+def alarming(text: str) -> bool:
+    """Whether a line has words of failures in it."""
+    return _alarming(text.encode("utf-8", "surrogatepass"))
+
+
 def judge(routine: Routine, wrapping: Wrapping) -> Callable[[bytes], bool]:
     """A test of raw lines: whether all that one holds is routine."""
 
     def is_routine(raw: bytes) -> bool:
         text, whole = wrapping.unwrap(raw.decode("utf-8", "replace"))
-        return whole and all(routine(logtext.clean(part)) for part in logtext.segments(text))
+        if not whole:
+            return False
+        for part in logtext.segments(text):  # noqa: SIM110 - as above
+            if not routine(logtext.clean(part)):
+                return False
+        return True
 
     return is_routine
 
@@ -249,9 +263,8 @@ def thinned(kept: list[Kept], lines: int, size: int) -> list[Kept]:
     if len(kept) <= lines and sum(len(line) for _, line in kept) <= size:
         return kept
     alarms: set[int] = set()
-    for index, (_, line) in enumerate(kept):
-        if _ALARM.search(line) is not None:
-            alarms.update(range(max(index - _BEFORE_ALARM, 0), min(index + _AFTER_ALARM, len(kept))))
+    for index in _alarming([line for _, line in kept]):
+        alarms.update(range(max(index - _BEFORE_ALARM, 0), min(index + _AFTER_ALARM, len(kept))))
     chosen: set[int] = set()
     ends = _from_both_ends(range(len(kept)))
     for order, share in ((ends, 2), (_from_both_ends(sorted(alarms)), 4), (_evenly(len(kept)), 4)):
@@ -265,6 +278,20 @@ def thinned(kept: list[Kept], lines: int, size: int) -> list[Kept]:
             lines_left -= 1
             chosen.add(index)
     return [kept[index] for index in sorted(chosen)]
+
+
+def _alarming(lines: list[bytes]) -> set[int]:
+    """Which lines have words of failures in them."""
+    text = b"\n".join(lines)
+    begins = list(accumulate((len(line) + 1 for line in lines), initial=0))
+    found: set[int] = set()
+    for word in _ALARM_BYTES:
+        at = text.find(word)
+        while at >= 0:
+            index = bisect_right(begins, at) - 1
+            found.add(index)
+            at = text.find(word, begins[index + 1])
+    return found
 
 
 def _from_both_ends(numbers: Sequence[int]) -> Iterator[int]:

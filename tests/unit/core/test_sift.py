@@ -15,6 +15,7 @@ from tuner.core.sift import (
     Routine,
     Sieve,
     Sifted,
+    alarming,
     judge,
     merged,
     notable,
@@ -158,3 +159,13 @@ def test_bars_and_halves_are_judged_by_all_they_hold() -> None:
     half = judge(ROUTINE, Wrapping(["cri"]))
     assert half(b"2025-07-25T07:53:08.2Z stdout F batch 1")
     assert not half(b"2025-07-25T07:53:08.2Z stdout P batch 1")
+
+
+@pytest.mark.parametrize("line", ["RuntimeError: boom", "Fatal Python error: Aborted", "Killed", "NCCL WARN no space"])
+def test_words_of_failures_are_seen(line: str) -> None:
+    assert alarming(line)
+    assert alarming(f"batch 1{line}")
+
+
+def test_a_line_without_them_is_quiet() -> None:
+    assert not alarming("[2026-02-26 20:01:07 TP0] Load weight begin. avail mem=138.22 GB")
