@@ -57,6 +57,19 @@ async def test_what_the_host_does_and_what_its_gpus_are(app_on: AppOn) -> None:
         assert text.count("  CC 12.0  PCIe") == 6
 
 
+async def test_which_all_reduce_runs_and_why(app_on: AppOn) -> None:
+    app, _ = app_on(states.serving())
+    async with app.run_test(size=(160, 48)) as pilot:
+        await pilot.press("i", "slash", *"all-reduce", "enter")
+        await pilot.pause()
+        lines = app.screen.query_one("#details", Rows).text.splitlines()
+        assert lines[0].strip() == "all-reduce"
+        assert lines[1].strip() == "8 ranks: NCCL for every tensor"
+        (way,) = (line for line in lines if "custom all-reduce v1" in line)
+        assert way.endswith("off: NODE, PIX, SYS between the GPUs, not NVLink between every two of more than two GPUs")
+        assert any("2, 4, 6 or 8 ranks (8 ranks)" in line for line in lines)
+
+
 async def test_headings_are_jumped_to_and_found(app_on: AppOn) -> None:
     app, _ = app_on(states.serving())
     async with app.run_test(size=(80, 24)) as pilot:
