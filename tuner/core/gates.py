@@ -34,6 +34,8 @@ from tuner.domain.state import HostState, ServerState
 _NEWEST: Version = (1 << 20,)
 _ON = frozenset({"1", "true", "yes", "y", "on"})
 _OFF = frozenset({"0", "false", "no", "n", "off", ""})
+ASKED = "asked for"
+"""How a gate is called that only an operator opens."""
 _LISTED = "all-reduce-backends"
 """The sign of vLLM's own list."""
 _KEPT = 160
@@ -52,27 +54,36 @@ def all_reduce(start: Start, engine: Engine, hardware: Hardware | None = None) -
     Returns:
         None where there is nothing to add up: one rank, or no GPU.
     """
-    held = Held(start, engine, hardware or Hardware())
+    return ways(Held(start, engine, hardware))
+
+
+def ways(held: Held) -> AllReduce | None:
+    """The same of a start whose environment and lines were looked up already."""
     if held.world < 2 or not held.on_gpu:
         return None
     found: dict[str, Path] = {}
-    for rule in engine.gates().paths:
+    for rule in held.rules.paths:
         if in_range(held.version, rule.versions) and rule.platform in ("", held.hardware.platform):
             found[rule.id] = _path(rule, held, found)
-    return AllReduce(world=held.world, paths=tuple(found.values()), notes=notes_of(start))
+    return AllReduce(world=held.world, paths=tuple(found.values()), notes=notes_of(held.start))
 
 
 class Held:
     """What the rules of an engine are held against."""
 
-    def __init__(self, start: Start, engine: Engine, hardware: Hardware) -> None:
+    def __init__(self, start: Start, engine: Engine, hardware: Hardware | None = None) -> None:
         self.start = start
-        self.hardware = hardware
+        self.engine = engine
+        self.rules = engine.gates()
+        self.hardware = hardware or Hardware()
         self.env = environment(start)
         self.env_known = bool(start.env)
         self.version = parse_version(start.version) or _NEWEST
         self.nccl = parts(start).get("nccl")
         self.world = engine.layout(start.settings)[0] if start.settings else len(start.ranks)
+        self.signs: dict[str, list[Sign]] = {}
+        for sign in start.signs:
+            self.signs.setdefault(sign.id, []).append(sign)
 
     @property
     def on_gpu(self) -> bool:
@@ -85,10 +96,22 @@ class Held:
         for closing in closings:
             if not in_range(self.version, closing.versions):
                 continue
-            for sign in self.start.signs:
-                if sign.id == closing.sign and (not closing.text or re.search(closing.text, sign.text)):
+            for sign in self.signs.get(closing.sign, ()):
+                if not closing.text or re.search(closing.text, sign.text):
                     return sign
         return None
+
+    def first(self, name: str) -> Sign | None:
+        """The first line of the log that is one of these."""
+        return next(iter(self.signs.get(name, ())), None)
+
+    def shown(self, name: str) -> int | None:
+        """Where the log shows a variable."""
+        for kind in ("environment", "nccl-env", "nccl-env-invalid"):
+            for sign in self.signs.get(kind, ()):
+                if sign.fields.get("name") == name:
+                    return sign.at
+        return next((sign.at for sign in self.start.signs if sign.fields.get("variable") == name), None)
 
     def variable(self, *names: str) -> tuple[str, str] | None:
         """Name and value of the first of several variables that is set."""
@@ -100,7 +123,7 @@ def _path(rule: PathRule, held: Held, before: dict[str, Path]) -> Path:
     gates = [gate for each in asked if (gate := _gate(each, held, before)) is not None]
     taken = any(_taken(each, before) for each in asked)
     proof = None if taken else held.sign(rule.proven_by)
-    listed = next((sign for sign in held.start.signs if sign.id == _LISTED), None) if rule.listed else None
+    listed = held.first(_LISTED) if rule.listed else None
     if listed is not None and _names(listed, rule.listed):
         proof = listed
     elif listed is not None:
@@ -172,9 +195,7 @@ def _setting(rule: GateRule, held: Held, _: dict[str, Path]) -> Gate:
 def _variable(rule: GateRule, held: Held, _: dict[str, Path]) -> Gate:
     found = held.variable(rule.name, *rule.also)
     if found is not None:
-        return Gate(
-            what=rule.what, state=_state(found[1], rule), told="=".join(found), at=variable_at(held.start, found[0])
-        )
+        return Gate(what=rule.what, state=_state(found[1], rule), told="=".join(found), at=held.shown(found[0]))
     default = "" if rule.default is None else f", and is {rule.default} by itself"
     told = f"{rule.name} is not {'set' if held.env_known else 'in the log'}{default}"
     return Gate(what=rule.what, state=_state(rule.default, rule), told=told, assumed=not held.env_known)
@@ -219,8 +240,13 @@ def _nccl(rule: GateRule, held: Held, _: dict[str, Path]) -> Gate:
     enough = at_least(held.nccl, str(rule.opens[0]))
     if enough is None:
         return Gate(what=rule.what, state=GateState.PASSED, told="NCCL's version is not told", assumed=True)
-    at = next((sign.at for sign in held.start.signs if sign.id == "nccl-version"), None)
-    return Gate(what=rule.what, state=GateState.PASSED if enough else GateState.CLOSED, told=f"NCCL {held.nccl}", at=at)
+    sign = held.first("nccl-version")
+    return Gate(
+        what=rule.what,
+        state=GateState.PASSED if enough else GateState.CLOSED,
+        told=f"NCCL {held.nccl}",
+        at=sign.at if sign is not None else None,
+    )
 
 
 def _other(rule: GateRule, _: Held, before: dict[str, Path]) -> Gate:
@@ -265,14 +291,6 @@ def words(sign: Sign) -> str:
     """What a line says, in so many words as fit."""
     text = sign.text.split("\n")[0]
     return text.partition(". ")[0][:_KEPT].rstrip(".")
-
-
-def variable_at(start: Start, name: str) -> int | None:
-    """Where the log shows a variable."""
-    for sign in start.signs:
-        if sign.fields.get("name") == name or sign.fields.get("variable") == name:
-            return sign.at
-    return None
 
 
 def _names(sign: Sign, backend: str) -> bool:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from tuner.core.engine import Engine
-from tuner.core.gates import Held, plain, variable_at
+from tuner.core.gates import ASKED, Held, plain
 from tuner.core.talk import effective_channels
 from tuner.core.versions import in_range, parse_version
-from tuner.domain.gates import AllReduce, Hardware, OverwriteRule, PathState, VariableRule
-from tuner.domain.starts import Start
+from tuner.domain.gates import AllReduce, OverwriteRule, PathState, VariableRule
 
 _CHANNELS = (("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"), ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS"))
 _SAME = (("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS"),)
 """Old and new name of one limit; the smaller value holds."""
+_NUMBER = re.compile(r"[0-9]{1,6}")
 _ALWAYS_TOLD = ("NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_BUFFSIZE")
 """Variables that NCCL reads for every communicator, and tells when it does."""
 
@@ -36,46 +36,55 @@ class Ignored(Struct, frozen=True, kw_only=True):
     """A value to set instead; empty: leave it out."""
 
 
-def ignored(start: Start, engine: Engine, told: AllReduce | None, hardware: Hardware | None = None) -> list[Ignored]:
+def ignored(held: Held, told: AllReduce | None) -> list[Ignored]:
     """Settings of a start that did nothing, each once.
 
     Args:
-        start: With its environment where that could be read.
-        engine: Its engine.
+        held: The start with its environment and lines.
         told: Its ways to add up a tensor; None: it has none.
-        hardware: Of its host.
     """
-    held = Held(start, engine, hardware or Hardware())
     found: dict[str, Ignored] = {}
-    for each in (*_refused(start), *_overwritten(held, engine), *_unread(held, engine, told), *_channels(held)):
+    for each in (*_refused(held), *_overwritten(held), *_unread(held, told), *_in_vain(told), *_channels(held)):
         found.setdefault(each.name, each)
     return list(found.values())
 
 
-def _refused(start: Start) -> Iterator[Ignored]:
+def _refused(held: Held) -> Iterator[Ignored]:
     """NCCL says that a number is none."""
-    for sign in start.signs:
-        if sign.id == "nccl-env-invalid":
-            default = str(sign.fields["default"])
-            yield Ignored(
-                name=str(sign.fields["name"]),
-                value=str(sign.fields["value"]),
-                why="NCCL takes whole numbers without a unit, and used its default"
-                + (f" {default}" if not default.startswith("-") else ""),
-                at=sign.at,
-                remedy="a plain number",
-            )
+    for sign in held.signs.get("nccl-env-invalid", ()):
+        default = str(sign.fields["default"])
+        yield Ignored(
+            name=str(sign.fields["name"]),
+            value=str(sign.fields["value"]),
+            why="NCCL takes whole numbers without a unit, and used its default"
+            + (f" {default}" if not default.startswith("-") else ""),
+            at=sign.at,
+            remedy="a plain number",
+        )
 
 
-def _unread(held: Held, engine: Engine, told: AllReduce | None) -> Iterator[Ignored]:
-    for rule in engine.gates().variables:
+def _in_vain(told: AllReduce | None) -> Iterator[Ignored]:
+    """Ways that were asked for by name, and that something else keeps closed."""
+    for path in told.paths if told is not None else ():
+        asked = next((gate for gate in path.gates if gate.what == ASKED), None)
+        closed = path.closed
+        if asked is None or closed is None or closed is asked or asked.assumed or closed.assumed:
+            continue
+        name, found, value = asked.told.partition("=")
+        if found:
+            why = f"{path.title} is off all the same: {closed.told}, and it takes {closed.what}"
+            yield Ignored(name=name, value=value, why=why, at=closed.at if closed.at is not None else asked.at)
+
+
+def _unread(held: Held, told: AllReduce | None) -> Iterator[Ignored]:
+    for rule in held.rules.variables:
         value = held.env.get(rule.name)
         if value is None or plain(value) in {plain(each) for each in rule.unset}:
             continue
-        at = variable_at(held.start, rule.name)
+        at = held.shown(rule.name)
         version = parse_version(held.start.version)
         if rule.reads == "none" or (version is not None and not in_range(version, rule.reads)):
-            why = rule.why.format(version=f"{engine.title} {held.start.version}")
+            why = rule.why.format(version=f"{held.engine.title} {held.start.version}")
             yield Ignored(
                 name=rule.name,
                 value=value,
@@ -96,24 +105,21 @@ def _off(rule: VariableRule, told: AllReduce | None) -> str | None:
     return f"it changes the {paths[0].title} only, which is off: {closed.told if closed is not None else ''}"
 
 
-def _overwritten(held: Held, engine: Engine) -> Iterator[Ignored]:
-    for rule in engine.gates().overwrites:
+def _overwritten(held: Held) -> Iterator[Ignored]:
+    for rule in held.rules.overwrites:
         asked = held.start.env.get(rule.name)
         if asked is None or parse_version(held.start.version) is None:
             continue
         becomes = overwritten(rule, asked, held)
         if becomes == asked:
             continue
-        sign = next(
-            (sign for sign in held.start.signs if sign.id == "nccl-env" and sign.fields["name"] == rule.name),
-            None,
-        )
+        sign = next((each for each in held.signs.get("nccl-env", ()) if each.fields["name"] == rule.name), None)
         if sign is not None and sign.fields["value"] == asked:
             continue
         yield Ignored(
             name=rule.name,
             value=asked,
-            why=f"{engine.title} {held.start.version} sets it itself",
+            why=f"{held.engine.title} {held.start.version} sets it itself",
             at=None if sign is None else sign.at,
             became=becomes,
             sure=sign is not None or not held.start.version_inferred,
@@ -131,7 +137,9 @@ def overwritten(rule: OverwriteRule, asked: str, held: Held) -> str:
 
 def _channels(held: Held) -> Iterator[Ignored]:
     """Limits of the number of channels that contradict each other, or what NCCL took."""
-    limits = {name: int(value) for name, value in held.env.items() if value.isdigit() and name.startswith("NCCL_M")}
+    limits = {
+        name: int(value) for name, value in held.env.items() if name.startswith("NCCL_M") and _NUMBER.fullmatch(value)
+    }
     for least, most in _CHANNELS:
         if least in limits and most in limits and limits[least] > limits[most]:
             yield _limit(
@@ -145,15 +153,16 @@ def _channels(held: Held) -> Iterator[Ignored]:
     if took is not None:
         for least, most in _CHANNELS:
             if most in limits and took > limits[most] and least not in limits:
-                yield _limit(held, most, limits, f"NCCL set up {took} channels", str(took), _channels_at(held.start))
+                yield _limit(held, most, limits, f"NCCL set up {took} channels", str(took), _channels_at(held))
             if least in limits and took < limits[least] and not any(name in limits for _, name in _CHANNELS):
-                yield _limit(held, least, limits, f"NCCL set up {took} channels", str(took), _channels_at(held.start))
+                yield _limit(held, least, limits, f"NCCL set up {took} channels", str(took), _channels_at(held))
     yield from _untold(held, took is not None)
 
 
 def _untold(held: Held, set_up: bool) -> Iterator[Ignored]:
     """NCCL tells what it reads, and these it did not tell: they were not in its process's environment."""
-    told = {sign.fields["name"] for sign in held.start.signs if sign.id in ("nccl-env", "nccl-env-invalid")}
+    signs = (*held.signs.get("nccl-env", ()), *held.signs.get("nccl-env-invalid", ()))
+    told = {sign.fields["name"] for sign in signs}
     if set_up and told:
         for name in _ALWAYS_TOLD:
             if name in held.start.env and name not in told:
@@ -170,10 +179,11 @@ def _limit(held: Held, name: str, limits: Mapping[str, int], why: str, became: s
         name=name,
         value=str(limits[name]),
         why=why,
-        at=variable_at(held.start, name) if at is None else at,
+        at=held.shown(name) if at is None else at,
         became=became,
     )
 
 
-def _channels_at(start: Start) -> int | None:
-    return next((sign.at for sign in start.signs if sign.id == "nccl-channels"), None)
+def _channels_at(held: Held) -> int | None:
+    sign = held.first("nccl-channels")
+    return sign.at if sign is not None else None

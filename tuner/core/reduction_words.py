@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from tuner.core.gates import ASKED
 from tuner.domain.gates import AllReduce, Gate, GateState, Path, PathState
 
-_NOT_ASKED = "asked for"
-"""How the gate of a way is called that nobody asked for."""
 _ENOUGH = 40
 """Characters of a line's own words that need no more."""
 
@@ -50,7 +49,7 @@ def rows(told: AllReduce, *, gates: bool = False, unasked: bool = False) -> Iter
     left_out: list[str] = []
     for path in told.paths:
         closed = path.closed
-        if not unasked and closed is not None and closed.what.startswith(_NOT_ASKED):
+        if not unasked and closed is not None and closed.what.startswith(ASKED):
             left_out.append(path.title)
             continue
         yield row(path, last=path is told.paths[-1])

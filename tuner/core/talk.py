@@ -79,4 +79,4 @@ def _of(start: Start, name: str) -> Iterator[Sign]:
 
 def _number(sign: Sign) -> int | None:
     value = str(sign.fields.get("value", ""))
-    return int(value) if value.isdigit() else None
+    return int(value) if value.isdecimal() and len(value) < 10 else None

@@ -314,6 +314,39 @@ def test_sglang_overwrites_and_nccl_shows_it() -> None:
     assert "setting-ignored" not in findings(sglang(version="0.5.4", env=env, enable_symm_mem=True))
 
 
+@pytest.mark.parametrize(
+    ("version", "settings", "line", "words"),
+    [
+        ("0.5.9", {"enable_mscclpp": True, "tp_size": 4}, None, "MSCCL++ is off all the same: 4 ranks"),
+        ("0.5.9", {"enable_torch_symm_mem": True},
+         "TorchSymmMemCommunicator: torch symmetric memory multicast operations are not supported.", "multicast"),
+    ],
+)  # fmt: skip
+def test_what_is_asked_for_and_stays_off(version: str, settings: dict[str, Any], line: str | None, words: str) -> None:
+    lines = [] if line is None else [f"[2026-02-26 19:52:41 TP0] {line}"]
+    found = findings(sglang(*lines, version=version, **settings))["setting-ignored"]
+    assert words in found.explanation
+    assert found.severity is Severity.INFO
+    assert "setting-ignored" not in findings(sglang(version=version, enable_mscclpp=True))
+
+
+def test_a_way_of_vllm_that_is_asked_for_on_too_few_ranks() -> None:
+    assert "VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC" not in str(findings(vllm()))
+    line = (
+        "(Worker_TP0 pid=43) WARNING 11-02 09:14:50 [flashinfer_pcie_ipc_all_reduce.py:73] FlashInfer PCIe IPC"
+        " all-reduce does not support world_size=6; supported sizes are (2, 4, 8)."
+    )
+    found = findings(vllm(line, env={"VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC": "1"}))["setting-ignored"]
+    assert found.at == 3
+
+
+def test_a_host_without_nvlink_is_shown_the_way_made_for_it() -> None:
+    line = f"[2026-10-31 19:52:41 TP0] CustomAllreduce {PCIE}"
+    for version, offered in (("0.5.20", False), ("0.5.23", True)):
+        found = findings(sglang(line, version=version))["custom-ar-disabled-pcie"]
+        assert ("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE" in [remedy.env for remedy in found.remedies]) is offered
+
+
 def test_a_variable_that_never_came_to_the_ranks() -> None:
     lines = (
         f"{NCCL}NCCL_CUMEM_ENABLE set by environment to 0.",

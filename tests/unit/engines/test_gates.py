@@ -70,7 +70,7 @@ def test_variable_is_read_by_the_versions_that_its_examples_say(
     env = {rule.name: example.get("value", "1"), **example.get("env", {})}
     start = _start(engine, example["version"], example.get("ranks", 2), {}, env)
     hardware = Hardware(full_nvlink=example.get("nvlink"))
-    found = ignored(start, ENGINES[engine], all_reduce(start, ENGINES[engine], hardware), hardware)
+    found = ignored(Held(start, ENGINES[engine], hardware), all_reduce(start, ENGINES[engine], hardware))
     assert (rule.name in [each.name for each in found]) is example["ignored"]
 
 
@@ -85,7 +85,7 @@ def test_variable_is_read_by_the_versions_that_its_examples_say(
 )
 def test_engine_overwrites_what_its_examples_say(engine: str, rule: OverwriteRule, example: dict[str, Any]) -> None:
     start = _start(engine, example["version"], 8, {}, {rule.name: example["value"]})
-    assert overwritten(rule, example["value"], Held(start, ENGINES[engine], Hardware())) == example["becomes"]
+    assert overwritten(rule, example["value"], Held(start, ENGINES[engine])) == example["becomes"]
 
 
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tuner.core.causes import CAUSES, PHASES
 from tuner.core.engine import Engine
+from tuner.core.gates import Held, ways
 from tuner.core.quantity import quantity, to_gib
 from tuner.core.reading import serving_phase, start_phase
 from tuner.core.roots import Root
 from tuner.core.share import Share, share_of
 from tuner.core.story import Layout
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Number, Remedy, Severity
+from tuner.domain.gates import AllReduce
 from tuner.domain.starts import Figure, RankStory, Sign, Start
 
 MOST_EVIDENCE = 12
@@ -37,6 +40,16 @@ class Case:
         self.past = past
         self.layout = Layout.of(engine, start.settings, [rank.tag for rank in start.ranks])
         self.share: Share | None = share_of(start)
+
+    @functools.cached_property
+    def held(self) -> Held:
+        """What the rules about all-reduce are held against: environment, hardware, lines."""
+        return Held(self.start, self.engine)
+
+    @functools.cached_property
+    def all_reduce(self) -> AllReduce | None:
+        """How its ranks add up their tensors; None where there is nothing to add up."""
+        return ways(self.held)
 
     # --- What the log says ------------------------------------------------------------------------------------------
 

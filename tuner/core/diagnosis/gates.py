@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import asked_of, down
-from tuner.core.gates import all_reduce, words
+from tuner.core.diagnosis.proposals import variable
+from tuner.core.gates import words
+from tuner.core.versions import at_least
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy, Severity
 from tuner.domain.gates import PathState
 from tuner.domain.starts import Sign
@@ -51,7 +53,7 @@ def prefill_graphs(case: Case) -> Finding | None:
 
 def custom_all_reduce(case: Case) -> Finding | None:
     """Custom all-reduce is off, by a gate or by a flag."""
-    told = all_reduce(case.start, case.engine)
+    told = case.all_reduce
     ways = [path for path in told.paths if path.id.startswith("custom")] if told is not None else []
     if told is None or not ways or any(path.state is not PathState.CLOSED for path in ways):
         return None
@@ -94,7 +96,7 @@ def _for_want_of_nvlink(case: Case, world: int, sign: Sign) -> Finding:
         ],
         remedies=[
             case.remedy("tp_size", Move.LOWER, "two GPUs may use it without NVLink", value=2) if world > 2 else None,
-            case.remedy("pcie_ipc_allreduce", Move.SET, "an all-reduce made for PCIe hosts", value="1"),
+            _for_pcie(case),
             case.remedy(
                 "nccl_p2p_level",
                 Move.SET,
@@ -106,6 +108,15 @@ def _for_want_of_nvlink(case: Case, world: int, sign: Sign) -> Finding:
         refuted_by="the same decode step with two GPUs",
         at=sign.at,
     )
+
+
+def _for_pcie(case: Case) -> Remedy | None:
+    """The all-reduce that was made for hosts without NVLink, where this version has it."""
+    why = "FlashInfer's all-reduce for hosts without NVLink: decode batches of 2, 4 or 8 ranks"
+    if case.start.engine == "sglang":
+        return case.remedy("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE", Move.SET, why, value="1")
+    has_it = at_least(case.start.version, "0.32")
+    return variable(case, "VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC", Move.SET, why, "1") if has_it else None
 
 
 def _by_flag(case: Case, world: int) -> Finding | None:

@@ -8,9 +8,7 @@ from typing import Any
 
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.proposals import first_line, variable
-from tuner.core.gates import all_reduce, variable_at
 from tuner.core.ignored import Ignored, ignored
-from tuner.core.surroundings import environment
 from tuner.core.talk import transports
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy, Severity
 from tuner.domain.gates import PathState
@@ -29,7 +27,7 @@ _ASKED_GRAPHS = (
 def without_effect(case: Case) -> Finding | None:
     """Variables and arguments that this version, or NCCL, did not take."""
     start = case.start
-    found = [*ignored(start, case.engine, all_reduce(start, case.engine)), *_refused_graphs(case)]
+    found = [*ignored(case.held, case.all_reduce), *_refused_graphs(case)]
     if not found:
         return None
     first = next((each.at for each in found if each.at is not None), None)
@@ -132,21 +130,21 @@ def known_to_harm(case: Case) -> Finding | None:
 def _risks(case: Case) -> Iterator[tuple[str, str, str, int | None]]:
     """Name, value, what it does, and where the log shows it."""
     start, table = case.start, case.engine.knobs()
-    if all_reduce(start, case.engine) is None:
+    if case.all_reduce is None:
         return
-    for name, value in environment(start).items():
+    for name, value in case.held.env.items():
         for hazard in table.hazards(name, value, start.version):
             # What ends a start or stands still has not done so where requests are served; wrong numbers say nothing.
             if start.ready_at is not None and hazard.outcome in ("hang", "crash"):
                 continue
             if hazard.outcome not in ("hang", "crash", "corrupt") or _ruled_out(case, name):
                 continue
-            yield name, value, hazard.why, variable_at(start, name)
+            yield name, value, hazard.why, case.held.shown(name)
 
 
 def _ruled_out(case: Case, name: str) -> bool:
     """What the value needs to do harm is not there."""
-    told = all_reduce(case.start, case.engine)
+    told = case.all_reduce
     if name.startswith("PYTORCH"):
         ways = [path for path in told.paths if path.id.startswith("custom")] if told is not None else []
         return all(path.state is PathState.CLOSED for path in ways)
@@ -160,7 +158,7 @@ def through_the_host(case: Case) -> Finding | None:
     """NCCL copies between GPUs of one host through its memory, although nobody asked for that."""
     kinds = transports(case.start)
     shared = sum(count for kind, count in kinds.items() if kind.startswith("SHM"))
-    env = environment(case.start)
+    env = case.held.env
     if not shared or env.get("NCCL_P2P_DISABLE") == "1" or env.get("NCCL_P2P_LEVEL") in ("LOC", "0"):
         return None
     line = next(sign for sign in case.signs("nccl-transport") if str(sign.fields["transport"]).startswith("SHM"))
