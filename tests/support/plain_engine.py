@@ -10,6 +10,7 @@ from tuner.core.engine import LinePrefix, RankPlace
 from tuner.core.knobs import KnobTable
 from tuner.domain.events import HttpAnswer
 from tuner.domain.forecast import Effective, Fit, Forecast
+from tuner.domain.gates import GateRules
 from tuner.domain.knobs import Spelling
 from tuner.domain.logs import Level, LogFact
 from tuner.domain.plan import EnginePlan
@@ -87,6 +88,9 @@ class PlainEngine:
 
     def knob(self, name: str, version: str | None) -> Spelling | None:
         return None
+
+    def gates(self) -> GateRules:
+        return GateRules()
 
     def effective_fraction(self, start: Start) -> Effective | None:
         return None

@@ -1,13 +1,15 @@
 """The diagnosis of a live server: which of its lines are kept for it, and when it is made again.
 
 The same brain as for a file. A log that is followed live may be of any length, so only what matters of its present
-start is kept: its first and its newest lines that are not routine, and the newest batch lines.
+start is kept, and of lines that look alike no more than a few of each kind. It is diagnosed again when something came
+that may change the verdict: at once where a line means something, seldom where none does.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -15,107 +17,213 @@ from tuner.core import sift
 from tuner.core.advice import advise
 from tuner.core.diagnosis import diagnose
 from tuner.core.engine import Engine
-from tuner.core.reading import LineRead, read_line, starts_of
+from tuner.core.logtext import clean, segments
+from tuner.core.reading import LineRead, parts_of, read_line, start_of
+from tuner.core.scene import NOTHING, completed, scene_of
 from tuner.domain.logs import Level, LogLine
-from tuner.domain.state import HostState, ServerState
+from tuner.domain.starts import Start
+from tuner.domain.state import ExplainState, HostState, KeptLine, ServerState
 
-FIRST, NEWEST, BATCHES = 4_000, 3_000, 400
-"""Lines that are kept: the first ones, the newest, and the newest batch lines."""
-EVERY_S = 0.5
-"""A server whose log keeps telling news is diagnosed again after so long; the first time at once."""
+MOST, KEEP = 1_500, 1_000
+"""Lines that may be kept, and how many are left when there are more."""
+ALIKE = 24
+"""Lines of one shape that are kept: what comes more often says nothing new."""
+SHAPES = 4_096
+"""Shapes that are counted; a line of any other is kept."""
+BATCHES = 300
+URGENT_S = 0.5
+"""A server whose log tells more and more of a failure is diagnosed again after so long; the first time at once."""
+STARTING_S, SERVING_S = 2.0, 10.0
+"""And after so long where no line means anything to a diagnosis."""
 ADVISE_EVERY_S = 5.0
+_LONG = 2_048
+"""Characters of a line that is too long to look like others."""
+_ENDS, _AFTER = 200, 60
+"""Lines at either end, and behind an error, that are kept whatever they say."""
+_NEWS_OF_NOTHING = (False, False, *NOTHING.news)
 _BEFORE = 1 << 60
 """Further than any log reaches."""
 
-
-@functools.lru_cache(maxsize=FIRST + NEWEST + BATCHES)
-def _read_before(engine: Engine, at: int, text: str) -> LineRead:
-    return read_line(engine, at, text)
+_read: WeakKeyDictionary[KeptLine, LineRead] = WeakKeyDictionary()
 
 
-def _remembered(engine: Engine, at: int, text: str) -> LineRead:
-    """Most lines of a diagnosis were in the one before."""
-    return _read_before(engine, at, text)
+def read_kept(engine: Engine, line: KeptLine) -> LineRead:
+    """What a line says: read once, since most lines of a diagnosis were in the one before.
+
+    Args:
+        engine: Of the server that printed it.
+        line: Kept of its log.
+    """
+    known = _read.get(line)
+    if known is None:
+        known = _read[line] = read_line(engine, line.at, line.text)
+    return known
 
 
-def noted(server: ServerState, lines: Iterable[LogLine], engine: Engine) -> ServerState:
+# --- What is kept ---------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=8)
+def _dull(routine: bytes) -> set[bytes]:
+    """Shapes of lines that are known to be routine."""
+    return set()
+
+
+def noted(server: ServerState, lines: Iterable[LogLine], engine: Engine, begins: Container[int] = ()) -> ServerState:
     """Keep what matters of new lines.
 
     Args:
         server: Whose log they are of.
         lines: In order; markers of ours are left out.
         engine: Says what is routine.
+        begins: Places of those that may be the first of another start, whose lines look like those of the last one.
     """
     told = server.explain
-    routine = engine.routine()
-    first, newest, batches = list(told.first), list(told.newest), list(told.batches)
-    alarmed = told.alarmed
-    for line in lines:
-        if line.marker:
-            continue
-        entry = (line.offset, line.text)
-        if sift.notable(line.text, routine):
-            (first if len(first) < FIRST else newest).append(entry)
-            alarmed = alarmed or line.level >= Level.WARNING
-        elif " batch" in line.text or "throughput" in line.text:
-            batches.append(entry)
-    changed = len(first) != len(told.first) or len(newest) != len(told.newest)
-    return msgspec.structs.replace(
+    own = [line for line in lines if not line.marker]
+    if not own:
+        return server
+    routine, dull = engine.routine(), _dull(engine.routine())
+    shapes = sift.shape("\n".join(line.text for line in own).encode("utf-8", "surrogatepass")).split(b"\n")
+    notable = [
+        (line, shape)
+        for line, shape in zip(own, shapes, strict=True)
+        if shape not in dull and not _is_routine(line.text, shape, routine)
+    ]
+    batches = told.batches
+    if len(notable) < len(own):
+        found = [line for line in own if " batch" in line.text or "throughput" in line.text][-BATCHES:]
+        batches = (*batches, *(KeptLine(line.offset, line.text) for line in found))[-BATCHES:]
+    kept, counts, urgent = list(told.lines), dict(told.shapes) if notable else told.shapes, told.urgent
+    for line, shape in notable:
+        if line.offset in begins:
+            counts.clear()
+        if len(line.text) <= _LONG and (shape in counts or len(counts) < SHAPES):
+            counts[shape] = seen = counts.get(shape, 0) + 1
+            if seen > ALIKE:
+                continue
+        kept.append(one := KeptLine(line.offset, line.text))
+        urgent = urgent or line.level >= Level.ERROR or sift.alarming(line.text) or bool(read_kept(engine, one).signs)
+    if len(kept) > MOST:
+        kept = _fewer(kept, engine)
+    changed = kept[-1:] != list(told.lines[-1:])
+    return _with(
         server,
-        explain=msgspec.structs.replace(
-            told,
-            first=tuple(first) if len(first) != len(told.first) else told.first,
-            newest=tuple(newest[-NEWEST:]) if len(newest) != len(told.newest) else told.newest,
-            batches=tuple(batches[-BATCHES:]) if len(batches) != len(told.batches) else told.batches,
-            due=told.due or changed,
-            alarmed=alarmed,
-        ),
+        lines=tuple(kept) if changed else told.lines,
+        batches=batches,
+        shapes=counts,
+        due=told.due or changed or batches is not told.batches,
+        urgent=urgent,
+        grown_at=server.log.grown_at if changed else told.grown_at,
     )
+
+
+def _is_routine(text: str, shape: bytes, routine: bytes) -> bool:
+    if sift.notable(text, routine):
+        return False
+    dull = _dull(routine)
+    if len(text) <= _LONG and len(dull) < SHAPES:
+        dull.add(shape)
+    return True
+
+
+def _fewer(lines: list[KeptLine], engine: Engine) -> list[KeptLine]:
+    """Of the present start both ends, what a diagnosis can read something from, and what stands behind errors."""
+    parts = list(parts_of(read_kept(engine, line) for line in lines))
+    last = parts[-1]
+    lines = lines[-len(last) :]
+    if len(lines) <= KEEP:
+        return lines
+    wanted = {*range(_ENDS), *range(len(lines) - _ENDS, len(lines))}
+    for index, line in enumerate(last):
+        if line.facts or line.signs:
+            wanted.add(index)
+        if line.record.level >= Level.ERROR or "Traceback" in line.record.text:
+            wanted.update(range(index, min(index + _AFTER, len(lines))))
+    chosen = [lines[index] for index in sorted(wanted)]
+    return chosen if len(chosen) <= KEEP else [*chosen[: KEEP // 2], *chosen[-KEEP // 2 :]]
 
 
 def moved(server: ServerState) -> ServerState:
     """The log goes on in another file: places begin anew, and what was said before lies before them."""
+
+    def before(lines: tuple[KeptLine, ...]) -> tuple[KeptLine, ...]:
+        return tuple(KeptLine(line.at - _BEFORE, line.text) for line in lines)
+
     told = server.explain
-    before = {
-        name: tuple((at - _BEFORE, text) for at, text in getattr(told, name)) for name in ("first", "newest", "batches")
-    }
-    return msgspec.structs.replace(server, explain=msgspec.structs.replace(told, **before))
+    return _with(server, lines=before(told.lines), batches=before(told.batches), due=bool(told.lines))
 
 
-def explained(server: ServerState, engine: Engine, mono: float) -> ServerState:
+def forgotten(server: ServerState) -> ServerState:
+    """What was kept is another process's, or is read from the beginning again."""
+    told = server.explain
+    if not (told.lines or told.batches):
+        return server
+    return _with(server, lines=(), batches=(), shapes={}, due=True, urgent=False)
+
+
+# --- When it is diagnosed -------------------------------------------------------------------------------------------
+
+
+def explained(state: HostState, server: ServerState, engine: Engine) -> ServerState:
     """Diagnose a server if there is news and it is time.
 
     Args:
+        state: Its host.
         server: With the lines that `noted` kept.
         engine: Its engine.
-        mono: The host's monotonic time.
     """
     told = server.explain
-    wait = EVERY_S if told.alarmed else EVERY_S * 4
-    if not told.due or (told.at is not None and 0 <= mono - told.at < wait):
+    scene = scene_of(state, server)
+    seen = (server.phase.ended, server.gone, *scene.news)
+    news = seen != (told.seen or _NEWS_OF_NOTHING)
+    if not (told.due or news) or (server.log.behind and not server.gone):
         return server
-    kept = sorted((*told.first, *told.newest, *told.batches))
-    starts = starts_of(kept, {engine.name: engine}, _remembered)
-    if not starts:
-        return msgspec.structs.replace(server, explain=msgspec.structs.replace(told, due=False, at=mono))
-    start = starts[-1]
-    if len(starts) > 1:
-        told = msgspec.structs.replace(
-            told,
-            first=tuple(entry for entry in told.first if entry[0] >= start.first),
-            newest=tuple(entry for entry in told.newest if entry[0] >= start.first),
-            batches=tuple(entry for entry in told.batches if entry[0] >= start.first),
-        )
-    start = msgspec.structs.replace(
+    wait = URGENT_S if told.urgent else STARTING_S if server.phase.starting else SERVING_S
+    if told.at is not None and not news and 0 <= state.mono - told.at < wait:
+        return server
+    start = _start(server, engine)
+    if start is not None and _unfinished(start) and 0 <= state.mono - (told.grown_at or 0.0) < URGENT_S:
+        return server
+    if start is None:
+        return _with(server, due=False, urgent=False, at=state.mono, seen=seen)
+    if told.lines and told.lines[0].at < start.first:
+        # Another start has begun: the lines of the last one are of no use any more.
+        own = tuple(line for line in told.lines if line.at >= start.first)
+        server = _with(server, lines=own, batches=tuple(line for line in told.batches if line.at >= start.first))
+    found = completed(diagnose(start, engine, server.past), start, engine, scene)
+    if found == told.diagnosed:
+        found = told.diagnosed
+    server = _with(server, due=False, urgent=False, at=state.mono, seen=seen, diagnosed=found)
+    return _shown(msgspec.structs.replace(server, start=start))
+
+
+def _start(server: ServerState, engine: Engine) -> Start | None:
+    """The present start, with what is known of it beside its log; None while nothing is known."""
+    told = server.explain
+    kept = sorted((*told.lines, *told.batches, *_torn(server)), key=lambda line: line.at)
+    parts = list(parts_of(read_kept(engine, line) for line in kept))
+    if not parts:
+        return None
+    start = start_of(parts[-1], engine)
+    return msgspec.structs.replace(
         start,
         settings={**server.settings, **start.settings},
         version=server.version or start.version,
         version_inferred=server.version is None and start.version_inferred,
-        env=server.identity.env or {},
+        env=start.env | (server.identity.env or {}),
     )
-    found = diagnose(start, engine)
-    told = msgspec.structs.replace(told, due=False, alarmed=False, at=mono, diagnosed=found)
-    return _shown(msgspec.structs.replace(server, explain=told, start=start))
+
+
+def _unfinished(start: Start) -> bool:
+    """The log is in the middle of an exception: what it says comes last."""
+    return any(not failure.whole and failure.end >= start.last for failure in start.failures)
+
+
+def _torn(server: ServerState) -> Iterator[KeptLine]:
+    """The last line, where nobody will end it any more."""
+    log = server.log
+    if server.gone and log.partial and not log.earlier:
+        yield KeptLine(log.partial_start, clean(segments(log.partial)[-1]))
 
 
 def advised(state: HostState, server: ServerState, engine: Engine) -> ServerState:
@@ -123,8 +231,7 @@ def advised(state: HostState, server: ServerState, engine: Engine) -> ServerStat
     told = server.explain
     if told.advised_at is not None and 0 <= state.mono - told.advised_at < ADVISE_EVERY_S:
         return server
-    told = msgspec.structs.replace(told, advised_at=state.mono, advice=advise(state, server, engine))
-    return _shown(msgspec.structs.replace(server, explain=told))
+    return _shown(_with(server, advised_at=state.mono, advice=advise(state, server, engine)))
 
 
 def _shown(server: ServerState) -> ServerState:
@@ -133,3 +240,8 @@ def _shown(server: ServerState) -> ServerState:
     causes = {finding.cause for finding in told.diagnosed}
     findings = (*told.diagnosed, *(finding for finding in told.advice if finding.cause not in causes))
     return server if findings == server.findings else msgspec.structs.replace(server, findings=findings)
+
+
+def _with(server: ServerState, **changes: object) -> ServerState:
+    explain: ExplainState = msgspec.structs.replace(server.explain, **changes)
+    return msgspec.structs.replace(server, explain=explain)

@@ -68,7 +68,7 @@ def starts_of(lines: Iterable[Line], engines: Mapping[str, Engine], read: Read =
     engine = engine_of(kept, engines)
     if engine is None:
         return []
-    return [start_of(part, engine) for part in _parts([read(engine, at, text) for at, text in kept])]
+    return [start_of(part, engine) for part in parts_of([read(engine, at, text) for at, text in kept])]
 
 
 def start_of(lines: Sequence[LineRead], engine: Engine) -> Start:
@@ -160,10 +160,18 @@ def serving_phase(start: Start, at: int) -> str:
 def start_phase(start: Start, rank: str | None, at: int) -> Phase:
     """The phase that a rank, or the rank that is furthest back, was in at a place in the log."""
     stories_ = [r for r in start.ranks if rank in (None, r.tag)] or list(start.ranks)
-    reached = [span.phase for r in stories_ if (span := _span_at(r, at)) is not None]
+    reached = [_phase_after(span) for r in stories_ if (span := _span_at(r, at)) is not None]
     if reached:
         return min(reached, key=START_PHASES.index)
     return Phase.ARGS if start.settings_at is not None and start.settings_at < at else Phase.UNKNOWN
+
+
+_NEXT = {Phase.DIST_INIT: Phase.WEIGHT_LOAD, Phase.KV_ALLOC: Phase.GRAPH_CAPTURE, Phase.GRAPH_CAPTURE: Phase.WARMUP}
+
+
+def _phase_after(span: PhaseSpan) -> Phase:
+    """What comes behind a phase that has ended is not announced at once."""
+    return _NEXT.get(span.phase, span.phase) if span.ended else span.phase
 
 
 def _span_at(rank: RankStory, at: int) -> PhaseSpan | None:
@@ -171,8 +179,12 @@ def _span_at(rank: RankStory, at: int) -> PhaseSpan | None:
     return before[-1] if before else None
 
 
-def _parts(lines: Sequence[LineRead]) -> Iterator[list[LineRead]]:
-    """Cut a log where another start begins: new arguments, or ranks that initialise again after the end of a start."""
+def parts_of(lines: Iterable[LineRead]) -> Iterator[list[LineRead]]:
+    """Cut a log where another start begins: new arguments, or ranks that initialise again after the end of a start.
+
+    Args:
+        lines: In order.
+    """
     part: list[LineRead] = []
     past_args = ended = False
     nodes: set[Any] = set()

@@ -123,7 +123,10 @@ def _hello(state: HostState, event: e.ProbeHello, engines: Engines) -> Result:
 
 
 def _host(state: HostState, event: e.HostSample, engines: Engines) -> Result:
-    return msgspec.structs.replace(state, host=event), ()
+    servers = tuple(_diagnosed(state, server, engines) for server in state.servers)
+    if all(a is b for a, b in zip(servers, state.servers, strict=True)):
+        servers = state.servers
+    return msgspec.structs.replace(state, host=event, servers=servers), ()
 
 
 def _gpu_table(state: HostState, event: e.GpuTable, engines: Engines) -> Result:
@@ -152,6 +155,11 @@ def _looked_at(state: HostState, server: ServerState, engines: Engines) -> Serve
     if engine is None:
         return server
     return explaining.advised(state, explaining.explained(state, server, engine), engine)
+
+
+def _diagnosed(state: HostState, server: ServerState, engines: Engines) -> ServerState:
+    engine = engines.get(server.identity.engine)
+    return server if engine is None else explaining.explained(state, server, engine)
 
 
 def _gpu_processes(state: HostState, event: e.GpuProcesses, engines: Engines) -> Result:
@@ -197,6 +205,7 @@ def _server_seen(state: HostState, event: e.ServerSeen, engines: Engines) -> Res
         server = lifecycle.apply_members(msgspec.structs.replace(known, gone=False), kept)
         if server.version is None and identity.version is not None:
             server = msgspec.structs.replace(server, version=identity.version)
+        server = _diagnosed(state, server, engines)
         commands = remembered.ended_start(state, known, server)
         servers = tuple(server if x is known else x for x in state.servers)
     state = msgspec.structs.replace(state, servers=_ordered(servers), seen=state.seen | {identity.key})
@@ -224,6 +233,7 @@ def _server_gone(state: HostState, event: e.ServerGone, engines: Engines) -> Res
     if server is None or server.gone:
         return state, ()
     gone = lifecycle.apply_gone(server, event.left, event.at if event.at is not None else state.now)
+    gone = _diagnosed(state, gone, engines)
     return _finish(state, server, gone, engines)
 
 
@@ -250,10 +260,8 @@ def _log_bytes(state: HostState, event: e.LogBytes, engines: Engines) -> Result:
         return state, ()
     live = not event.head and event.offset >= server.log.backlog_end
     doubt = None if live else doubt_about(server.identity, state.now, state.hello)
-    engine = engines.get(server.identity.engine)
-    new = serverlog.received(server, event, engine, live=live, doubt=doubt)
-    if engine is not None and not new.log.behind:
-        new = explaining.explained(state, new, engine)
+    new = serverlog.received(server, event, engines.get(server.identity.engine), live=live, doubt=doubt)
+    new = _diagnosed(state, new, engines)
     return _finish(state, server, new, engines)
 
 

@@ -41,6 +41,7 @@ def opened(server: ServerState, event: LogOpened) -> ServerState:
             log = msgspec.structs.replace(log, backlog_end=event.size or 0)
         if event.reason == "start" and log.blocks:
             log = _marked(log, event.offset, "log opened again", generation=True)
+            server = explaining.forgotten(server)
         return msgspec.structs.replace(server, log=log)
     text = _OPENED.get(event.reason, event.reason) + (f": {event.note}" if event.note else "")
     log = _marked(log, event.offset, text, generation=event.reason != "vanished")
@@ -82,7 +83,7 @@ def received(
     facts: list[LogFact] = []
     own: list[LogLine] = []
     joined = log.joined
-    earlier = log.earlier and doubt is not None
+    earlier = predecessor = log.earlier and doubt is not None
     for offset, wrapped in (*torn, *raw):
         text, whole = wrapping.unwrap(kind, wrapped)
         if not whole:
@@ -96,6 +97,7 @@ def received(
             if doubt is not None and at is not None:
                 earlier = doubt.before(at)
             if earlier:
+                predecessor = True
                 facts.clear()  # what stands before it has no time and is as old
                 own.clear()
             else:
@@ -128,8 +130,11 @@ def received(
         facts = facts[: facts.index(successor)]
         own = [line for line in own if line.offset < successor.offset]
         server = msgspec.structs.replace(server, log=msgspec.structs.replace(log, facts_end=NEVER))
+    if predecessor:
+        server = explaining.forgotten(server)
     if engine is not None and own:
-        server = explaining.noted(server, own, engine)
+        begins = {fact.offset for fact in facts if fact.kind == f.ARGS and fact.rank is None}
+        server = explaining.noted(server, own, engine, begins)
     newest: dict[tuple[str, str | None], LogFact] = {}
     for fact in facts:
         if fact.kind in _BATCHES:

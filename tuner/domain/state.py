@@ -159,19 +159,33 @@ class LogState(Struct, frozen=True, kw_only=True):
         return self.source is not None and self.end < self.backlog_end
 
 
+class KeptLine(Struct, frozen=True, array_like=True, eq=False, weakref=True):
+    """A line that is kept for the diagnosis. Compared by identity: what it says is remembered as long as it is."""
+
+    at: int
+    """Its place, as `LogLine.offset`; below zero where it stands in a file before the present one."""
+    text: str
+
+
 class ExplainState(Struct, frozen=True, kw_only=True):
     """What is kept of a server's log for its diagnosis, and when that was made."""
 
-    first: tuple[tuple[int, str], ...] = ()
-    newest: tuple[tuple[int, str], ...] = ()
-    batches: tuple[tuple[int, str], ...] = ()
-    """Place and text of lines: the first that matter, the newest, and the newest batch lines."""
+    lines: tuple[KeptLine, ...] = ()
+    """Of the present start, those that may matter."""
+    batches: tuple[KeptLine, ...] = ()
+    """The newest batch lines."""
+    shapes: dict[bytes, int] = {}
+    """How often a line that looks so came."""
     due: bool = False
     """Something came that a diagnosis has not seen."""
-    alarmed: bool = False
-    """And it was a warning or an error."""
+    urgent: bool = False
+    """And it may be a failure."""
+    grown_at: float | None = None
+    """Host monotonic time of the newest line that is kept."""
     at: float | None = None
     """Host monotonic time of the last diagnosis."""
+    seen: tuple[object, ...] = ()
+    """What beside the log that diagnosis knew."""
     advised_at: float | None = None
     diagnosed: tuple[Finding, ...] = ()
     """By the log."""

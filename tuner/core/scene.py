@@ -1,0 +1,233 @@
+"""What a host shows of a start beside its log: ranks that vanished, tenants of its GPUs, what the kernel said.
+
+A log does not tell who went in silence, nor whose memory it was that it missed. Where a server is followed live the
+process table, the driver and the kernel do, and findings that only the log made are completed here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from tuner.core.diagnosis.case import MOST_EVIDENCE, Case
+from tuner.core.diagnosis.proposals import DMESG
+from tuner.core.engine import Engine
+from tuner.core.roots import root_of, stop_asked
+from tuner.domain.findings import Confidence, Evidence, Finding, Severity
+from tuner.domain.server import Phase
+from tuner.domain.starts import Start
+from tuner.domain.state import ForeignProcess, HostState, ServerState
+from tuner.units import GIB
+
+HARDWARE_XIDS = frozenset({48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120})
+"""What the card, its memory or its links cause, and no kernel."""
+_BY_XID = ("illegal-memory-access", "rank-died", "peer-rank-died", "watchdog-hang", "nccl-init-failure", "inconclusive")
+"""Causes of which the driver's own word may say more."""
+_MISSING = ("rank-died", "peer-rank-died", "inconclusive")
+"""Causes that a vanished rank makes certain."""
+_SHOWN_TENANTS = 4
+
+
+class Xid(Struct, frozen=True):
+    """An error that the driver reported, of a GPU of this server."""
+
+    code: int
+    gpu: int | None
+    text: str
+
+
+class Scene(Struct, frozen=True, kw_only=True):
+    """What is known beside the log."""
+
+    silent: tuple[str, ...] = ()
+    """Tags of ranks that vanished from the process table while others lived, and had printed no error."""
+    lost: bool = False
+    """All of its processes vanished; nobody had asked for it, and no line says why."""
+    gpus: tuple[tuple[str, int], ...] = ()
+    """Tag and GPU of each rank."""
+    pids: tuple[tuple[str, int], ...] = ()
+    tenants: tuple[ForeignProcess, ...] = ()
+    """Processes of others on its GPUs."""
+    xids: tuple[Xid, ...] = ()
+    """Since it began."""
+
+    @property
+    def news(self) -> tuple[object, ...]:
+        """What makes a new diagnosis worth while when it changes."""
+        return (self.silent, self.lost, len(self.xids))
+
+
+NOTHING = Scene()
+
+
+def scene_of(state: HostState, server: ServerState) -> Scene:
+    """What a host shows of a server."""
+    silent = tuple(tag for error in server.errors if error.silent for tag in error.ranks)
+    lost = server.gone and server.phase is Phase.FAILED and not server.errors and not server.identity.orphaned
+    if not (silent or lost or state.foreign or state.xids):
+        return NOTHING
+    gpus = tuple((rank.tag, rank.gpu) for rank in server.ranks if rank.gpu is not None)
+    used = {gpu for _, gpu in gpus}
+    return Scene(
+        silent=silent,
+        lost=lost,
+        gpus=gpus,
+        pids=tuple((rank.tag, rank.pid) for rank in server.ranks if rank.pid is not None),
+        tenants=tuple(each for each in state.foreign if each.gpu in used or not used),
+        xids=_xids(state, server, used),
+    )
+
+
+def _xids(state: HostState, server: ServerState, used: set[int]) -> tuple[Xid, ...]:
+    """Those of its GPUs, since it began."""
+    if not state.xids:
+        return ()
+    table = state.gpu_table.gpus if state.gpu_table is not None else ()
+    by_bus = {_bus(gpu.bus_id): gpu.index for gpu in table if gpu.bus_id}
+    since = server.identity.started_at
+    found = []
+    for event in state.xids:
+        gpu = by_bus.get(_bus(event.bus_id))
+        if since is not None and event.at is not None and event.at >= since and (gpu is None or gpu in used):
+            found.append(Xid(event.xid, gpu, event.text))
+    return tuple(found)
+
+
+def _bus(bus_id: str) -> str:
+    """`00000000:3B:00.0` of NVML and `0000:3b:00` of the kernel as one spelling."""
+    return ":".join(bus_id.lower().partition(".")[0].split(":")[-2:])
+
+
+def completed(findings: tuple[Finding, ...], start: Start, engine: Engine, scene: Scene) -> tuple[Finding, ...]:
+    """Findings of a log with what the host shows.
+
+    Args:
+        findings: The root cause first.
+        start: What the log tells.
+        engine: Its engine.
+        scene: What the host shows.
+    """
+    if scene is NOTHING:
+        return findings
+    case = Case(start, root_of(start), engine)
+    failed = bool(findings) and findings[0].severity is Severity.FATAL
+    root, others = (findings[0], findings[1:]) if failed else (None, findings)
+    if scene.silent:
+        root = _vanished(case, root, scene)
+    elif root is None and scene.lost and stop_asked(start) is None:
+        root = _lost(case)
+    if root is not None and scene.xids and root.cause in _BY_XID:
+        root = _by_driver(case, root, scene)
+    found = others if root is None else (root, *(each for each in others if each.cause != root.cause))
+    return tuple(_named(each, scene) if each.cause == "foreign-process-on-gpu" else each for each in found)
+
+
+def _vanished(case: Case, root: Finding | None, scene: Scene) -> Finding:
+    """Ranks that the process table does not show any more, and that said nothing: they went first."""
+    numbers = tuple(sorted({case.layout.number(tag) for tag in scene.silent}))
+    pids = dict(scene.pids)
+    names = ", ".join(f"{tag} (pid {pids[tag]})" if tag in pids else tag for tag in scene.silent)
+    seen = (
+        f"The process table shows it: {names} vanished while other ranks still ran, and had printed no error. It was"
+        " killed from outside, or crashed in native code; what the others print is a consequence."
+    )
+    evidence = [case.derived("gone from the process table", names)]
+    if root is None or root.cause in _MISSING:
+        known = root if root is not None and root.cause == "rank-died" else None
+        return case.finding(
+            "rank-died",
+            seen,
+            evidence=[*evidence, *(known.evidence if known is not None else ())],
+            remedies=known.remedies if known is not None else _who_killed(case),
+            ranks=numbers,
+            confidence=Confidence.HIGH,
+            phase=None if root is not None else str(case.start.phase) if case.start.ready_at is None else "runtime",
+            wrong_advice=root.wrong_advice if root is not None else (),
+            refuted_by="an error of that process in another file",
+            at=root.at if root is not None else case.start.last,
+        )
+    if root.cause == "host-oom-killed":
+        return msgspec.structs.replace(root, ranks=numbers, evidence=(*evidence, *root.evidence)[:MOST_EVIDENCE])
+    return root
+
+
+def _lost(case: Case) -> Finding:
+    """The whole server is gone, and its log just ends."""
+    return case.finding(
+        "rank-died",
+        "All processes of the server are gone, nobody asked it to stop, and its log just ends: it was killed from"
+        " outside, by a person, an orchestrator, or the kernel for want of host memory.",
+        evidence=[case.derived("gone from the process table", "all processes")],
+        remedies=_who_killed(case),
+        ranks=None,
+        phase="runtime" if case.start.ready_at is not None else None,
+        confidence=Confidence.MEDIUM,
+        refuted_by="an error or a stop in another file of this server",
+        at=case.start.last,
+    )
+
+
+def _who_killed(case: Case) -> list:  # type: ignore[type-arg]
+    return [
+        case.advice("dmesg", "an out-of-memory line there means host memory, a segfault line names the library; neither"
+                    " means that somebody killed it", DMESG)
+    ]  # fmt: skip
+
+
+def _by_driver(case: Case, root: Finding, scene: Scene) -> Finding:
+    """What the driver says of a GPU; a fault of the card is the cause, whatever the log makes of it."""
+    fault = next((xid for xid in scene.xids if xid.code in HARDWARE_XIDS), None)
+    told = fault if fault is not None else scene.xids[-1]
+    ranks = tuple(sorted(case.layout.number(tag) for tag, gpu in scene.gpus if gpu == told.gpu))
+    evidence = [
+        case.derived("Xid in the kernel's log", told.code),
+        *([case.derived("GPU of that Xid", told.gpu)] if told.gpu is not None else []),
+    ]
+    if fault is None:
+        return msgspec.structs.replace(root, evidence=(*evidence, *root.evidence)[:MOST_EVIDENCE])
+    return case.finding(
+        "gpu-hardware",
+        f"The driver reported Xid {fault.code}{f' of GPU {fault.gpu}' if fault.gpu is not None else ''} while this"
+        " server ran: a fault of the card, its memory or its links. No setting of the engine causes or mends that, and"
+        " what its ranks print is the consequence.",
+        evidence=[*evidence, *root.evidence],
+        remedies=[
+            case.advice("dmesg", "which card, and which Xid", "dmesg -T | grep -i xid"),
+            case.advice("nvidia-smi", "nvidia-smi -q -d ECC,ROW_REMAPPER of that card"),
+        ],
+        phase=root.phase,
+        ranks=ranks or root.ranks,
+        refuted_by="an Xid from before this failure, of another cause",
+        at=root.at,
+    )
+
+
+def _named(finding: Finding, scene: Scene) -> Finding:
+    """Whose memory it is that a start misses."""
+    gpus = dict(scene.gpus)
+    shown = {gpus[tag] for tag in gpus} if finding.ranks is None else {
+        gpu for number, (_, gpu) in enumerate(scene.gpus) if number in finding.ranks
+    }  # fmt: skip
+    tenants = [each for each in scene.tenants if each.gpu in shown or not shown][:_SHOWN_TENANTS]
+    if not tenants:
+        return finding
+    told = "; ".join(_told(each) for each in tenants)
+    amounts = tuple(
+        Evidence(what=f"pid {each.pid} on GPU {each.gpu}", value=round(each.memory_bytes / GIB, 2), unit="GiB")
+        for each in tenants
+        if each.memory_bytes is not None
+    )
+    return msgspec.structs.replace(
+        finding,
+        explanation=f"{finding.explanation} On the host now: {told}.",
+        evidence=(*amounts, *finding.evidence)[:MOST_EVIDENCE],
+        confidence=Confidence.HIGH,
+    )
+
+
+def _told(tenant: ForeignProcess) -> str:
+    """A process of somebody else in words."""
+    whose = f" of {tenant.user}" if tenant.user else ""
+    what = f" ({tenant.command})" if tenant.command else ""
+    size = f"{tenant.memory_bytes / GIB:.2f} GiB" if tenant.memory_bytes is not None else "memory"
+    return f"pid {tenant.pid}{whose}{what} holds {size} of GPU {tenant.gpu}"
