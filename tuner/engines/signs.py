@@ -31,11 +31,11 @@ KINDS = ("failure", "secondary", "harmless", "info")
 KEPT_TEXT = 2000
 """Characters of a message that a sign keeps."""
 
-_SEARCHED = 20_000
+_SEARCHED = 12_000
 """Characters of a message that are searched: prompts end up in messages, exceptions do not grow so long."""
 _WHOLE = re.compile(r"[-+]?\d{1,18}")
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3}){1,5}")
-_DECIMAL = re.compile(r"[-+]?\d{1,18}\.\d+(?:[eE][-+]?\d{1,3})?|[-+]?\d{1,18}[eE][-+]?\d{1,3}")
+_DECIMAL = re.compile(r"[-+]?\d{1,18}\.\d{1,18}")
 _TEXT_FIELDS = ("version", "host", "path")
 _ROUTINE = "\n".join((
     "Decode batch, #running-req: 3, #token: 4096, token usage: 0.02, cuda graph: True, gen throughput (token/s): 151",
