@@ -17,14 +17,14 @@ from tuner.domain.starts import Failure
 TRACEBACK = "Traceback (most recent call last):"
 KEPT_MESSAGE = 4_000
 _FRAME = re.compile(r'\s+File "(?P<path>[^"]+)", line \d+(?:, in (?P<function>\S+))?')
-_EXCEPTION = re.compile(
-    r"(?P<type>(?:[A-Za-z_]\w*\.)*(?=\w*[a-z])[A-Z_]\w*)(?::\s?(?P<message>.*))?\Z", re.DOTALL
-)
+_EXCEPTION = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*(?=\w*[a-z])[A-Z_]\w*)(?::\s?(?P<message>.*))?\Z", re.DOTALL)
 """A name in capitals alone is a level of logging."""
 _CHAINED = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
+_NOT_OF_IT = re.compile(r"\[(?:rank\d+\]:\[)?[WIEF]\d{3,4} |\S+\.py:\d+: \w*Warning: |\S+:\d+:\d+ \[\d+\] NCCL ")
+"""What C++ libraries, Python's warnings and NCCL print, without a prefix."""
 _UNDERLINE = re.compile(r"[\s~^]*[\^~][\s~^]*\Z")
 _HEADER_END = re.compile(r"[\s:]+\Z")
 
@@ -51,6 +51,8 @@ class _Block:
         self.header = header
         self.links = [_Link()]
         self.chained = False
+        self.told = False
+        """Its message has ended: another program's words follow."""
 
     def open_to(self, record: Record) -> bool:
         """Whether a line can go on with it."""
@@ -71,7 +73,7 @@ class _Block:
             if not self.chained:
                 return False
             self.links.append(_Link())
-            self.chained = False
+            self.chained = self.told = False
         elif frame := _FRAME.match(line):
             if link.raised:  # the message of an exception may quote frames, as a compiler's does
                 link.lines.append(line)
@@ -85,11 +87,14 @@ class _Block:
             link.lines.append(line)
             link.at = record.at
         elif not self.chained:
+            if self.told or _NOT_OF_IT.match(line):
+                self.told = True
+                return False
             link.lines.append(line)
         elif line.strip() and _EXCEPTION.match(line) is not None:
             # A chain whose second traceback was not printed, or whose frames were filtered out.
             self.links.append(_Link())
-            self.chained = False
+            self.chained = self.told = False
             return self.add(record)
         self.last = record.at
         return True

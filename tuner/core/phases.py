@@ -41,6 +41,8 @@ _BY_FRAME: tuple[tuple[str, str], ...] = (
     ("_initialize_kv_caches", "kv-alloc"),
     ("get_kv_cache_config", "kv-alloc"),
     ("memory_pool_host.py", "kv-alloc"),
+    ("/pool_host/", "kv-alloc"),
+    ("hiradix_cache.py:__init__", "kv-alloc"),
     ("alloc_memory_pool", "kv-alloc"),
     ("load_model", "weight-load"),
     ("model_loader", "weight-load"),

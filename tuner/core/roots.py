@@ -6,6 +6,8 @@ what its workers raised, and a stop looks like a crash to the processes that see
 
 from __future__ import annotations
 
+import bisect
+
 from msgspec import Struct
 
 from tuner.core import facts as f
@@ -16,6 +18,10 @@ STOP_SIGNALS = frozenset({-15, -2, 15, 2, 143, 130})
 """Exit codes of processes that were asked to end."""
 _WRAPPERS = frozenset({"graph-capture-failed", "prefill-capture-failed", "scheduler-exception"})
 """Signs that only announce another message."""
+_FORERUNNER = 400
+"""Lines: a message so near before an exception is its forerunner."""
+_TELLING = 90
+"""Characters of a message that tell what it says."""
 _TOGETHER_S = 60.0
 """Ranks that fail alike fail within so long; what is alike and later is another failure."""
 
@@ -86,7 +92,7 @@ def root_of(start: Start) -> Root | None:
     if first is not None and (line is None or line.at >= first.at or line.rank not in (None, first.rank)):
         return _of_failure(start, raised, first)
     if line is not None:
-        if first is not None and first.at - line.at < 400 and not _stands_alone(line):
+        if first is not None and _lines_between(start, line.at, first.at) < _FORERUNNER and not _stands_alone(line):
             return _of_failure(start, raised, first)
         return Root(at=line.at, sign=line, alike_signs=tuple(s for s in said[1:] if s.id == line.id))
     died = next((fact for fact in start.facts if fact.kind == f.DIED and _counts(start, fact, end)), None)
@@ -101,6 +107,12 @@ def root_of(start: Start) -> Root | None:
     if left and gone is None:
         return Root(at=left[0].at, sign=left[0], alike_signs=tuple(s for s in left[1:] if s.id == left[0].id))
     return None
+
+
+def _lines_between(start: Start, first: int, last: int) -> int:
+    """Places are lines of a file or bytes of a live log; how far two are apart is a number of lines in both."""
+    places = [line.offset for line in start.lines]
+    return bisect.bisect_left(places, last) - bisect.bisect_left(places, first)
 
 
 def _stands_alone(sign: Sign) -> bool:
@@ -128,8 +140,8 @@ def _of_failure(start: Start, raised: list[Failure], first: Failure) -> Root:
 
 
 def _words(message: str) -> str:
-    """A message's first line without its numbers: ranks differ in those."""
-    return "".join(c for c in message.partition("\n")[0] if not c.isdigit())
+    """The beginning of a message without its numbers: ranks differ in those, and in what they had allocated."""
+    return "".join(c for c in message.partition("\n")[0][:_TELLING] if not c.isdigit())
 
 
 def _counts(start: Start, fact: LogFact, end: int | None) -> bool:

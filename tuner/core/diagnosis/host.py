@@ -19,6 +19,8 @@ _LIMITS = ("open-files", "threads-exhausted")
 
 def out_of_host_memory(case: Case) -> Finding | None:
     """The kernel says that it killed a process, or an allocation on the host failed."""
+    if case.root_sign("cuda-oom") is not None:
+        return None  # a kernel's library raises the GPU's as Python's MemoryError
     kernel = case.root_sign("host-oom") or (case.sign("host-oom") if processes.ended(case) is not None else None)
     failed = case.root_sign("host-allocation-failed")
     compiler = "Killed signal terminated" in case.message
