@@ -44,7 +44,7 @@ def ignored(held: Held, told: AllReduce | None) -> list[Ignored]:
         told: Its ways to add up a tensor; None: it has none.
     """
     found: dict[str, Ignored] = {}
-    for each in (*_refused(held), *_overwritten(held), *_unread(held, told), *_in_vain(told), *_channels(held)):
+    for each in (*_refused(held), *_overwritten(held), *_in_vain(told), *_unread(held, told), *_channels(held)):
         found.setdefault(each.name, each)
     return list(found.values())
 
