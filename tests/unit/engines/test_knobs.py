@@ -109,6 +109,7 @@ def test_the_settings_of_a_command_line_are_found_in_the_catalogue() -> None:
     assert found == {
         "max_model_len": "context_length",
         "enforce_eager": "enforce_eager",
+        "load_format": "load_format",
         "tensor_parallel_size": "tp_size",
         "max_num_seqs": "max_running_requests",
     }
