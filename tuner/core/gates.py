@@ -84,6 +84,17 @@ class Held:
         self.signs: dict[str, list[Sign]] = {}
         for sign in start.signs:
             self.signs.setdefault(sign.id, []).append(sign)
+        if not self.hardware.capability:
+            self.hardware = self._by_card()
+
+    def _by_card(self) -> Hardware:
+        """Hardware with what the names of GPUs tell, where the log has one."""
+        for sign in (*self.signs.get("gpu-model", ()), *self.signs.get("moe-config-default", ())):
+            name = str(sign.fields.get("model") or sign.fields.get("gpu") or "").replace("_", " ")
+            for card in self.rules.cards:
+                if re.search(card.name, name):
+                    return msgspec.structs.replace(self.hardware, capability=card.capability, platform=card.platform)
+        return self.hardware
 
     @property
     def on_gpu(self) -> bool:

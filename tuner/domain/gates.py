@@ -136,12 +136,23 @@ class OverwriteRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     example: tuple[dict[str, Any], ...] = ()
 
 
+class CardRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the name of a GPU tells of it."""
+
+    name: str
+    """Regular expression."""
+    capability: str = ""
+    platform: str = "cuda"
+    example: tuple[dict[str, str], ...] = ()
+
+
 class GateRules(Struct, frozen=True):
     """All of one engine."""
 
     paths: tuple[PathRule, ...] = ()
     variables: tuple[VariableRule, ...] = ()
     overwrites: tuple[OverwriteRule, ...] = ()
+    cards: tuple[CardRule, ...] = ()
 
 
 class Hardware(Struct, frozen=True, kw_only=True):

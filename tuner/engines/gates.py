@@ -9,10 +9,21 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from tuner.domain.gates import Closing, GateRule, GateRules, OverwriteRule, PathExample, PathRule, VariableRule
+from tuner.domain.gates import (
+    CardRule,
+    Closing,
+    GateRule,
+    GateRules,
+    OverwriteRule,
+    PathExample,
+    PathRule,
+    VariableRule,
+)
 from tuner.engines.catalogue import read_tables
 from tuner.errors import CatalogError
 
+CARDS = File(__file__).with_name("gates.toml")
+"""GPUs by name, the same for every engine."""
 _Table = TypeVar("_Table", bound=Struct)
 
 
@@ -41,6 +52,7 @@ def load_gates(file: File) -> GateRules:
         paths=tuple(_path(entry) for entry in read_paths(file)),
         variables=tuple(_read(file, "variable", VariableRule)),
         overwrites=tuple(_read(file, "overwrite", OverwriteRule)),
+        cards=tuple(_read(CARDS, "card", CardRule)),
     )
 
 
@@ -52,8 +64,8 @@ def read_paths(file: File) -> list[PathEntry]:
     """
     entries: list[PathEntry] = []
     for line, entry in _tables(file, "path", PathEntry):
-        if any(entry.id == other.id for other in entries):
-            raise CatalogError(file, line, f"two paths are called {entry.id}")
+        if any((entry.id, entry.versions) == (other.id, other.versions) for other in entries):
+            raise CatalogError(file, line, f"two paths are called {entry.id} in the same versions")
         if not entry.example:
             raise CatalogError(file, line, f"path {entry.id} has no example", "Add a [[path.example]].")
         entries.append(entry)

@@ -231,6 +231,14 @@ def test_lines_of_vllm_close_their_gates(line: str, path: str, gate: str) -> Non
     assert way.closed.what.startswith(gate)
 
 
+def test_the_name_of_a_card_tells_its_capability() -> None:
+    line = "GPU 0,1,2,3,4,5,6,7: NVIDIA {}"
+    for card, state in (("H200", PathState.OPEN), ("RTX PRO 6000 Blackwell Server Edition", PathState.CLOSED)):
+        ways = paths(sglang(line.format(card), enable_torch_symm_mem=True))
+        assert ways["torch-symm"].state is state, card
+    assert paths(sglang(enable_torch_symm_mem=True))["torch-symm"].state is PathState.UNKNOWN
+
+
 def test_everything_asked_for_is_shown_and_the_rest_named() -> None:
     told = all_reduce(sglang(), ENGINES["sglang"])
     assert told is not None

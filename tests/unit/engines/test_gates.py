@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 import tuner.engines
 from tuner.core.gates import Held, all_reduce
 from tuner.core.ignored import ignored, overwritten
-from tuner.domain.gates import GateRule, Hardware, Look, OverwriteRule, PathExample, PathState, VariableRule
+from tuner.core.versions import in_range, parse_version
+from tuner.domain.gates import CardRule, GateRule, Hardware, Look, OverwriteRule, PathExample, PathState, VariableRule
 from tuner.domain.starts import Start
 from tuner.engines import load_engines
 from tuner.engines.gates import PathEntry, load_gates, read_paths
@@ -88,6 +90,14 @@ def test_engine_overwrites_what_its_examples_say(engine: str, rule: OverwriteRul
     assert overwritten(rule, example["value"], Held(start, ENGINES[engine])) == example["becomes"]
 
 
+@pytest.mark.parametrize("card", RULES["sglang"].cards, ids=lambda card: card.name)
+def test_a_card_is_known_by_its_names_only(card: CardRule) -> None:
+    assert card.example
+    for example in card.example:
+        first = next(each for each in RULES["sglang"].cards if re.search(each.name, example["line"]))
+        assert first is card, example
+
+
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
 def test_everything_has_an_example(rules: Any) -> None:
     assert [rule.name for rule in (*rules.variables, *rules.overwrites) if not rule.example] == []
@@ -108,6 +118,34 @@ def test_gates_name_signs_paths_and_variables_that_there_are(name: str) -> None:
         assert all(ids.index(other) < ids.index(path.id) for other in others)
     assert {each for rule in RULES[name].variables for each in rule.acts_on} <= set(ids)
     assert ids[-1] == "nccl"
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_version_has_a_way_once(name: str) -> None:
+    known = {example.version for _, entry in PATHS for example in entry.example}
+    for version in known:
+        at = parse_version(version)
+        assert at is not None
+        ids = [path.id for path in RULES[name].paths if in_range(at, path.versions)]
+        assert len(ids) == len(set(ids)), version
+
+
+def test_the_order_is_that_of_the_version() -> None:
+    def order(version: str) -> list[str]:
+        told = all_reduce(_start("sglang", version, 8, {}, {}), ENGINES["sglang"])
+        assert told is not None
+        return [path.id for path in told.paths]
+
+    # fmt: off
+    assert order("0.4.6") == ["custom-v1", "nccl"]
+    assert order("0.5.9") == ["flashinfer-fusion", "nccl-symm", "custom-v1", "mscclpp", "torch-symm", "nccl"]
+    assert order("0.5.16") == [
+        "flashinfer-fusion", "nccl-symm", "mscclpp", "custom-v2", "custom-v1", "torch-symm", "nccl",
+    ]
+    assert order("0.5.23") == [
+        "flashinfer-fusion", "mscclpp", "custom-v2", "custom-v1", "nccl-symm", "pcie-ipc", "torch-symm", "nccl",
+    ]
+    # fmt: on
 
 
 @pytest.mark.parametrize("name", ENGINES)
