@@ -102,7 +102,12 @@ def _told(files: Sequence[str], engines: dict[str, Engine], past: Sequence[Start
         engines: By name.
         past: Starts of other logs that worked; those of another LLM or engine help nothing.
     """
-    log = logfiles.read(files, [engine.routine() for engine in engines.values()])
+    with logfiles.begun(files, [engine.routine() for engine in engines.values()]) as reading:
+        # Other processes read a big log while this one reads its catalogues.
+        for engine in engines.values():
+            engine.facts("", engine.prefix(""), 0)
+            engine.signs("", prefixed=False)
+        log = reading.finish()
     starts = starts_of(log, engines)
     if not starts:
         return Told(Start(engine="", files=log.files), (), (_nothing(engines),), None, log.locate)

@@ -27,6 +27,8 @@ _LEFT_OUT = b"0123456789abcdef .,:;#/()-"
 _LONG = 2048
 """Bytes from which a line is nobody's routine, and its shape not worth to be remembered."""
 _MOST_SHAPES = 4096
+_PATIENCE, _SPOT = 2000, 16
+"""After so many lines of new shapes, none of them routine, only one of some is looked at: to keep them is right too."""
 _MOST_COUNTED = 20_000
 
 CLOSE = 40
@@ -159,6 +161,8 @@ class Sieve:
         """The last of these, up to `EDGE`, unless they are the last of this block:"""
         self._block = b""
         self._unsampled = 0
+        self._strange = 0
+        """Lines of unknown shape since the last that was routine."""
         self._all = limits.every <= BUNCH
 
     def add(self, block: bytes) -> None:
@@ -189,10 +193,13 @@ class Sieve:
             form, line = shapes[index], lines[index]
             if form in dull:
                 continue
-            if len(line) <= _LONG and self._is_routine(line):
+            looked_at = len(line) <= _LONG and (self._strange <= _PATIENCE or self._strange % _SPOT == 0)
+            if looked_at and self._is_routine(line):
+                self._strange = 0
                 if len(dull) < _MOST_SHAPES:
                     dull.add(form)
                 continue
+            self._strange += 1
             if done < index:
                 self._pass(lines, done, index)
             done = index + 1

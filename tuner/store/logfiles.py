@@ -6,9 +6,9 @@ number; see `core.sift` for which. Secrets are masked.
 
 from __future__ import annotations
 
-import contextlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -16,6 +16,7 @@ from tuner.core import logtext, redact, wrapping
 from tuner.core.sift import Kept, Limits, Routine, Sifted, judge, merged
 from tuner.core.wrapping import Wrapping
 from tuner.store import logbytes, sifting
+from tuner.store.logbytes import Source
 
 LIMITS = Limits()
 
@@ -87,6 +88,78 @@ def _texts(at: int, text: str) -> Iterator[tuple[int, str]]:
             yield at, redact.mask(logtext.cut(part))
 
 
+class Reading:
+    """Logs that are being read; see `begun`."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        routines: tuple[bytes, ...],
+        limits: Limits,
+        stack: ExitStack,
+        processes: int | None,
+    ) -> None:
+        self._sources = sources
+        self._routines = routines
+        self._limits = limits
+        self._wrappings = [wrapping.find(source.head.decode("utf-8", "replace").split("\n")) for source in sources]
+        self._work = sifting.pieces(
+            [
+                (source.fd, source.size, each.names)
+                for source, each in zip(sources, self._wrappings, strict=True)
+                if source.fd is not None
+            ],
+            limits,
+        )
+        self._sifting = sifting.Sifting(self._work, routines, stack, processes)
+
+    def finish(self) -> LogText:
+        """Wait for all of it."""
+        found: dict[int, list[Sifted]] = {}
+        for piece, sifted in zip(self._work, self._sifting.finish(), strict=True):
+            found.setdefault(piece.fd, []).append(sifted)
+        files: list[tuple[str, int, Wrapping]] = []
+        every: list[Sifted] = []
+        size = 0
+        for source, each in zip(self._sources, self._wrappings, strict=True):
+            if source.fd is not None:
+                mine = found.get(source.fd, [])
+                size += source.size
+            else:
+                stream = _Counted(source.chunks)
+                mine = sifting.sift_stream(stream, judge(Routine(self._routines), each), self._limits)
+                size += stream.size
+            files.append((source.name, sum(sifted.lines for sifted in mine), each))
+            every.extend(mine)
+        return LogText(files, merged(every, self._limits), size)
+
+
+@contextmanager
+def begun(
+    names: Sequence[str | Path],
+    routines: Iterable[bytes],
+    *,
+    stdin: IO[bytes] | None = None,
+    limits: Limits = LIMITS,
+    processes: int | None = None,
+) -> Iterator[Reading]:
+    """Begin to read logs as parts of one, in the order given; big ones are read by other processes meanwhile.
+
+    Args:
+        names: Paths, `-` for the standard input. gzip, bzip2 and xz are unpacked, and zstd where Python can.
+        routines: What engines call routine: `Engine.routine` of all that are possible.
+        stdin: What `-` stands for; the process's own where none is given.
+        limits: What is kept at most.
+        processes: How many work at once, this one counted; None: as many as the work is worth.
+
+    Raises:
+        UsageProblem: One of them is absent, cannot be read, or is no log.
+    """
+    with ExitStack() as stack:
+        sources = [logbytes.opened(str(name), stack, stdin) for name in names]
+        yield Reading(sources, tuple(routines), limits, stack, processes)
+
+
 def read(
     names: Sequence[str | Path],
     routines: Iterable[bytes],
@@ -95,45 +168,9 @@ def read(
     limits: Limits = LIMITS,
     processes: int | None = None,
 ) -> LogText:
-    """Read logs as parts of one, in the order given.
-
-    Args:
-        names: Paths, `-` for the standard input. gzip, bzip2 and xz are unpacked, and zstd where Python can.
-        routines: What engines call routine: `Engine.routine` of all that are possible.
-        stdin: What `-` stands for; the process's own where none is given.
-        limits: What is kept at most.
-        processes: How many work at once; None: as many as the work is worth.
-
-    Raises:
-        UsageProblem: One of them is absent, cannot be read, or is no log.
-    """
-    routine = tuple(routines)
-    with contextlib.ExitStack() as stack:
-        sources = [logbytes.opened(str(name), stack, stdin) for name in names]
-        wrappings = [wrapping.find(source.head.decode("utf-8", "replace").split("\n")) for source in sources]
-        regular = [
-            (source.fd, source.size, each.names)
-            for source, each in zip(sources, wrappings, strict=True)
-            if source.fd is not None
-        ]
-        work = sifting.pieces(regular, limits)
-        found: dict[int, list[Sifted]] = {fd: [] for fd, _, _ in regular}
-        for piece, sifted in zip(work, sifting.sift_pieces(work, routine, processes), strict=True):
-            found[piece.fd].append(sifted)
-        files: list[tuple[str, int, Wrapping]] = []
-        all_pieces: list[Sifted] = []
-        size = 0
-        for source, each in zip(sources, wrappings, strict=True):
-            if source.fd is not None:
-                mine = found[source.fd]
-                size += source.size
-            else:
-                stream = _Counted(source.chunks)
-                mine = sifting.sift_stream(stream, judge(Routine(routine), each), limits)
-                size += stream.size
-            files.append((source.name, sum(sifted.lines for sifted in mine), each))
-            all_pieces.extend(mine)
-    return LogText(files, merged(all_pieces, limits), size)
+    """Read logs; see `begun` for the arguments and errors."""
+    with begun(names, routines, stdin=stdin, limits=limits, processes=processes) as reading:
+        return reading.finish()
 
 
 class _Counted:

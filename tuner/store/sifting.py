@@ -87,31 +87,46 @@ def sift_stream(chunks: Iterable[bytes], test: Callable[[bytes], bool], limits: 
     return [*found, sieve.done()]
 
 
-def sift_pieces(work: Sequence[Piece], routines: tuple[bytes, ...], processes: int | None = None) -> list[Sifted]:
-    """Sift parts of regular files.
+class Sifting:
+    """Parts of regular files at work: other processes from the beginning on, this one when it waits for them."""
 
-    Args:
-        work: In order.
-        routines: As `Engine.routine` gives them.
-        processes: How many at once; None: as many as the work is worth.
-    """
-    if processes is None:
-        total = sum(piece.end - piece.start for piece in work)
-        processes = min(_processors(), MOST_PROCESSES, len(work)) if total >= WORTH else 1
-    if processes < 2 or len(work) > _MOST_TICKETS:
-        return [_sift_piece(piece, routines) for piece in work]
-    tickets, giver = os.pipe()
-    # Who is free takes a ticket: a pipe gives each to one reader.
-    os.write(giver, b"".join(_TICKET.pack(number) for number in range(len(work))))
-    os.close(giver)
-    with contextlib.ExitStack() as stack:
-        stack.callback(os.close, tickets)
-        others = [stack.enter_context(_started(tickets, work, routines)) for _ in range(processes - 1)]
-        found = dict(_taken(tickets, work, routines))
-        for answer in others:
+    def __init__(
+        self,
+        work: Sequence[Piece],
+        routines: tuple[bytes, ...],
+        stack: contextlib.ExitStack,
+        processes: int | None = None,
+    ) -> None:
+        """Start the others.
+
+        Args:
+            work: In order.
+            routines: As `Engine.routine` gives them.
+            stack: Ends them, and must outlive this.
+            processes: How many work, this one counted; None: as many as the work is worth.
+        """
+        self._work = work
+        self._routines = routines
+        if processes is None:
+            total = sum(piece.end - piece.start for piece in work)
+            processes = min(_processors(), MOST_PROCESSES, len(work)) if total >= WORTH else 1
+        if len(work) > _MOST_TICKETS:
+            processes = 1
+        # Who is free takes a ticket: a pipe gives each to one reader.
+        self._tickets, giver = os.pipe()
+        stack.callback(os.close, self._tickets)
+        if processes > 1:
+            os.write(giver, b"".join(_TICKET.pack(number) for number in range(len(work))))
+        os.close(giver)
+        self._others = [stack.enter_context(_started(self._tickets, work, routines)) for _ in range(processes - 1)]
+
+    def finish(self) -> list[Sifted]:
+        """Do what nobody has taken yet, and wait for the others."""
+        found = dict(_taken(self._tickets, self._work, self._routines))
+        for answer in self._others:
             found.update(answer())
-    # What a process that failed had taken is left.
-    return [found[n] if n in found else _sift_piece(piece, routines) for n, piece in enumerate(work)]
+        # All of it when there are no others; else what a process that failed had taken.
+        return [found[n] if n in found else _sift_piece(p, self._routines) for n, p in enumerate(self._work)]
 
 
 def child(tickets: int) -> None:

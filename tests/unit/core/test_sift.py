@@ -169,3 +169,12 @@ def test_words_of_failures_are_seen(line: str) -> None:
 
 def test_a_line_without_them_is_quiet() -> None:
     assert not alarming("[2026-02-26 20:01:07 TP0] Load weight begin. avail mem=138.22 GB")
+
+
+def test_after_many_strange_lines_routine_ones_are_found_again() -> None:
+    words = [bytes([103 + n // 400 % 20, 103 + n // 20 % 20, 103 + n % 20]) for n in range(4000)]
+    lines = [*words, *_busy(5000, _4000=b"boom")]
+    found = _sifted(lines, Limits(every=1000))
+    assert [line for _, line in found.notable[:4000]] == words
+    assert len(found.notable) < 4000 + 100
+    assert (8000, b"boom") in found.notable
