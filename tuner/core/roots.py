@@ -84,6 +84,7 @@ def root_of(start: Start) -> Root | None:
         sign
         for sign in start.signs
         if sign.kind == "failure"
+        and not survived(start, sign)
         and (end is None or sign.at < end)
         and not any(first <= sign.at <= last for first, last in inside)
     ]
@@ -107,6 +108,16 @@ def root_of(start: Start) -> Root | None:
     if left and gone is None:
         return Root(at=left[0].at, sign=left[0], alike_signs=tuple(s for s in left[1:] if s.id == left[0].id))
     return None
+
+
+def survived(start: Start, sign: Sign) -> bool:
+    """A line that ends a server as a rule, and did not end this one.
+
+    The soft watchdog only dumps stacks, and newer versions warn of lost slots and go on.
+    """
+    if sign.id == "watchdog-timeout":
+        return sign.fields.get("soft") in (True, "True")
+    return sign.id == "kv-leak" and any(batch.at > sign.at for batch in start.batches)
 
 
 def _lines_between(start: Start, first: int, last: int) -> int:

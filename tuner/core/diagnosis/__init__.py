@@ -62,7 +62,7 @@ def diagnose(start: Start, engine: Engine, past: Sequence[Start] = ()) -> tuple[
     if root is not None:
         found = next((finding for judge in JUDGES if (finding := judge(case)) is not None), None)
         findings.append(found if found is not None else silence.unknown(case))
-    asides = (judge(case) for judge in (*gates.JUDGES, *performance.JUDGES, *settings.JUDGES))
+    asides = (judge(case) for judge in (*serving.ASIDES, *gates.JUDGES, *performance.JUDGES, *settings.JUDGES))
     findings.extend(sorted((each for each in asides if each is not None), key=lambda each: _ORDER.index(each.severity)))
     causes = [finding.cause for finding in findings]
     return tuple(each for index, each in enumerate(findings) if each.cause not in causes[:index])

@@ -4,14 +4,45 @@ from __future__ import annotations
 
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import asked_of, raised
-from tuner.domain.findings import Confidence, Finding, Move
+from tuner.core.reading import serving_phase
+from tuner.core.roots import survived
+from tuner.domain.findings import Confidence, Finding, Move, Severity
+from tuner.domain.starts import Sign
 
 
 def kv_leak(case: Case) -> Finding | None:
-    """The engine's own count of KV slots does not add up."""
+    """The engine's own count of KV slots does not add up, and ended it."""
     sign = case.root_sign("kv-leak")
+    return None if sign is None else _lost_slots(case, sign, Severity.FATAL)
+
+
+def kv_leak_survived(case: Case) -> Finding | None:
+    """The count does not add up, and the server goes on."""
+    sign = case.sign("kv-leak")
+    return _lost_slots(case, sign, Severity.ERROR) if sign is not None and survived(case.start, sign) else None
+
+
+def slow_pass(case: Case) -> Finding | None:
+    """The soft watchdog saw a pass that did not return in time, and let the server live."""
+    sign = next((s for s in case.signs("watchdog-timeout") if survived(case.start, s)), None)
     if sign is None:
         return None
+    return case.finding(
+        "watchdog-hang",
+        "A forward pass did not return within the soft watchdog's time. The server was not ended: it was slow, or it"
+        " still hangs.",
+        severity=Severity.ERROR,
+        phase=serving_phase(case.start, sign.at),
+        ranks=None if sign.rank is None else (case.layout.number(sign.rank),),
+        evidence=[case.quote("soft watchdog timeout", sign, "timeout_s", "s")],
+        remedies=[case.advice("py-spy", "the stacks that it dumped above say where each rank waits")],
+        confidence=Confidence.LOW,
+        refuted_by="batches that follow at the usual pace",
+        at=sign.at,
+    )
+
+
+def _lost_slots(case: Case, sign: Sign, severity: Severity) -> Finding:
     total, free, cached, held = (
         sign.fields.get(name) for name in ("total_tokens", "available_tokens", "evictable_tokens", "protected_tokens")
     )
@@ -36,7 +67,11 @@ def kv_leak(case: Case) -> Finding | None:
             case.advice("restart", "nothing is damaged; it serves again until it happens again"),
         ],
         wrong_advice=["no memory setting changes it: slots are lost, not bytes"],
+        severity=severity,
+        phase=case.phase if case.root is not None else "idle-check",
+        ranks=case.ranks if case.root is not None or sign.rank is None else (case.layout.number(sign.rank),),
         refuted_by="the same version that runs this load for days",
+        at=sign.at,
     )
 
 
@@ -126,3 +161,5 @@ def slots_fatal(case: Case) -> Finding | None:
 
 JUDGES = (kv_leak, request_slots, state_blocks, workspace, slots_fatal)
 """In the order in which they are asked."""
+ASIDES = (kv_leak_survived, slow_pass)
+"""What a server survived; all are asked."""

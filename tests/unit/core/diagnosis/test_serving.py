@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.startlogs import PREFILL_FRAMES, SGLang, findings
+from tests.support.startlogs import PREFILL_FRAMES, SGLang, findings, read
 from tuner.domain.findings import Move, Severity
 
 IDLE_FRAMES = ("managers/scheduler.py:event_loop_overlap", "managers/scheduler.py:self_check_during_idle")
@@ -101,3 +101,26 @@ def test_a_server_that_only_serves_gives_nothing() -> None:
     for rate in (500.0, 40.0, 900.0):
         log.decode(rate)
     assert findings(log.lines) == ()
+
+
+def test_lost_slots_that_only_warn_are_an_error_of_a_server_that_lives() -> None:
+    log = (
+        served()
+        .decode(900.0)
+        .rank(0, "token_to_kv_pool_allocator memory leak detected! available_size=10, evictable_size=5")
+    )
+    finding = findings(log.decode(900.0).lines)[0]
+    assert (finding.cause, finding.severity) == ("kv-pool-leak", Severity.ERROR)
+    assert read(log.lines).outcome == "ready"
+
+
+def test_the_soft_watchdog_ends_nothing() -> None:
+    log = (
+        served()
+        .decode(900.0)
+        .rank(0, "Scheduler watchdog timeout (self.watchdog_timeout=60, self.soft=True)")
+        .decode(800.0)
+    )
+    finding = findings(log.lines)[0]
+    assert (finding.cause, finding.severity) == ("watchdog-hang", Severity.ERROR)
+    assert read(log.lines).outcome == "ready"
