@@ -63,7 +63,10 @@ _DURATION = _Argument("duration", seconds)
 _LOG = click.Path(allow_dash=True)
 """A log, of which the reader says what is wrong with it; the shell completes files."""
 _with_noise = click.option(
-    "--all", "with_noise", is_flag=True, help="Compare with what differs between any two starts: ports, seeds, paths."
+    "--all",
+    "with_noise",
+    is_flag=True,
+    help="Also what differs between any two starts (ports, seeds, paths), and every gate of all-reduce.",
 )
 _speed = click.option(
     "--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True, help="How fast time runs."

@@ -435,6 +435,8 @@ def test_what_hangs_has_not_hung_where_requests_are_served() -> None:
 def test_expandable_segments_harm_custom_all_reduce_only() -> None:
     env = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     assert "risky-setting" in findings(sglang(env=env))
+    among = {"PYTORCH_ALLOC_CONF": "max_split_size_mb:128,expandable_segments:True"}
+    assert "risky-setting" in findings(sglang(env=among))
     assert "risky-setting" not in findings(sglang(env=env, disable_custom_all_reduce=True))
     assert "risky-setting" not in findings(sglang(env=env, ready=True))
 

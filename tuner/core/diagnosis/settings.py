@@ -133,7 +133,8 @@ def _risks(case: Case) -> Iterator[tuple[str, str, str, int | None]]:
     if case.all_reduce is None:
         return
     for name, value in case.held.env.items():
-        for hazard in table.hazards(name, value, start.version):
+        parts = dict.fromkeys((value, *value.split(",")))
+        for hazard in (each for part in parts for each in table.hazards(name, part.strip(), start.version)):
             # What ends a start or stands still has not done so where requests are served; wrong numbers say nothing.
             if start.ready_at is not None and hazard.outcome in ("hang", "crash"):
                 continue
