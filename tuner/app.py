@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Container, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 import msgspec
+from textual import on
 from textual.actions import parse
 from textual.binding import Binding, BindingType
 from textual.worker import Worker, WorkerState
@@ -25,6 +26,7 @@ from tuner.screens.ahead import Ahead, collect
 from tuner.screens.base import fits
 from tuner.screens.commands import HostCommands, KeyCommands, Palette, ScreenCommands, SearchCommands, ThemeCommands
 from tuner.screens.dialogs import ErrorDialog, HostKeyDialog, SecretDialog
+from tuner.screens.explain_requests import ReadStarts
 from tuner.screens.help import IN_A_LOG, HelpScreen, all_keys
 from tuner.screens.replay import Player
 from tuner.screens.requests import SessionLike
@@ -52,6 +54,7 @@ class TunerApp(Shell):
         theme: Name of a theme; ours is the default.
         keymap: Keys by binding id, instead of the default ones.
         clock: Seconds, monotonic; tests give their own.
+        read_starts: What a log file of this machine tells.
         ahead_s: Seconds after the first state at which the other screens are built; None: each when it is shown.
     """
 
@@ -81,6 +84,7 @@ class TunerApp(Shell):
         theme: str | None = None,
         keymap: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        read_starts: ReadStarts | None = None,
         ahead_s: float | None = None,
     ) -> None:
         super().__init__(ascii=ascii, theme=theme, keymap=keymap, clock=clock)
@@ -92,6 +96,7 @@ class TunerApp(Shell):
         self.host = next(iter(self.sessions), "")
         self._servers: dict[str, str] = {}
         self._asking = asyncio.Lock()
+        self.read_starts = read_starts
         self._ahead_s = ahead_s
         self.ahead = Ahead(self, [entry.name for entry in SCREENS])
 
@@ -178,20 +183,11 @@ class TunerApp(Shell):
         """Show another screen."""
         await self.action_show(message.name)
 
-    def on_search_requested(self, message: messages.SearchRequested) -> None:
-        """Search on the host; a newer search ends the one before."""
-        self._answer(requests.search(self.sessions[message.host], message), "search")
-
-    def on_log_part_requested(self, message: messages.LogPartRequested) -> None:
-        """Fetch a part of a log."""
-        self._answer(requests.log_part(self.sessions[message.host], message), f"read {message.purpose}")
-
-    def on_checks_requested(self, message: messages.ChecksRequested) -> None:
-        """Ask the host what works there."""
-        self._answer(requests.checks(self.sessions[message.host], message), "checks")
-
-    def _answer(self, work: Coroutine[None, None, None], name: str) -> None:
-        self.run_worker(work, name=name, group=name, exclusive=True, exit_on_error=False)
+    @on(messages.Asked)
+    def _answer(self, message: messages.Asked) -> None:
+        """Answer in the background; a newer question of a topic ends the one before."""
+        work = requests.answer(self.sessions[message.host], message, self.read_starts)
+        self.run_worker(work, name=message.topic, group=message.topic, exclusive=True, exit_on_error=False)
 
     # Keys ----------------------------------------------------------------------------------------------------
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 from textual.message import Message
 from textual.message_pump import MessagePump
 
 from tuner.core.doctor import Check
+from tuner.domain.comparison import Comparison
 from tuner.domain.link import Question
 from tuner.domain.logs import LogHit, LogLine
+from tuner.domain.planning import Planned, StartChoice
 from tuner.domain.state import HostState
 
 
@@ -59,13 +63,25 @@ class ScreenRequested(Message):
         self.name = name
 
 
-class SearchRequested(Message):
-    """Search the whole log on the host; `SearchProgressed` goes to `reply_to`."""
+class Asked(Message):
+    """A question; the answer goes to `reply_to`. A newer one of a topic ends the one before."""
 
-    def __init__(self, reply_to: MessagePump, host: str, key: str, pattern: str, *, regex: bool = False) -> None:
+    def __init__(self, reply_to: MessagePump, host: str) -> None:
         super().__init__()
         self.reply_to = reply_to
         self.host = host
+
+    @property
+    def topic(self) -> str:
+        """What it is about."""
+        return type(self).__name__
+
+
+class SearchRequested(Asked):
+    """Search the whole log on the host; answered by `SearchProgressed`."""
+
+    def __init__(self, reply_to: MessagePump, host: str, key: str, pattern: str, *, regex: bool = False) -> None:
+        super().__init__(reply_to, host)
         self.key = key
         self.pattern = pattern
         self.regex = regex
@@ -92,18 +108,21 @@ class SearchProgressed(Message):
         self.error = error
 
 
-class LogPartRequested(Message):
-    """Fetch a part of the log from the host; `LogPartArrived` goes to `reply_to`."""
+class LogPartRequested(Asked):
+    """Fetch a part of the log from the host; answered by `LogPartArrived`."""
 
     def __init__(self, reply_to: MessagePump, host: str, key: str, offset: int, length: int, purpose: str) -> None:
-        super().__init__()
-        self.reply_to = reply_to
-        self.host = host
+        super().__init__(reply_to, host)
         self.key = key
         self.offset = offset
         self.length = length
         self.purpose = purpose
         """Comes back with the answer."""
+
+    @property
+    def topic(self) -> str:
+        """Parts for several purposes may be on their way at once."""
+        return f"{type(self).__name__} {self.purpose}"
 
 
 class LogPartArrived(Message):
@@ -128,13 +147,8 @@ class LogPartArrived(Message):
         self.error = error
 
 
-class ChecksRequested(Message):
-    """Ask the host what `doctor` asks; `ChecksArrived` goes to `reply_to`."""
-
-    def __init__(self, reply_to: MessagePump, host: str) -> None:
-        super().__init__()
-        self.reply_to = reply_to
-        self.host = host
+class ChecksRequested(Asked):
+    """Ask the host what `doctor` asks; answered by `ChecksArrived`."""
 
 
 class ChecksArrived(Message):
@@ -143,6 +157,72 @@ class ChecksArrived(Message):
     def __init__(self, checks: tuple[Check, ...], error: str | None = None) -> None:
         super().__init__()
         self.checks = checks
+        self.error = error
+
+
+class StartsRequested(Asked):
+    """Ask what a server's start can be compared with; answered by `StartsArrived`."""
+
+    def __init__(self, reply_to: MessagePump, host: str, key: str) -> None:
+        super().__init__(reply_to, host)
+        self.key = key
+
+
+class StartsArrived(Message):
+    """Starts that are known, the most telling first."""
+
+    def __init__(self, asked: StartsRequested, choices: tuple[StartChoice, ...]) -> None:
+        super().__init__()
+        self.asked = asked
+        self.choices = choices
+
+
+class ComparisonRequested(Asked):
+    """Hold a server's start against another one; answered by `ComparisonArrived`."""
+
+    def __init__(self, reply_to: MessagePump, host: str, key: str, choice: str) -> None:
+        super().__init__(reply_to, host)
+        self.key = key
+        self.choice = choice
+        """Id of a `StartChoice`."""
+
+
+class ComparisonArrived(Message):
+    """How two starts differ; None: why they cannot be compared is in `error`."""
+
+    def __init__(
+        self,
+        asked: ComparisonRequested,
+        comparison: Comparison | None,
+        error: str = "",
+        *,
+        own_is_good: bool = False,
+    ) -> None:
+        super().__init__()
+        self.asked = asked
+        self.comparison = comparison
+        self.error = error
+        self.own_is_good = own_is_good
+        """The server on screen is the baseline: it worked, and the other start did not."""
+
+
+class ForecastRequested(Asked):
+    """Ask what a start like a server's would need with some knobs at other values; answered by `ForecastArrived`."""
+
+    def __init__(self, reply_to: MessagePump, host: str, key: str, changes: Mapping[str, Any]) -> None:
+        super().__init__(reply_to, host)
+        self.key = key
+        self.changes = dict(changes)
+        """Canonical name of a knob to its value; None leaves it to the engine."""
+
+
+class ForecastArrived(Message):
+    """A start that has not happened; None: why nothing can be said is in `error`."""
+
+    def __init__(self, asked: ForecastRequested, planned: Planned | None, error: str = "") -> None:
+        super().__init__()
+        self.asked = asked
+        self.planned = planned
         self.error = error
 
 

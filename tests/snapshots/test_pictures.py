@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import states
-from tests.support.sessions import FakeSession
+from tests.support.sessions import FakeSession, settled
 from tuner.app import TunerApp
 
 NARROW, WIDE = (80, 24), (160, 48)
@@ -31,6 +31,12 @@ CASES = {
     "findings": ("explained", NARROW, ("x",), {}),
     "findings-wide": ("explained", WIDE, ("x", *["down"] * 6), {}),
     "findings-empty": ("serving", NARROW, ("x",), {}),
+    "compare": ("compared", NARROW, ("d",), {}),
+    "compare-wide": ("compared", WIDE, ("d", "z"), {}),
+    "compare-choose": ("compared", NARROW, ("d", "c"), {}),
+    "plan": ("slowed", NARROW, ("m", *"0.97", "enter"), {}),
+    "plan-wide": ("slowed", WIDE, ("m", "right", "right", "down", "right"), {}),
+    "plan-failed": ("compared", NARROW, ("m",), {}),
     "details": ("serving", NARROW, ("i",), {}),
     "help-light": ("serving", NARROW, ("question_mark",), {"theme": "gputuner-light"}),
 }
@@ -41,7 +47,10 @@ def test_picture(snap_compare: Callable[..., bool], name: str) -> None:
     state, size, keys, options = CASES[name]
     app = TunerApp([FakeSession(states.ALL[state]())], clock=lambda: 0.0, **options)
 
-    async def settle(pilot: Any) -> None:
+    async def press(pilot: Any) -> None:
         await pilot.pause()
+        for key in keys:
+            await pilot.press(key)
+            await settled(pilot)
 
-    assert snap_compare(app, press=keys, terminal_size=size, run_before=settle)
+    assert snap_compare(app, terminal_size=size, run_before=press)

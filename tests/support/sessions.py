@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from tuner.domain.events import CheckResult, ReadResult, SearchResult
+from tuner.domain.starts import Start
 from tuner.domain.state import HostState
+from tuner.errors import UsageProblem
 
 
 class FakeSession:
@@ -83,3 +85,24 @@ class FakeSession:
     async def aclose(self) -> None:
         self.closed.set()
         self._newest.put_nowait(None)
+
+
+def shelf(**files: Sequence[Start]) -> Callable[[str], Sequence[Start]]:
+    """Log files of this machine, by their names without the ending."""
+
+    def read(path: str) -> Sequence[Start]:
+        name = path.removesuffix(".log")
+        if name not in files:
+            raise UsageProblem("That file cannot be read", path)
+        return files[name]
+
+    return read
+
+
+async def settled(pilot: Any) -> None:
+    """Until nothing that a screen asked is without an answer."""
+    for _ in range(3):
+        await pilot.pause()
+        while any(worker.group != "session" and not worker.is_finished for worker in pilot.app.workers):
+            await pilot.pause(0.01)
+    await pilot.pause()

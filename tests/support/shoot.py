@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.cells import cell_len
 
 from tests.support import states
-from tests.support.sessions import FakeSession
+from tests.support.sessions import FakeSession, settled
 from tuner.app import TunerApp
 from tuner.domain.events import SearchResult
 from tuner.domain.logs import LogHit
@@ -80,7 +80,7 @@ async def shoot(
         await pilot.pause()
         for key in keys:
             await pilot.press(key)
-            await pilot.pause()
+            await settled(pilot)
         await pilot.pause()
         return portable(app.export_screenshot(title=title))
 
@@ -104,6 +104,17 @@ SHOTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "findings-slowed": ("slowed", ("x",)),
     "findings-serving": ("serving", ("x",)),
     "findings-empty": ("empty", ("x",)),
+    "compare": ("compared", ("d",)),
+    "compare-ranks": ("compared", ("d", "z", "v", *["n"] * 8)),
+    "compare-choose": ("compared", ("d", "c")),
+    "plan": ("slowed", ("m",)),
+    "plan-turned": ("slowed", ("m", "left", "left", "left", "left", *["down"] * 3, "left", *["down"] * 3, "right")),
+    "plan-high": ("slowed", ("m", *"0.97", "enter")),
+    "plan-failed": ("compared", ("m",)),
+    "plan-typed": ("slowed", ("m", "down", *"51")),
+    "plan-untold": ("serving", ("m",)),
+    "compare-alone": ("explained", ("d",)),
+    "compare-untold": ("serving", ("d",)),
     "logs-explained": ("explained", ("l",)),
     "logs-explained-unfolded": ("explained", ("l", "u", "down", "down", "down")),
     "logs-slowed": ("slowed", ("l", "home")),

@@ -437,6 +437,23 @@ def explained() -> HostState:
     return REPLACE(base, servers=(REPLACE(held, findings=findings, start=explaining.failed_start()),))
 
 
+def compared() -> HostState:
+    """The failure, and the start before it, which worked and was stopped."""
+    base = explained()
+    before = REPLACE(
+        server(),
+        identity=REPLACE(identity(key="40100:7190000", pid=40100), started_at=WALL - 90_000, members=()),
+        phase=Phase.STOPPED,
+        phase_evidence="SIGTERM",
+        gone=True,
+        metrics=ServerMetrics(),
+        series={},
+        ranks=tuple(REPLACE(rank, alive=False, pid=40200 + index) for index, rank in enumerate(server().ranks)),
+        start=explaining.good_start(),
+    )
+    return REPLACE(base, servers=(*base.servers, before))
+
+
 def slowed() -> HostState:
     """It serves, and the log tells of a slowdown."""
     base = serving()
@@ -670,6 +687,7 @@ ALL = {
     "starting": starting,
     "failed": failed,
     "explained": explained,
+    "compared": compared,
     "slowed": slowed,
     "empty": empty,
     "connecting": connecting,

@@ -10,11 +10,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import click
+import msgspec
 
 from tuner import paths
 from tuner.cli import FINE
 from tuner.cli.demo import DemoHost, at_home
 from tuner.domain.link import Target
+from tuner.domain.starts import Start
 from tuner.store import settings as stored
 from tuner.transports import Ask
 
@@ -59,6 +61,7 @@ def _show(targets: Sequence[Target], speed: float = 1.0) -> int:
         ascii=settings.ascii or not _draws_unicode(os.environ),
         theme=settings.theme,
         keymap=settings.keymap,
+        read_starts=_starts_in,
         ahead_s=1.0,
     )
     collect_by_hand()
@@ -81,6 +84,19 @@ def _show(targets: Sequence[Target], speed: float = 1.0) -> int:
         return 128 + ended_by[0] if ended_by else app.return_code or FINE
 
     return asyncio.run(shown())
+
+
+def _starts_in(path: str) -> Sequence[Start]:
+    """What a log file of this machine tells of starts."""
+    from tuner.core.reading import starts_of
+    from tuner.engines import load_engines
+    from tuner.store import logfiles
+
+    engines = load_engines()
+    # Not as it was typed: `-` would be the standard input, and that is the terminal.
+    file = str(Path(path).expanduser().absolute())
+    log = logfiles.read([file], [engine.routine() for engine in engines.values()])
+    return [msgspec.structs.replace(start, files=log.files) for start in starts_of(log, engines)]
 
 
 def _draws_unicode(environment: dict[str, str] | os._Environ[str]) -> bool:

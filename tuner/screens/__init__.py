@@ -5,10 +5,12 @@ from __future__ import annotations
 from msgspec import Struct
 
 from tuner.screens.base import TunerScreen
+from tuner.screens.compare import CompareScreen
 from tuner.screens.details import DetailsScreen
 from tuner.screens.findings import FindingsScreen
 from tuner.screens.logs import LogsScreen
 from tuner.screens.overview import OverviewScreen
+from tuner.screens.plan import PlanScreen
 
 
 class Entry(Struct, frozen=True):
@@ -26,5 +28,7 @@ SCREENS: tuple[Entry, ...] = (
     Entry("logs", LogsScreen, "l", "Logs", "The whole log: filter, search, errors"),
     Entry("findings", FindingsScreen, "x", "Findings", "Why: the start rank by rank, and all that was found"),
     Entry("details", DetailsScreen, "i", "Details", "Arguments, environment, settings, topology"),
+    Entry("compare", CompareScreen, "d", "Compare", "Two starts side by side, ranked by what explains the outcome"),
+    Entry("plan", PlanScreen, "m", "Plan", "The memory of a coming start: turn knobs, see what fits"),
 )
 """In display order."""

@@ -31,6 +31,7 @@ CHART_FROM = 136
 _CHART_SHARE = 0.31
 _CHART_HEIGHT = 15
 _LOG_MIN = 4
+_LOG_WITH_CARD = 3
 _LOG_BELOW_CARD = 1
 """Lines of log that an unfolded card leaves."""
 _TALL = 40
@@ -222,7 +223,9 @@ class OverviewScreen(Explained):
 
     @property
     def _log_min(self) -> int:
-        return _LOG_BELOW_CARD if self.card is not None and self.card.unfolded else _LOG_MIN
+        if self.card is None or not self.query_one("#card", Rows).lines:
+            return _LOG_MIN
+        return _LOG_BELOW_CARD if self.card.unfolded else _LOG_WITH_CARD
 
     def _draw_notes(self, state: HostState, server: ServerState | None, width: int, table: int) -> int:
         """Draw what wants a look, as much as there is room for; returns its height."""
@@ -241,7 +244,7 @@ class OverviewScreen(Explained):
         if self.changed("notes", *parts, *about, *rest):
             rows = rows_of(state, server)
             silent = rows if layout_for(rows, width, self.glyphs).note <= 1 else ()
-            table = _TABLE_MIN if self._log_min != _LOG_MIN else max(_TABLE_MIN, table)
+            table = _TABLE_MIN if self._log_min == _LOG_BELOW_CARD else max(_TABLE_MIN, table)
             room = max(2, self.size.height - self._fixed - table - self._log_min)
             options: dict[str, Any] = {"rows": silent, "problems": _PROBLEMS_MAX, "ended": self.shell.ended()}
             options["explained"] = explained

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import AsyncIterator
 from typing import Protocol
 
 from tuner.core import doctor
-from tuner.core.engine import Engine
 from tuner.domain.events import CheckResult, ReadResult, SearchResult
 from tuner.domain.state import HostState
-from tuner.engines import load_engines
 from tuner.errors import TunerError
 from tuner.messages import (
+    Asked,
     ChecksArrived,
     ChecksRequested,
+    ComparisonRequested,
+    ForecastRequested,
     LogPartArrived,
     LogPartRequested,
     SearchProgressed,
     SearchRequested,
+    StartsRequested,
 )
+from tuner.screens import explain_requests
+from tuner.screens.explain_requests import ReadStarts, engines
 from tuner.screens.replay import Player
 from tuner.widgets.log_part import lines_of
 
@@ -62,9 +65,21 @@ class SessionLike(Protocol):
         """End."""
 
 
-@functools.cache
-def _engines() -> dict[str, Engine]:
-    return load_engines()
+async def answer(session: SessionLike, ask: Asked, read: ReadStarts | None) -> None:
+    """Answer whatever a screen asks; `read` is for log files of this machine."""
+    match ask:
+        case SearchRequested():
+            await search(session, ask)
+        case LogPartRequested():
+            await log_part(session, ask)
+        case ChecksRequested():
+            await checks(session, ask)
+        case StartsRequested():
+            explain_requests.starts(session.state, ask)
+        case ComparisonRequested():
+            await explain_requests.comparison(session.state, ask, read)
+        case ForecastRequested():
+            await explain_requests.forecast(session.state, ask)
 
 
 async def search(session: SessionLike, ask: SearchRequested) -> None:
@@ -91,7 +106,7 @@ async def log_part(session: SessionLike, ask: LogPartRequested) -> None:
         post(LogPartArrived(ask.purpose, (), error=str(problem)))
         return
     server = next((each for each in session.state.servers if each.identity.key == ask.key), None)
-    lines = () if server is None else lines_of(server, _engines().get(server.identity.engine), result)
+    lines = () if server is None else lines_of(server, engines().get(server.identity.engine), result)
     post(LogPartArrived(ask.purpose, lines, offset=result.offset, end=result.end, size=result.size, error=result.error))
 
 

@@ -14,6 +14,8 @@ from tuner.widgets.spans import Line, Span, width_of
 
 _LAST = ("help", "quit")
 """Ids of keys that are never left out."""
+_SELDOM = ("screen.compare", "screen.plan")
+"""Screens whose keys give way to those of the one that is shown."""
 
 
 def _part(key: str, words: str) -> Line:
@@ -53,6 +55,8 @@ class KeyBar(Rows):
             name = ordered[index].id or ""
             if name in _LAST:
                 return 0
+            if name in _SELDOM:
+                return 4
             return 1 if name.startswith("screen.") else 2 if name.startswith("finding.") else 3
 
         parts: dict[int, Line] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from tuner.core.hang import HANGS, late
 from tuner.domain.link import LinkPhase
 from tuner.domain.server import Phase
 from tuner.domain.state import HostState, ServerState
@@ -13,7 +14,7 @@ from tuner.units import format_duration, format_gib
 from tuner.widgets.glyphs import GUESTS, TERMS, Glyphs
 from tuner.widgets.rank_table import DEAD, ENDED, Row, halted, throttled
 from tuner.widgets.spans import Line, Span, clean, clip, clip_line, fit, width_of
-from tuner.widgets.status import PHASE_DOING, late
+from tuner.widgets.status import PHASE_DOING
 from tuner.widgets.wording import problem_text
 
 _OF_GPUS = ("gpu-lost", "nvml-error")
@@ -212,6 +213,8 @@ def silence(state: HostState, server: ServerState | None) -> str:
         return ""
     silent_s = state.mono - server.log.grown_at
     known = bool(server.phases) and server.phases[-1].phase in server.usual.phases_s
+    if any(finding.cause in HANGS for finding in server.findings):
+        return ""  # the card says so, and more
     if silent_s < SILENT_S or (known and not late(state, server, server.phases[-1])):
         return ""
     rates = {sample.index: sample.utilization_ratio for sample in state.samples}

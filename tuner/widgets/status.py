@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from tuner.core.hang import late
 from tuner.core.metrics import is_late
 from tuner.domain.gpu import GpuInfo
 from tuner.domain.link import LinkPhase
@@ -104,11 +105,6 @@ def samples_age(state: HostState) -> float | None:
         return None
     old = state.mono - state.samples_at
     return old if old > OLD_S else None
-
-
-LATE_S = 60.0
-LATE_TIMES = 3.0
-"""A phase of a start that takes longer than both, seconds and times the most it ever took, may never end."""
 
 
 def as_of(age_s: float) -> str:
@@ -213,13 +209,6 @@ def phase_line(state: HostState, server: ServerState, width: int, glyphs: Glyphs
         if body or not pieces:
             return spread((*head, *body), ((f"{right} ", "dim"),) if right else (), width, glyphs.ellipsis)
     return clip_line((*head, *pieces[-1]), width, glyphs.ellipsis)
-
-
-def late(state: HostState, server: ServerState, record: PhaseRecord) -> bool:
-    """Whether the running phase takes longer than it ever did, by far."""
-    usual = server.usual.phases_s.get(record.phase)
-    took_s = 0.0 if state.now is None else state.now - record.started
-    return usual is not None and took_s > max(LATE_S, LATE_TIMES * usual[1])
 
 
 def _phase(state: HostState, server: ServerState, record: PhaseRecord, glyphs: Glyphs) -> Line:

@@ -1,0 +1,190 @@
+"""What screens ask about starts: which are known, how two differ, what a coming one will need."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tuner.core.compare import compare, same_llm
+from tuner.core.engine import Engine
+from tuner.core.knobs import read_value
+from tuner.domain.findings import Outcome
+from tuner.domain.knobs import Knob, KnobKind
+from tuner.domain.planning import PlanKnob, Planned, StartChoice
+from tuner.domain.starts import Start
+from tuner.domain.state import HostState, ServerState
+from tuner.engines import load_engines
+from tuner.errors import TunerError
+from tuner.messages import (
+    ComparisonArrived,
+    ComparisonRequested,
+    ForecastArrived,
+    ForecastRequested,
+    StartsArrived,
+    StartsRequested,
+)
+from tuner.widgets.spans import clean
+from tuner.widgets.status import server_name
+
+KNOBS = (
+    "mem_fraction_static", "gpu_memory_utilization", "cuda_graph_max_bs", "chunked_prefill_size",
+    "max_num_batched_tokens", "max_running_requests", "kv_cache_dtype", "context_length", "tp_size",
+    "speculative_algorithm", "NCCL_MAX_NCHANNELS", "NCCL_BUFFSIZE", "disable_custom_all_reduce",
+)  # fmt: skip
+"""Those of the plan, in order; a version that has not got one of them leaves it out."""
+_POWERS = frozenset({"context_length", "chunked_prefill_size", "max_num_batched_tokens", "tp_size", "NCCL_BUFFSIZE"})
+
+
+ReadStarts = Callable[[str], Sequence[Start]]
+"""The starts that a log file of this machine tells of, by its path; raises TunerError. It blocks."""
+
+
+@functools.cache
+def engines() -> Mapping[str, Engine]:
+    """All, by name."""
+    return load_engines()
+
+
+def _server(state: HostState, key: str) -> ServerState | None:
+    return next((each for each in state.servers if each.identity.key == key), None)
+
+
+def _named(start: Start) -> str:
+    """What tells a start from others of its LLM."""
+    fraction = start.setting("mem_fraction_static", "gpu_memory_utilization")
+    words = [str(start.outcome) if start.outcome is not Outcome.FAILED else f"failed in {start.phase}"]
+    words += [f"fraction {fraction}"] if fraction is not None else []
+    words += [f"{start.engine} {start.version}"] if start.version else []
+    words += [Path(start.files[0]).name] if start.files else []
+    return ", ".join(clean(word) for word in words)
+
+
+class _Known:
+    """The starts that a server's can be held against."""
+
+    def __init__(self, state: HostState, server: ServerState) -> None:
+        self.starts: dict[str, Start] = {}
+        self.choices: list[StartChoice] = []
+        own = server.start
+        for other in state.servers:
+            if other is not server and other.start is not None:
+                alike = server_name(other) == server_name(server)
+                name = "" if alike else f"{clean(server_name(other))} "
+                title = f"{name}pid {other.identity.pid}, {_named(other.start)}"
+                self._add(f"server:{other.identity.key}", title, other.start, own)
+        for number, start in enumerate(server.past):
+            if start != own:
+                self._add(f"past:{number}", f"earlier start, {_named(start)}", start, own)
+        # What worked with the same LLM tells most.
+        self.choices.sort(key=lambda each: (not each.same_llm, not _worked(self.starts[each.id])))
+
+    def _add(self, name: str, title: str, start: Start, own: Start | None) -> None:
+        alike = own is None or same_llm(start, own)
+        self.starts[name] = start
+        self.choices.append(StartChoice(id=name, title=title, outcome=start.outcome, same_llm=alike))
+
+    def worked(self) -> list[Start]:
+        """Those of the same LLM that became ready, newest first."""
+        alike = [each.id for each in self.choices if each.same_llm]
+        return [start for name, start in self.starts.items() if name in alike and _worked(start)]
+
+
+def starts(state: HostState, ask: StartsRequested) -> None:
+    """Say what a server's start can be compared with."""
+    server = _server(state, ask.key)
+    choices = _Known(state, server).choices if server is not None else []
+    ask.reply_to.post_message(StartsArrived(ask, tuple(choices)))
+
+
+async def comparison(state: HostState, ask: ComparisonRequested, read: ReadStarts | None) -> None:
+    """Hold a server's start against another one."""
+    post = ask.reply_to.post_message
+    server = _server(state, ask.key)
+    if server is None or server.start is None:
+        post(ComparisonArrived(ask, None, "Its log does not tell how it started"))
+        return
+    try:
+        other = await _other(state, server, ask.choice, read)
+    except TunerError as error:
+        post(ComparisonArrived(ask, None, str(error)))
+        return
+    if other is None:
+        post(ComparisonArrived(ask, None, "No start of an inference server is told in there"))
+        return
+    own = server.start
+    good, bad = (own, other) if _worked(own) and not _worked(other) else (other, own)
+    engine = engines().get(bad.engine) if good.engine == bad.engine else None
+    findings = server.findings if bad is own else ()
+    made = await asyncio.to_thread(compare, good, bad, engine, findings)
+    post(ComparisonArrived(ask, made, own_is_good=good is own))
+
+
+def _worked(start: Start) -> bool:
+    return start.ready_at is not None or start.outcome is Outcome.READY
+
+
+async def _other(state: HostState, server: ServerState, choice: str, read: ReadStarts | None) -> Start | None:
+    if not choice.startswith("file:"):
+        return _Known(state, server).starts.get(choice)
+    if read is None:
+        return None
+    found = await asyncio.to_thread(read, choice.removeprefix("file:"))
+    return found[-1] if found else None
+
+
+async def forecast(state: HostState, ask: ForecastRequested) -> None:
+    """Say what a start like a server's would need with some knobs at other values."""
+    post = ask.reply_to.post_message
+    server = _server(state, ask.key)
+    if server is None:
+        post(ForecastArrived(ask, None, "there is no server to plan from"))
+        return
+    worked = _Known(state, server).worked()
+    base = server.start if server.start is not None and server.start.ranks else next(iter(worked), None)
+    engine = engines().get(base.engine) if base is not None else None
+    if base is None or engine is None:
+        words = "its log does not tell how much memory its start took, and no earlier start of it is known"
+        post(ForecastArrived(ask, None, words))
+        return
+    past = tuple(start for start in worked if start is not base)
+    now, then = await asyncio.to_thread(
+        lambda: (engine.forecast(base, {}, past), engine.forecast(base, ask.changes, past))
+    )
+    post(ForecastArrived(ask, Planned(base=base, knobs=knobs_of(engine, base), now=now, then=then, past=len(past))))
+
+
+def knobs_of(engine: Engine, base: Start) -> tuple[PlanKnob, ...]:
+    """The knobs of the plan as the version of a start has them, with its values."""
+    table = engine.knobs()
+    found: list[PlanKnob] = []
+    for name in KNOBS:
+        knob = table.get(name)
+        spelling = table.spelling(name, base.version) if knob is not None else None
+        if knob is None or spelling is None:
+            continue
+        if knob.kind is KnobKind.FLAG:
+            value = table.value(base.settings, name, base.version)
+        else:
+            value = _read(knob, base.env.get(spelling.text))
+        found.append(
+            PlanKnob(
+                knob=knob,
+                flag=spelling.flag,
+                env=spelling.env,
+                value=spelling.default if value is None else value,
+                assumed=value is None,
+                choices=spelling.choices,
+                powers=name in _POWERS,
+            )
+        )
+    return tuple(found)
+
+
+def _read(knob: Knob, text: str | None) -> Any:
+    try:
+        return None if text is None else read_value(knob, text)
+    except ValueError:
+        return text

@@ -1,0 +1,164 @@
+"""The knobs of a plan: how a value is shown, what comes next to it, and the command line that it makes."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tuner.core.knobs import read_value
+from tuner.domain.knobs import KnobType
+from tuner.domain.planning import PlanKnob
+from tuner.widgets.finding_words import plain_value
+from tuner.widgets.spans import clean
+
+_FRACTION_STEP = 0.005
+_SIZES = (
+    1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 4096, 8192,
+    16384, 32768, 65536,
+)  # fmt: skip
+"""Batches and counts of requests that people choose."""
+_LEAST = {"context_length": 1024, "chunked_prefill_size": 512, "max_num_batched_tokens": 512, "NCCL_BUFFSIZE": 65_536}
+"""Powers of two below make no sense."""
+_FROM_AUTO = {"context_length": 32_768, "chunked_prefill_size": 8192, "max_num_batched_tokens": 8192,
+              "NCCL_MAX_NCHANNELS": 8, "NCCL_BUFFSIZE": 4_194_304, "tp_size": 1}  # fmt: skip
+"""Where one begins who leaves what the engine chooses; 128 elsewhere."""
+_INVERTED = {"disable_custom_all_reduce": "custom_all_reduce"}
+"""Switches that are named for what they take away."""
+
+
+def label_of(each: PlanKnob) -> str:
+    """The name that is shown."""
+    return _INVERTED.get(each.knob.name, each.knob.name)
+
+
+def value_words(each: PlanKnob, value: Any) -> str:
+    """A value in a few cells: `256k`, `4 MiB`, `on`."""
+    name = each.knob.name
+    if each.knob.type is KnobType.BOOL:
+        return "on" if bool(value) is not (name in _INVERTED) else "off"
+    if value is None:
+        return "off" if name == "speculative_algorithm" else "auto"
+    if isinstance(value, int) and each.knob.unit == "bytes":
+        return f"{value >> 20} MiB" if value % (1 << 20) == 0 else f"{value >> 10} KiB"
+    if isinstance(value, int) and value >= 10_240 and value % 1024 == 0:
+        return f"{value >> 10}k"
+    return plain_value(value)
+
+
+def next_value(each: PlanKnob, value: Any, step: int) -> Any:
+    """The next sensible value in a direction; the same one at an end."""
+    knob = each.knob
+    if knob.type is KnobType.BOOL:
+        return not value
+    if each.choices:
+        options: list[Any] = list(each.choices) if "auto" in each.choices else [None, *each.choices]
+        at = options.index(value) if value in options else 0
+        return options[(at + step) % len(options)]
+    if knob.type is KnobType.FLOAT:
+        now = float(value) if value is not None else 0.9
+        least, most = max(knob.min or 0.0, 0.05), min(knob.max if knob.max is not None else 1.0, 0.995)
+        # On the grid, whatever the value was.
+        lines = now / _FRACTION_STEP
+        moved = math.floor(lines + 1e-6) + 1 if step > 0 else math.ceil(lines - 1e-6) - 1
+        return round(min(most, max(least, moved * _FRACTION_STEP)), 4)
+    if knob.type is not KnobType.INT:
+        return value
+    ladder = _ladder(each)
+    if not isinstance(value, int):
+        return _FROM_AUTO.get(knob.name, 128)
+    at = bisect.bisect_right(ladder, value) if step > 0 else bisect.bisect_left(ladder, value) - 1
+    return ladder[at] if 0 <= at < len(ladder) else value
+
+
+def _ladder(each: PlanKnob) -> list[int]:
+    knob = each.knob
+    values = [1 << power for power in range(24)] if each.powers else list(_SIZES)
+    least = max(_LEAST.get(knob.name, 1), knob.min or 0)
+    kept = [value for value in values if value >= least and (knob.max is None or value <= knob.max)]
+    return [-1, *kept] if knob.min == -1 else kept
+
+
+def typed_value(each: PlanKnob, text: str) -> Any:
+    """What somebody typed as a value.
+
+    Raises:
+        ValueError: It is none; the message says why.
+    """
+    name = each.knob.name
+    value = read_value(each.knob, text)
+    if each.knob.type is KnobType.BOOL and name in _INVERTED:
+        return not value
+    if value is None and "auto" in each.choices:
+        return "auto"
+    if value is not None and each.choices and str(value) not in each.choices:
+        raise ValueError(f"it is one of {', '.join(each.choices)}")
+    return value
+
+
+def change_words(knobs: Sequence[PlanKnob], values: Mapping[str, Any]) -> list[str]:
+    """What changes in a command: variables, then arguments."""
+    variables, arguments = [], []
+    for each in knobs:
+        if each.knob.name not in values:
+            continue
+        value = values[each.knob.name]
+        if each.env:
+            variables.append(f"unset {each.env}" if value is None else f"{each.env}={_typed(each, value)}")
+        elif each.flag:
+            arguments.append(_argument(each, value) or f"without {each.flag}")
+    return [*variables, *arguments]
+
+
+def command_line(argv: Sequence[str], knobs: Sequence[PlanKnob], values: Mapping[str, Any]) -> str:
+    """The whole command with the changes in it, as one types it in a shell."""
+    words = [clean(word) for word in argv]
+    variables: list[str] = []
+    for each in knobs:
+        if each.knob.name not in values:
+            continue
+        value = values[each.knob.name]
+        if each.env:
+            variables += ["-u", each.env] if value is None else [f"{each.env}={_typed(each, value)}"]
+        elif each.flag:
+            words = _without(words, each.flag)
+            words += _argument(each, value).split(" ", 1) if _argument(each, value) else []
+    # What is taken out of the environment comes first: `env` reads its options before the variables.
+    unset = [word for at, word in enumerate(variables) if word == "-u" or (at and variables[at - 1] == "-u")]
+    given = [word for word in variables if word not in unset]
+    return shlex.join([*(["env"] if variables else []), *unset, *given, *words])
+
+
+def _typed(each: PlanKnob, value: Any) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    return plain_value(value)
+
+
+def _argument(each: PlanKnob, value: Any) -> str:
+    """A flag with its value; empty where the flag is left out."""
+    if value is None or value is False:
+        return ""
+    return f"{each.flag}" if value is True else f"{each.flag} {_typed(each, value)}"
+
+
+def _without(words: Sequence[str], flag: str) -> list[str]:
+    """A command without an argument and its value, however it is written."""
+    kept: list[str] = []
+    dropping = False
+    for word in words:
+        if _is_flag(word, flag):
+            dropping = "=" not in word
+            continue
+        if dropping and not word.startswith("--"):
+            dropping = False
+            continue
+        dropping = False
+        kept.append(word)
+    return kept
+
+
+def _is_flag(word: str, flag: str) -> bool:
+    return word.partition("=")[0].replace("_", "-") == flag.replace("_", "-")

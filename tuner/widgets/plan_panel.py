@@ -1,0 +1,342 @@
+"""The memory of a start that has not happened, beside that of the one it is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from msgspec import Struct
+
+from tuner.domain.findings import Outcome
+from tuner.domain.forecast import Fit, Forecast, ForecastRow
+from tuner.domain.planning import Planned
+from tuner.units import GIB
+from tuner.widgets.glyphs import Glyphs
+from tuner.widgets.memory_bar import bar
+from tuner.widgets.notes import ranges
+from tuner.widgets.plan_fields import label_of, value_words
+from tuner.widgets.spans import Line, Span, clean, clip, clip_line, spread, width_of, wrap_words
+
+_WORDS = {
+    "weights": "weights",
+    "draft_weights": "draft",
+    "kv_pool": "KV pool",
+    "draft_kv_pool": "draft KV",
+    "mamba": "linear attn",
+    "request_table": "requests",
+    "other": "other",
+    "graphs": "CUDA graphs",
+    "context": "context",
+    "activation": "activations",
+    "free": "left",
+}
+_TERMS = {
+    "weights": "weights",
+    "draft_weights": "weights",
+    "kv_pool": "kv",
+    "draft_kv_pool": "kv",
+    "mamba": "kv",
+    "graphs": "graphs",
+    "context": "context",
+}
+"""Which fill of the memory bar a purpose has; the others are `other`."""
+_FITS = {
+    Fit.FITS: ("FITS", "ok"),
+    Fit.TOO_LOW: ("DOES NOT FIT", "bad"),
+    Fit.TOO_HIGH: ("DOES NOT FIT", "bad"),
+    Fit.NOWHERE: ("DOES NOT FIT", "bad"),
+    Fit.UNKNOWN: ("NOT KNOWN", "warn"),
+}
+_ALIKE_GIB = 0.1
+_LEFT = 36
+_NAME = 21
+_WHAT = 12
+"""Cells of both halves: the knobs with their names, and the purposes of memory."""
+_BEFORE_POOL = ("weights", "draft_weights", "kv_pool")
+"""What a start comes to whose pool cannot be."""
+
+
+class Panel(Struct, frozen=True):
+    """The text, and on which of its lines the chosen knob stands."""
+
+    lines: tuple[Line, ...]
+    chosen: int
+
+
+def panel(planned: Planned, values: Mapping[str, Any], chosen: int, width: int, glyphs: Glyphs, *, old: bool) -> Panel:
+    """Everything but the command line.
+
+    Args:
+        planned: The two forecasts.
+        values: Knobs that were turned.
+        chosen: Which knob keys are about.
+        width: Cells of a line.
+        glyphs: Signs to draw with.
+        old: The newest values are still being worked out.
+    """
+    then = planned.then
+    lines = _verdict(then, width, glyphs, old=old)
+    if interval := _interval(then, width, glyphs):
+        lines.append(interval)
+    lines += _bars(planned, width, glyphs)
+    lines.append(())
+    top = len(lines)
+    left = _fields(planned, values, chosen, glyphs)
+    right = _table(planned, width - _LEFT - 3, glyphs)
+    blank: Line = ((" " * _LEFT, "text"),)
+    for one, two in zip_longest(left, right, fillvalue=None):
+        first = clip_line(one, _LEFT, glyphs.ellipsis) if one else blank
+        pad: Line = ((" " * (_LEFT - width_of(first)), "text"), (f" {glyphs.track} ", "dim"))
+        lines.append((*first, *pad, *(two or ())))
+    for text, style in (
+        *((each, "warn") for each in then.warnings),
+        *((f"missing: {each}", "dim") for each in then.unknown),
+    ):
+        sign = f" {glyphs.warn} " if style == "warn" else "   "
+        for at, chunk in enumerate(wrap_words(clean(text), width - 5)):
+            lines.append(((sign if at == 0 else "   ", style), (chunk, "text" if style == "warn" else style)))
+    return Panel(tuple(lines), top + 1 + chosen)
+
+
+def reason(plan: Forecast) -> str:
+    """Why a start fits or does not, in words."""
+    fraction = "" if plan.fraction is None else f"{plan.fraction:.4g}"
+    low = "?" if plan.f_min is None else f"{plan.f_min:.4f}"
+    high = "?" if plan.f_max is None else f"{plan.f_max:.3f}"
+    if plan.fit is Fit.FITS:
+        return f"at a fraction of {fraction}" + (f": {plan.kv_tokens:,} tokens of KV" if plan.kv_tokens else "")
+    if plan.fit is Fit.TOO_LOW:
+        return f"refused at {fraction}: the least fraction that leaves room for a KV pool is just above {low}"
+    if plan.fit is Fit.TOO_HIGH:
+        return f"{fraction} leaves too little beside the pool: graphs, activations and 1 GiB fit up to {high}"
+    if plan.fit is Fit.NOWHERE and plan.f_min is not None and plan.f_min >= 1:
+        return "no fraction works: the weights alone take more than is free"
+    if plan.fit is Fit.NOWHERE:
+        return f"no fraction works: the pool needs more than {low}, and above {high} graphs and activations do not fit"
+    return "the logs do not tell enough"
+
+
+def _verdict(plan: Forecast, width: int, glyphs: Glyphs, *, old: bool) -> list[Line]:
+    word, style = _FITS[plan.fit]
+    sign = {"ok": glyphs.ok, "bad": glyphs.bad}.get(style, glyphs.warn)
+    head = f" {sign} {word}  "
+    chunks = wrap_words(reason(plan), width - len(head) - 2)
+    lines: list[Line] = [((head, style), (chunks[0], "text"), (f" {glyphs.ellipsis}" if old else "", "dim"))]
+    return [*lines, *(((" " * len(head), "text"), (chunk, "text")) for chunk in chunks[1:])]
+
+
+def _interval(plan: Forecast, width: int, glyphs: Glyphs) -> Line:
+    """The fractions that work, as a bar with the value on it: `0.7692 [----*---] 0.945`."""
+    if plan.f_min is None or plan.f_max is None:
+        return ()
+    head: Span = (" safe fractions  ", "dim")
+    low, high = f"{plan.f_min:.4f}", f"{plan.f_max:.3f}"
+    if plan.f_max <= plan.f_min or plan.fit is Fit.NOWHERE:
+        return (head, ("none: no fraction works", "bad"))
+    room = min(48, width - len(head[0]) - 30)
+    # A fifth on either side shows by how much a value is outside.
+    span = plan.f_max - plan.f_min
+    first, last = max(0.0, plan.f_min - span / 5), min(1.0, plan.f_max + span / 5)
+    scale = (room - 1) / max(1e-9, last - first)
+
+    def place(value: float) -> int:
+        return min(room - 1, max(0, round((value - first) * scale)))
+
+    low_at, high_at = place(plan.f_min), place(plan.f_max)
+    cells = [(glyphs.box[4], "ok") if low_at <= at <= high_at else (".", "dim") for at in range(room)]
+    inside = plan.fraction is not None and plan.f_min < plan.fraction <= plan.f_max
+    if plan.fraction is not None:
+        cells[place(plan.fraction)] = (glyphs.up, "ok" if inside else "bad")
+    spans: list[Span] = [head, (f"{low} ", "text")]
+    for sign, style in cells:
+        if spans[-1][1] == style:
+            spans[-1] = (spans[-1][0] + sign, style)
+        else:
+            spans.append((sign, style))
+    spans.append((f" {high}", "text"))
+    if plan.fraction is not None:
+        spans.append((f"   {glyphs.up} {plan.fraction:.4g}", "ok" if inside else "bad"))
+    return tuple(spans)
+
+
+Sizes = dict[str, ForecastRow]
+
+
+def _by_rank(plan: Forecast) -> dict[int, Sizes]:
+    ranks: dict[int, Sizes] = {}
+    for row in plan.rows:
+        if plan.fit not in (Fit.TOO_LOW, Fit.NOWHERE) or row.what in _BEFORE_POOL:
+            ranks.setdefault(row.rank, {})[row.what] = row
+    return ranks
+
+
+def _groups(plan: Forecast) -> list[list[int]]:
+    """Ranks whose sizes differ by less than anybody cares for."""
+    ranks = _by_rank(plan)
+    groups: list[list[int]] = []
+    for rank, sizes in ranks.items():
+        for group in groups:
+            other = ranks[group[0]]
+            if sizes.keys() == other.keys() and all(_near(sizes[what], other[what]) for what in sizes):
+                group.append(rank)
+                break
+        else:
+            groups.append([rank])
+    return groups
+
+
+def _near(one: ForecastRow, other: ForecastRow) -> bool:
+    if one.size_bytes is None or other.size_bytes is None:
+        return one.size_bytes is other.size_bytes
+    return abs(one.size_bytes - other.size_bytes) < _ALIKE_GIB * GIB
+
+
+def _weakest(plan: Forecast) -> int | None:
+    """The rank that has least left; the first one where that is not known."""
+    ranks = _by_rank(plan)
+
+    def left(rank: int) -> float:
+        row = ranks[rank].get("free") or ranks[rank].get("kv_pool")
+        return float("inf") if row is None or row.size_bytes is None else row.size_bytes
+
+    return min(ranks, key=left, default=None)
+
+
+def _bars(planned: Planned, width: int, glyphs: Glyphs) -> list[Line]:
+    """One bar for now and one for then, for each group of ranks that are alike."""
+    now, then = _by_rank(planned.now), _by_rank(planned.then)
+    lines: list[Line] = []
+    groups = _groups(planned.then) or _groups(planned.now)
+    of = len(then or now)
+    tags = {story.number: clean(story.tag) for story in planned.base.ranks}
+    for group in groups[:4]:
+        name = f"all {of}" if len(group) == of and of > 1 else tags.get(group[0], f"rank {group[0]}")
+        if 1 < len(group) < of:
+            name = f"rank {ranges(group)}"
+        total = _card(planned, group[0]) or _total(now.get(group[0], {})) or _total(then.get(group[0], {}))
+        for word, sizes in (("now", now.get(group[0])), ("then", then.get(group[0]))):
+            if sizes is None:
+                continue
+            free = sizes.get("free")
+            tail = "" if free is None or free.size_bytes is None else f" {free.size_bytes / GIB:6.1f} left"
+            head = f" {(name if word == 'now' else ''):<11} {word:<5}"
+            room = max(12, min(90, width - len(head) - 14))
+            style = "bad" if free is not None and (free.size_bytes or 0) < 0 else "text"
+            lines.append(((head, "dim"), *bar(_terms(sizes), total, room, glyphs), (tail, style)))
+    return lines
+
+
+def _card(planned: Planned, rank: int) -> int:
+    """Bytes of a rank's GPU, as far as the log tells; 0 where it does not."""
+    told = [story.total_gib or story.before_weights for story in planned.base.ranks if story.number == rank]
+    return next((round(figure.value * GIB) for figure in told if figure is not None), 0)
+
+
+def _total(sizes: Sizes) -> int:
+    return sum(row.size_bytes or 0 for row in sizes.values())
+
+
+def _terms(sizes: Sizes) -> tuple[tuple[str, int], ...]:
+    found: dict[str, int] = {}
+    for what, row in sizes.items():
+        if what != "free" and row.size_bytes:
+            term = _TERMS.get(what, "other")
+            found[term] = found.get(term, 0) + max(0, row.size_bytes)
+    order = ("weights", "kv", "graphs", "context", "other")
+    return tuple((term, found[term]) for term in order if term in found)
+
+
+def _fields(planned: Planned, values: Mapping[str, Any], chosen: int, glyphs: Glyphs) -> list[Line]:
+    """The knobs, each with what it is now and what it would be."""
+    lines: list[Line] = [((f" {'knob':<{_NAME}} now", "head"),)]
+    for at, each in enumerate(planned.knobs):
+        name, now = each.knob.name, value_words(each, each.value)
+        mark: Span = (glyphs.cursor, "busy") if at == chosen else (" ", "text")
+        label = clip(label_of(each), _NAME, glyphs.ellipsis).ljust(_NAME)
+        line: list[Span] = [mark, (f"{label} ", "strong" if at == chosen else "text")]
+        if name in values and values[name] != each.value:
+            line += [(f"{now} {glyphs.then} ", "dim"), (value_words(each, values[name]), "busy")]
+        else:
+            line.append((now, "dim" if each.assumed else "text"))
+        lines.append(tuple(line))
+    return lines
+
+
+def _table(planned: Planned, width: int, glyphs: Glyphs) -> list[Line]:
+    """Purposes of the weakest rank: GiB now and then, how far off, and where the number comes from."""
+    now, then = _by_rank(planned.now), _by_rank(planned.then)
+    rank = _weakest(planned.then)
+    rank = _weakest(planned.now) if rank is None else rank
+    if rank is None:
+        return []
+    before, after = now.get(rank, {}), then.get(rank, {})
+    whats = list(dict.fromkeys([*before, *after]))
+    whats.sort(key=lambda what: list(_WORDS).index(what) if what in _WORDS else len(_WORDS))
+    tags = {story.number: clean(story.tag) for story in planned.base.ranks}
+    many = len(then or now) > 1
+    title = f"GiB of {tags.get(rank, f'rank {rank}')}" if many else "GiB"
+    lines: list[Line] = [((f"{title:<{_WHAT}}{'now':>7}{'then':>7} {glyphs.plus_minus:>4} from", "head"),)]
+    for what in whats:
+        old, new = before.get(what), after.get(what)
+        lines.append(_row(what, old, new, width, glyphs))
+        tokens = (old.tokens if old else None, new.tokens if new else None)
+        if what == "kv_pool" and any(each is not None for each in tokens):
+            cells = [f"{_short(each):>7}" for each in tokens]
+            lines.append((("  tokens".ljust(_WHAT), "dim"), *((cell, "text") for cell in cells)))
+    return lines
+
+
+def _short(tokens: int | None) -> str:
+    """Tokens in six cells; the verdict has them all."""
+    if tokens is None:
+        return "-"
+    if tokens < 10_000:
+        return f"{tokens:,}"
+    return f"{tokens / 1e3:.1f}k" if tokens < 999_950 else f"{tokens / 1e6:.2f}M"
+
+
+def _row(what: str, old: ForecastRow | None, new: ForecastRow | None, width: int, glyphs: Glyphs) -> Line:
+    def cell(row: ForecastRow | None) -> str:
+        return "-" if row is None or row.size_bytes is None else f"{row.size_bytes / GIB:.2f}"
+
+    source = new or old
+    error = source.error_bytes / GIB if source is not None and source.error_bytes else 0.0
+    moved = cell(old) != cell(new)
+    words = str(source.source) if source is not None else ""
+    short = source is not None and new is not None and (new.size_bytes or 0) < 0
+    line: Line = (
+        (f"{_WORDS.get(what, what)[: _WHAT - 1]:<{_WHAT}}", "strong" if what in ("kv_pool", "free") else "text"),
+        (f"{cell(old):>7}", "dim"),
+        (f"{cell(new):>7}", "bad" if short else "busy" if moved else "text"),
+        (f" {f'{error:.2f}' if error >= 0.005 else '':>4} {words:<8}", "dim"),
+    )
+    room = width - width_of(line) - 2
+    if source is not None and source.note and room >= 16:
+        line = (*line, (f"   {clip(clean(source.note), room - 1, glyphs.ellipsis)}", "dim"))
+    return line
+
+
+def base_line(planned: Planned, width: int, glyphs: Glyphs) -> Line:
+    """What the plan is made from."""
+    start = planned.base
+    name = {"sglang": "SGLang", "vllm": "vLLM"}.get(start.engine, clean(start.engine))
+    words = f" planned from the start of {name} {clean(start.version or '')}".rstrip()
+    failed, ready = start.outcome is Outcome.FAILED, start.ready_at is not None or start.outcome is Outcome.READY
+    words += f", which {'failed' if failed else 'worked' if ready else 'is not ready yet'}"
+    helping = f"{planned.past} earlier starts help" if planned.past > 1 else "an earlier start helps"
+    more = f"{helping} " if planned.past else ""
+    return spread(((words, "text"),), ((more, "dim"),) if more else (), width, glyphs.ellipsis)
+
+
+def command_lines(words: Sequence[str], command: str, width: int, glyphs: Glyphs, *, most: int) -> list[Line]:
+    """What to type: the changes, then the whole command as far as there is room."""
+    if not words:
+        return [((" nothing is turned yet: left and right change a value, enter takes a typed one", "dim"),)]
+    lines: list[Line] = [((" change   ", "dim"), (clip(" ".join(words), width - 11, glyphs.ellipsis), "strong"))]
+    chunks = wrap_words(command, width - 11)
+    for at, chunk in enumerate(chunks[:most]):
+        cut = at == most - 1 and len(chunks) > most
+        shown = clip(f"{chunk} {chunks[at + 1]}", width - 11, glyphs.ellipsis) if cut else chunk
+        lines.append((((" command  " if at == 0 else " " * 10), "dim"), (shown, "text")))
+    return lines
