@@ -9,18 +9,22 @@ import msgspec
 import pytest
 
 from tests.support import states
-from tests.support.golden_starts import last_start
+from tests.support.golden_starts import GOLDEN, last_start
 from tuner.core.diagnosis import diagnose
 from tuner.core.gates import all_reduce, hardware_of, start_of
 from tuner.core.reading import starts_of
+from tuner.core.reduce import initial, reduce
 from tuner.core.reduction_words import headline, rows
 from tuner.core.talk import notes_of
 from tuner.domain.findings import Confidence, Finding, Severity
 from tuner.domain.gates import GateState, Hardware, Path, PathState
+from tuner.domain.server import Phase
 from tuner.domain.starts import Start
 from tuner.engines import load_engines
+from tuner.store.journal import read_events
 
 ENGINES = load_engines()
+JOURNALS = GOLDEN / "journals"
 H200 = "real/sglang-0.5.16-2xH200"
 NCCL = "gpu01:48211:48733 [3] NCCL INFO "
 
@@ -272,6 +276,24 @@ def test_the_table_of_a_host_opens_and_closes_gates() -> None:
     unread = states.REPLACE(state, gpu_table=states.REPLACE(table, topology=torn))
     assert hardware_of(unread, server).full_nvlink is None
     assert hardware_of(states.REPLACE(state, gpu_table=None), server) == Hardware()
+
+
+def test_real_hosts_with_an_nvswitch() -> None:
+    for name, ranks, flag in (("2xH200-start-load-stop", 2, False), ("2xH200-tenant-rank-killed", 2, True)):
+        state = initial("h200")
+        served = state
+        for _, event in read_events(JOURNALS / f"sglang-0.5.16-{name}.ndjson"):
+            state, _ = reduce(state, event, ENGINES)
+            if state.servers and state.servers[0].phase is Phase.READY and state.servers[0].ranks[0].gpu is not None:
+                served = state
+        server = served.servers[0]
+        hardware = hardware_of(served, server)
+        assert (hardware.full_nvlink, hardware.capability) == (True, "9.0")
+        told = all_reduce(start_of(server), ENGINES["sglang"], hardware)
+        assert told is not None
+        assert told.world == ranks
+        way = next(path for path in told.paths if path.id == "custom-v2")
+        assert way.state is (PathState.CLOSED if flag else PathState.PROVEN)
 
 
 # --- Settings without effect ----------------------------------------------------------------------------------------
