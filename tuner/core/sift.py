@@ -166,7 +166,7 @@ class Sieve:
         self._all = limits.every <= BUNCH
 
     def add(self, block: bytes) -> None:
-        """Whole lines, each with its end."""
+        """Whole lines, each with its end, and perhaps the beginning of another, which is not looked at."""
         shapes = shape(block).split(b"\n")
         shapes.pop()
         count = len(shapes)

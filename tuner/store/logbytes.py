@@ -166,26 +166,60 @@ def _check(name: str, head: bytes) -> None:
         raise UsageProblem("this is no text", name, "Name the log that the server printed")
 
 
-def piece(fd: int, start: int, end: int) -> Iterator[bytes]:
-    """Chunks that hold the lines of a regular file that begin in [start, end)."""
-    at = max(start - 1, 0)
-    inside = not start
-    while chunk := os.pread(fd, BLOCK, at):
-        here = at
+class Counted:
+    """Chunks, and how many bytes of them have passed."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = chunks
+        self.size = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._chunks:
+            self.size += len(chunk)
+            yield chunk
+
+
+def lines_of(fd: int, start: int, end: int) -> Iterator[bytes]:
+    """Blocks with the lines of a regular file that begin in [start, end).
+
+    A block is what was read at once, copied nowhere: it may end with the beginning of a line, which is in the next one
+    again.
+    """
+    at = _next_line(fd, start)
+    while at < end:
+        chunk = os.pread(fd, BLOCK, at)
+        cut = chunk.rfind(b"\n") + 1
+        if cut and at + len(chunk) < end and chunk.find(0) < 0:
+            yield chunk
+            at += cut
+            continue
+        rest = Counted(_lines(fd, at, min(at + max(cut, 1), end)))
+        yield from blocks(rest)
+        if not rest.size:
+            return
+        at += rest.size
+
+
+def _next_line(fd: int, start: int) -> int:
+    """Where the first line at or behind a place begins."""
+    at = start - 1
+    while start and (chunk := os.pread(fd, BLOCK, at)):
+        cut = chunk.find(b"\n") + 1
+        if cut:
+            return at + cut
         at += len(chunk)
-        if not inside:
-            cut = chunk.find(b"\n") + 1
-            if not cut:
-                continue
-            inside = True
-            here += cut
-            if here >= end:
-                return
-            chunk = chunk[cut:]
-        if at >= end and (cut := chunk.find(b"\n", max(end - 1 - here, 0)) + 1):
+    return at + 1
+
+
+def _lines(fd: int, start: int, end: int) -> Iterator[bytes]:
+    """Chunks that hold the lines that begin in [start, end); one begins at the start."""
+    at = start
+    while chunk := os.pread(fd, BLOCK, at):
+        if at + len(chunk) >= end and (cut := chunk.find(b"\n", max(end - 1 - at, 0)) + 1):
             yield chunk[:cut]
             return
         yield chunk
+        at += len(chunk)
 
 
 def blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:

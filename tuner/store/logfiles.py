@@ -16,7 +16,7 @@ from tuner.core import logtext, redact, wrapping
 from tuner.core.sift import Kept, Limits, Routine, Sifted, judge, merged
 from tuner.core.wrapping import Wrapping
 from tuner.store import logbytes, sifting
-from tuner.store.logbytes import Source
+from tuner.store.logbytes import Counted, Source
 
 LIMITS = Limits()
 
@@ -126,7 +126,7 @@ class Reading:
                 mine = found.get(source.fd, [])
                 size += source.size
             else:
-                stream = _Counted(source.chunks)
+                stream = Counted(source.chunks)
                 mine = sifting.sift_stream(stream, judge(Routine(self._routines), each), self._limits)
                 size += stream.size
             files.append((source.name, sum(sifted.lines for sifted in mine), each))
@@ -171,16 +171,3 @@ def read(
     """Read logs; see `begun` for the arguments and errors."""
     with begun(names, routines, stdin=stdin, limits=limits, processes=processes) as reading:
         return reading.finish()
-
-
-class _Counted:
-    """Chunks, and how many bytes have passed."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self.size = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        for chunk in self._chunks:
-            self.size += len(chunk)
-            yield chunk

@@ -182,7 +182,7 @@ def _taken(tickets: int, work: Sequence[Piece], routines: tuple[bytes, ...]) -> 
 def _sift_piece(piece: Piece, routines: tuple[bytes, ...]) -> Sifted:
     test = judge(Routine(routines), Wrapping(piece.wrapping))
     sieve = Sieve(test, piece.limits)
-    for block in logbytes.blocks(logbytes.piece(piece.fd, piece.start, piece.end)):
+    for block in logbytes.lines_of(piece.fd, piece.start, piece.end):
         sieve.add(block)
     return sieve.done()
 
