@@ -126,7 +126,7 @@ changes = st.dictionaries(st.sampled_from(sorted(CHANGES)), st.integers(0, 3), m
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
-@tries(deadline=None, max_examples=100)
+@tries(deadline=None, max_examples=60)
 @given(base=starts, wanted=changes, past=st.lists(starts, max_size=1))
 def test_no_start_makes_it_raise(engine: Engine, base: Start, wanted: dict[str, Any], past: list[Start]) -> None:
     forecast = engine.forecast(base, wanted, past)

@@ -20,7 +20,7 @@ HEADROOM_GIB = 1.0
 """Must stay free beside graphs and the largest activation need: workspaces, fragmentation, what was never measured."""
 LITTLE_GIB = 4.0
 """Less than this left is worth a word."""
-_MOST_GIB = 1 << 16
+_LEAST_GIB, _MOST_GIB = 1e-3, 1 << 16
 _MOST_TOKENS = 1 << 44
 _AFTER_POOL = frozenset({"autotune", "graph-capture", "warmup", "prefill", "decode", "runtime"})
 _ACTIVATION_GIB = 192 / (1 << 20)
@@ -86,7 +86,7 @@ def _real(name: str, value: float) -> bool:
         return False
     if name == "kv_tokens":
         return 0 < value < _MOST_TOKENS
-    return value < _MOST_GIB and (value > 0 or name not in ("before_weights", "total_gib", "after_weights"))
+    return value < _MOST_GIB and (value > _LEAST_GIB or name not in ("before_weights", "total_gib"))
 
 
 def in_bytes(gib: float) -> int | None:

@@ -102,7 +102,7 @@ def effective_fraction(start: Start) -> Effective | None:
 def said_fraction(start: Start) -> tuple[float | None, int | None]:
     """The fraction that the arguments say, else the one that an error quotes, and where."""
     said = start.setting("mem_fraction_static")
-    if isinstance(said, (int, float)) and not isinstance(said, bool):
+    if isinstance(said, (int, float)) and not isinstance(said, bool) and 0 <= said <= 1:
         return float(said), start.settings_at
     for failure in start.failures:
         for text, at in ((failure.final_message, failure.final_at), (failure.message, failure.message_at)):

@@ -114,7 +114,7 @@ def _read(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> _Start:
     else:
         count = len(memory.graph_sizes(as_int(largest, memory.largest_graph(sequences, batched))))
     return _Start(
-        share=float(share) if isinstance(share, (int, float)) and share else memory.default_utilisation(start.version),
+        share=memory.share_of(share, start.version),
         kv_bytes_given=given if isinstance(given, int) and given > 0 else None,
         tp=max(1, as_int(value("tp_size"), 1)),
         context=context if context > 0 else None,

@@ -26,10 +26,14 @@ def default_utilisation(version: str | None) -> float:
 
 def utilisation(start: Start) -> float:
     """U of a start: as given, else its version's."""
-    said = start.given.get("gpu_memory_utilization", start.setting("gpu_memory_utilization"))
+    return share_of(start.given.get("gpu_memory_utilization", start.setting("gpu_memory_utilization")), start.version)
+
+
+def share_of(said: object, version: str | None) -> float:
+    """A U that was said, or the version's default where it is none."""
     if isinstance(said, (int, float)) and not isinstance(said, bool) and 0 < said <= 1:
         return float(said)
-    return default_utilisation(start.version)
+    return default_utilisation(version)
 
 
 def effective_fraction(start: Start) -> Effective | None:
