@@ -6,10 +6,12 @@ import msgspec
 
 from tuner.core import serverlog
 from tuner.core.engine import Engine
+from tuner.core.measured import worth_keeping
 from tuner.core.predecessor import SLACK_S
+from tuner.core.reading import starts_of
 from tuner.domain import events as e
-from tuner.domain.commands import AnyCommand, KeepStart, LookUpStarts
-from tuner.domain.history import StartRecord
+from tuner.domain.commands import AnyCommand, KeepMemory, KeepStart, LookUpStarts
+from tuner.domain.history import MemoryRecord, StartRecord
 from tuner.domain.server import LogSource, Phase
 from tuner.domain.state import HostState, ServerState
 
@@ -41,7 +43,25 @@ def old_log(state: HostState, server: ServerState, event: e.OldLog, engine: Engi
     if told is None or told not in (server.model, _told_model(server)):
         return ()  # an earlier start of another LLM, or of one that it does not name
     record = _record(state, past, event.path, server)
-    return () if record is None else (KeepStart(record=record), look_up(server))
+    if record is None:
+        return ()
+    return (KeepStart(record=record), *_memory(state, past, record, engine), look_up(server))
+
+
+def _memory(state: HostState, past: ServerState, record: StartRecord, engine: Engine) -> tuple[KeepMemory, ...]:
+    """What an earlier start that worked measured, for the forecasts of later ones."""
+    lines = [(line.offset, line.text) for block in past.log.blocks for line in block.lines if not line.marker]
+    starts = starts_of(lines, {engine.name: engine})
+    if not starts or starts[-1].ready_at is None or not starts[-1].ranks:
+        return ()
+    known = MemoryRecord(
+        host=record.host,
+        engine=record.engine,
+        model=record.model,
+        started_at=record.started_at,
+        start=worth_keeping(starts[-1], past, state, engine),
+    )
+    return (KeepMemory(record=known),)
 
 
 def _told_model(server: ServerState) -> str | None:
