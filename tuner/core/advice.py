@@ -1,16 +1,19 @@
-"""Advice from the numbers of a running server, and what tells a start that hangs from one that is slow.
+"""Advice from the numbers of a server and its host.
 
 Nothing here is flagged at one request at a time: queue and pool are always low then, and rightly so.
 """
 
 from __future__ import annotations
 
+from tuner.core import hang
 from tuner.core.diagnosis.case import Case
 from tuner.core.engine import Engine
+from tuner.core.scene import tenant_amount, tenant_words
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Severity
 from tuner.domain.server import Phase
 from tuner.domain.starts import Start
 from tuner.domain.state import HostState, Series, ServerState
+from tuner.units import GIB
 
 WINDOW_S = 60.0
 """Numbers are judged by what they were for so long."""
@@ -18,11 +21,8 @@ _POINTS = 5
 """And by no fewer readings."""
 _FULL = 0.9
 _HITS = 0.3
-_SILENT_S = {Phase.DIST_INIT: 120.0, Phase.GRAPH_CAPTURE: 300.0, Phase.KV_ALLOC: 180.0}
-"""Longest silence of a phase that is common. Others print progress, or compile for a long time."""
-_SLOWER = 3.0
-"""So many times what a phase took in earlier starts is no longer a matter of luck."""
-_IDLE = 0.05
+TENANT_BYTES = 1 << 30
+"""A display or a monitor holds less."""
 
 
 def advise(state: HostState, server: ServerState, engine: Engine) -> tuple[Finding, ...]:
@@ -34,9 +34,7 @@ def advise(state: HostState, server: ServerState, engine: Engine) -> tuple[Findi
         engine: Its engine.
     """
     case = Case(server.start or Start(engine=engine.name), None, engine)
-    judges = (
-        (_hang,) if server.phase.starting else (_capped, _conservative, _order) if server.phase is Phase.READY else ()
-    )
+    judges = JUDGES[server.phase.starting] if server.phase.starting or server.phase is Phase.READY else ()
     return tuple(found for judge in judges if (found := judge(state, server, case)) is not None)
 
 
@@ -138,46 +136,34 @@ def _order(state: HostState, server: ServerState, case: Case) -> Finding | None:
     )
 
 
-def _hang(state: HostState, server: ServerState, case: Case) -> Finding | None:
-    """No line, no work on the GPUs and no growing memory, for longer than this phase ever takes."""
-    grown, phase = server.log.grown_at, server.phase
-    if grown is None or server.log.behind or not server.phases:
+def _tenant(state: HostState, server: ServerState, case: Case) -> Finding | None:
+    """Memory of the server's GPUs that belongs to nobody we know: no failure yet."""
+    used = {rank.gpu for rank in server.ranks if rank.gpu is not None}
+    tenants = [each for each in state.foreign if each.gpu in used and (each.memory_bytes or 0) >= TENANT_BYTES]
+    if not tenants:
         return None
-    silent = state.mono - grown
-    usual = server.usual.phases_s.get(phase)
-    limit = max(_SILENT_S.get(phase, 600.0), usual[1] * _SLOWER if usual is not None else 0.0)
-    gpus = {rank.gpu for rank in server.ranks if rank.gpu is not None}
-    busy = [s.utilization_ratio for s in state.samples if s.index in gpus and s.utilization_ratio is not None]
-    if silent < limit or not busy:
-        return None
-    spinning = min(busy) > 1 - _IDLE
-    if not spinning and max(busy) > _IDLE:
-        return None
-    capture = phase is Phase.GRAPH_CAPTURE
-    quiet = [rank for rank in server.ranks if rank.last_line_at is not None]
-    behind = min(quiet, key=lambda rank: rank.last_line_at or 0.0, default=None)
-    doing = "all of them wait in a collective" if spinning else "none of them computes"
-    words = f"No line for {silent:.0f} s in {phase}, and of its GPUs {doing}."
-    if usual is not None:
-        words += f" Earlier starts were through it in {usual[0]:.0f} to {usual[1]:.0f} s."
-    if behind is not None and len(quiet) > 1:
-        words += f" {behind.tag} printed its last line before the others."
+    gpus = {each.gpu for each in tenants}
+    totals = {gpu.index: gpu.memory_total_bytes for gpu in state.gpu_table.gpus} if state.gpu_table else {}
+    free = [
+        case.derived(f"free on GPU {sample.index}", round((total - sample.memory_used_bytes) / GIB, 2), "GiB")
+        for sample in state.samples
+        if sample.index in gpus and (total := totals.get(sample.index)) and sample.memory_used_bytes is not None
+    ]
     return case.finding(
-        "graph-capture-hang" if capture else "start-hang",
-        words,
-        severity=Severity.ERROR,
-        phase=str(phase),
-        ranks=None,
-        confidence=Confidence.MEDIUM if usual is not None or spinning else Confidence.LOW,
-        evidence=[
-            case.derived("silence", round(silent), "s"),
-            case.derived("GPU utilisation", f"{min(busy):.0%} to {max(busy):.0%}"),
-        ],
-        remedies=[
-            case.remedy("disable_custom_all_reduce", Move.SET, "an exception may hide behind its exchange", value=True)
-            if capture else None,
-            case.advice("py-spy", "py-spy dump --pid of each rank shows where it waits"),
-            case.remedy("nccl_debug", Move.SET, "NCCL then says what it does", value="INFO"),
-        ],
-        refuted_by="a line, or GPUs that begin to work",
-    )  # fmt: skip
+        "foreign-process-on-gpu",
+        f"{'; '.join(tenant_words(each) for each in tenants[:4])}. What it takes more is missing to this server.",
+        severity=Severity.INFO,
+        phase="none",
+        ranks=tuple(sorted(case.layout.number(rank.tag) for rank in server.ranks if rank.gpu in gpus)),
+        confidence=Confidence.HIGH,
+        evidence=[*(amount for each in tenants[:4] if (amount := tenant_amount(each)) is not None), *free],
+        remedies=[case.advice("gpu-processes", "ask its owner, or keep it off the GPUs of this server")],
+        refuted_by="the driver's list of processes without it",
+    )
+
+
+JUDGES = {
+    True: (hang.start, _tenant),
+    False: (hang.serving, _tenant, _capped, _conservative, _order),
+}
+"""By whether it is starting."""

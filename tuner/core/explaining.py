@@ -26,7 +26,7 @@ from tuner.domain.state import ExplainState, HostState, KeptLine, ServerState
 
 MOST, KEEP = 1_500, 1_000
 """Lines that may be kept, and how many are left when there are more."""
-ALIKE = 24
+ALIKE = 64
 """Lines of one shape that are kept: what comes more often says nothing new."""
 SHAPES = 4_096
 """Shapes that are counted; a line of any other is kept."""
@@ -36,6 +36,8 @@ URGENT_S = 0.5
 STARTING_S, SERVING_S = 2.0, 10.0
 """And after so long where no line means anything to a diagnosis."""
 ADVISE_EVERY_S = 5.0
+MEMORY_STEP = 64 << 20
+"""Less than this is no growth."""
 _LONG = 2_048
 """Characters of a line that is too long to look like others."""
 _ENDS, _AFTER = 200, 60
@@ -231,7 +233,11 @@ def advised(state: HostState, server: ServerState, engine: Engine) -> ServerStat
     told = server.explain
     if told.advised_at is not None and 0 <= state.mono - told.advised_at < ADVISE_EVERY_S:
         return server
-    return _shown(_with(server, advised_at=state.mono, advice=advise(state, server, engine)))
+    used = {rank.gpu for rank in server.ranks}
+    held = tuple((sample.memory_used_bytes or 0) // MEMORY_STEP for sample in state.samples if sample.index in used)
+    still = told.still_since if held == told.held else state.mono
+    server = _with(server, advised_at=state.mono, held=held, still_since=still)
+    return _shown(_with(server, advice=advise(state, server, engine)))
 
 
 def _shown(server: ServerState) -> ServerState:

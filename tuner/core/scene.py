@@ -211,12 +211,8 @@ def _named(finding: Finding, scene: Scene) -> Finding:
     tenants = [each for each in scene.tenants if each.gpu in shown or not shown][:_SHOWN_TENANTS]
     if not tenants:
         return finding
-    told = "; ".join(_told(each) for each in tenants)
-    amounts = tuple(
-        Evidence(what=f"pid {each.pid} on GPU {each.gpu}", value=round(each.memory_bytes / GIB, 2), unit="GiB")
-        for each in tenants
-        if each.memory_bytes is not None
-    )
+    told = "; ".join(tenant_words(each) for each in tenants)
+    amounts = tuple(amount for each in tenants if (amount := tenant_amount(each)) is not None)
     return msgspec.structs.replace(
         finding,
         explanation=f"{finding.explanation} On the host now: {told}.",
@@ -225,9 +221,17 @@ def _named(finding: Finding, scene: Scene) -> Finding:
     )
 
 
-def _told(tenant: ForeignProcess) -> str:
+def tenant_words(tenant: ForeignProcess) -> str:
     """A process of somebody else in words."""
     whose = f" of {tenant.user}" if tenant.user else ""
     what = f" ({tenant.command})" if tenant.command else ""
     size = f"{tenant.memory_bytes / GIB:.2f} GiB" if tenant.memory_bytes is not None else "memory"
     return f"pid {tenant.pid}{whose}{what} holds {size} of GPU {tenant.gpu}"
+
+
+def tenant_amount(tenant: ForeignProcess) -> Evidence | None:
+    """What it holds; None where the driver does not tell."""
+    held = tenant.memory_bytes
+    if held is None:
+        return None
+    return Evidence(what=f"pid {tenant.pid} on GPU {tenant.gpu}", value=round(held / GIB, 2), unit="GiB")

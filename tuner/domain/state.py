@@ -187,6 +187,10 @@ class ExplainState(Struct, frozen=True, kw_only=True):
     seen: tuple[object, ...] = ()
     """What beside the log that diagnosis knew."""
     advised_at: float | None = None
+    held: tuple[int, ...] = ()
+    """Memory of its GPUs at the last look, in steps of 64 MiB."""
+    still_since: float | None = None
+    """Host monotonic time since which it is that much."""
     diagnosed: tuple[Finding, ...] = ()
     """By the log."""
     advice: tuple[Finding, ...] = ()

@@ -1,0 +1,230 @@
+"""A server that stands still: what tells it from one that is slow.
+
+Slow ones print, work or fill memory. One that stands still is silent for longer than it ever is there, its memory does
+not grow, and its GPUs do one of three things: all spin in a collective that never completes, some spin and wait for
+others that do nothing, or none works.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from tuner.core.diagnosis.case import Case
+from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy, Severity
+from tuner.domain.server import Phase
+from tuner.domain.state import HostState, PhaseRecord, RankState, ServerState
+
+HANGS = ("graph-capture-hang", "start-hang", "watchdog-hang")
+"""Causes of what is told here."""
+SILENT_S = {Phase.DIST_INIT: 120.0, Phase.GRAPH_CAPTURE: 300.0, Phase.KV_ALLOC: 180.0}
+"""Longest silence of a phase that is common. Others print progress, or compile for a long time:"""
+SILENT_ELSE_S = 600.0
+STUCK_S, STEPS = 45.0, 20.0
+"""A phase that told its progress and stops is silent for more than both, seconds and times its usual step."""
+LATE_S, LATE_TIMES = 60.0, 3.0
+"""A phase that takes longer than both, seconds and times the most it ever took, may never end."""
+STOPPED_S = 10.0
+"""So long a silence of a server of which a process is stopped."""
+SERVING_S = 60.0
+"""And of one that has requests and makes no token."""
+WATCHED_S = 20.0
+"""GPUs are judged by what they did for so long."""
+_FEW = 5
+_IDLE, _BUSY = 0.05, 0.95
+
+
+class Work(Struct, frozen=True):
+    """What the GPUs of a server did lately, by rank."""
+
+    idle: tuple[RankState, ...]
+    busy: tuple[RankState, ...]
+
+    @property
+    def mixed(self) -> bool:
+        """Some spin while others do nothing: those are waited for."""
+        return bool(self.idle) and bool(self.busy)
+
+    @property
+    def words(self) -> str:
+        """As the end of a sentence."""
+        if self.mixed:
+            return f"{_tags(self.idle)} {_do(self.idle)} nothing while {_tags(self.busy)} {_spin(self.busy)}"
+        if self.busy:
+            return "all of its GPUs spin as in a collective that never completes"
+        return "none of its GPUs works"
+
+
+def late(state: HostState, server: ServerState, record: PhaseRecord) -> bool:
+    """Whether the running phase takes longer than it ever did, by far."""
+    usual = server.usual.phases_s.get(record.phase)
+    took = 0.0 if state.now is None else state.now - record.started
+    return usual is not None and took > max(LATE_S, LATE_TIMES * usual[1])
+
+
+def start(state: HostState, server: ServerState, case: Case) -> Finding | None:
+    """A start that stands still."""
+    silent = _silence(state, server)
+    if silent is None or not server.phases:
+        return None
+    stopped = _stopped(server)
+    work = _work(state, server)
+    if not (stopped and silent > STOPPED_S) and (work is None or not _too_long(state, server, silent, work)):
+        return None
+    record, usual = server.phases[-1], server.usual.phases_s.get(server.phase)
+    words = f"No line for {silent:.0f} s in {server.phase}, no memory that grows"
+    words += f", and {work.words}." if work is not None else "."
+    if stopped:
+        words += f" {_pids(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped, as by SIGSTOP or a debugger."
+    if usual is not None:
+        words += f" Earlier starts were through it in {usual[0]:.0f} to {usual[1]:.0f} s."
+    capture = server.phase is Phase.GRAPH_CAPTURE
+    sure = bool(stopped)
+    likely = usual is not None or (work is not None and bool(work.busy))
+    return case.finding(
+        "graph-capture-hang" if capture else "start-hang",
+        words,
+        severity=Severity.ERROR,
+        phase=str(server.phase),
+        ranks=_blamed(case, stopped, work),
+        confidence=Confidence.HIGH if sure else Confidence.MEDIUM if likely else Confidence.LOW,
+        evidence=[
+            case.derived("silence", round(silent), "s"),
+            case.derived("progress", f"{record.done} of {record.total}") if record.total else None,
+            *_shares(case, work),
+        ],
+        remedies=[
+            _continue(case, stopped),
+            case.remedy("disable_custom_all_reduce", Move.SET, "an exception may hide behind its exchange", value=True)
+            if capture and not stopped else None,
+            _look(case, server, stopped, work),
+            case.remedy("nccl_debug", Move.SET, "NCCL then says what it does", value="INFO") if not stopped else None,
+        ],
+        refuted_by="a line, memory that grows, or GPUs that begin to work",
+        at=case.start.last or None,
+    )  # fmt: skip
+
+
+def serving(state: HostState, server: ServerState, case: Case) -> Finding | None:
+    """Requests run, no token comes, and nothing moves."""
+    silent, work, stopped = _silence(state, server), _work(state, server), _stopped(server)
+    if silent is None or silent < (STOPPED_S if stopped else SERVING_S):
+        return None
+    since = state.mono - silent
+    running = [point.value for point in server.series.get("running", ()) if point.t >= since]
+    made = [point.value for point in server.series.get("tok_s", ()) if point.t >= since + STOPPED_S / 2]
+    waits = len(running) >= _FEW and min(running) >= 1 and max(made, default=0.0) <= 0
+    if not waits or (not stopped and (work is None or not work.busy)):
+        return None
+    words = f"{running[-1]:.0f} requests run, and for {silent:.0f} s no token came and no line was printed"
+    words += f"; {work.words}." if work is not None else "."
+    if stopped:
+        words += f" {_pids(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped, as by SIGSTOP or a debugger."
+    return case.finding(
+        "watchdog-hang",
+        words,
+        severity=Severity.ERROR,
+        phase="decode",
+        ranks=_blamed(case, stopped, work),
+        confidence=Confidence.HIGH if stopped else Confidence.MEDIUM,
+        evidence=[
+            case.derived("silence", round(silent), "s"),
+            Evidence(what="#running-req", value=running[-1], unit="requests"),
+            *_shares(case, work),
+        ],
+        remedies=[_continue(case, stopped), _look(case, server, stopped, work)],
+        refuted_by="a token, or a line of the engine",
+        at=case.start.last or None,
+    )
+
+
+def _silence(state: HostState, server: ServerState) -> float | None:
+    """Seconds without a line and without memory that grew; None where neither can be seen."""
+    grown = server.log.grown_at
+    if grown is None or server.log.behind:
+        return None
+    still = server.explain.still_since
+    return state.mono - max(grown, still if still is not None else grown)
+
+
+def _too_long(state: HostState, server: ServerState, silent: float, work: Work) -> bool:
+    """Silent for longer than this phase ever is."""
+    record = server.phases[-1]
+    stuck = False
+    if record.done is not None and record.done >= _FEW and state.now is not None:
+        step = (state.now - silent - record.started) / record.done
+        stuck = silent > max(STUCK_S, STEPS * step)
+    if server.phase in server.usual.phases_s:
+        return (stuck and work.mixed) or (late(state, server, record) and silent > LATE_S)
+    return (stuck and bool(work.busy)) or silent > SILENT_S.get(server.phase, SILENT_ELSE_S)
+
+
+def _work(state: HostState, server: ServerState) -> Work | None:
+    """None where some GPU neither spins nor rests, or is not read."""
+    idle, busy = [], []
+    for rank in server.ranks:
+        points = state.gpu_series.get(rank.gpu, ()) if rank.gpu is not None else ()
+        values = [point.value for point in points if point.t >= state.mono - WATCHED_S]
+        if len(values) < _FEW:
+            return None
+        if max(values) <= _IDLE:
+            idle.append(rank)
+        elif min(values) >= _BUSY:
+            busy.append(rank)
+        else:
+            return None
+    return Work(tuple(idle), tuple(busy)) if idle or busy else None
+
+
+def _stopped(server: ServerState) -> tuple[RankState, ...]:
+    """Ranks whose process is stopped."""
+    halted = {member.pid for member in server.identity.members if member.state in ("T", "t")}
+    return tuple(rank for rank in server.ranks if rank.pid in halted and rank.alive)
+
+
+def _blamed(case: Case, stopped: tuple[RankState, ...], work: Work | None) -> tuple[int, ...] | None:
+    """Whom the others wait for."""
+    ranks = stopped or (work.idle if work is not None and work.mixed else ())
+    return tuple(sorted(case.layout.number(rank.tag) for rank in ranks)) or None
+
+
+def _shares(case: Case, work: Work | None) -> list[Evidence]:
+    if work is None:
+        return []
+    return [
+        case.derived(f"utilisation of {_tags(ranks)}", told)
+        for ranks, told in ((work.idle, f"{_IDLE:.0%} or less"), (work.busy, f"{_BUSY:.0%} or more"))
+        if ranks
+    ]
+
+
+def _continue(case: Case, stopped: tuple[RankState, ...]) -> Remedy | None:
+    if not stopped:
+        return None
+    return case.advice("process", f"kill -CONT {' '.join(str(rank.pid) for rank in stopped)}: it goes on")
+
+
+def _look(case: Case, server: ServerState, stopped: tuple[RankState, ...], work: Work | None) -> Remedy | None:
+    """Where a process stands that is no more than slow or stuck."""
+    if stopped:
+        return None
+    asked = work.idle if work is not None and work.mixed else server.ranks
+    pids = [f"{rank.pid} ({rank.tag})" for rank in asked if rank.pid is not None][:4]
+    of = f"--pid {', '.join(pids)}" if pids else "--pid of each rank"
+    return case.advice("py-spy", f"py-spy dump {of}: where it waits")
+
+
+def _tags(ranks: tuple[RankState, ...]) -> str:
+    names = [rank.tag for rank in ranks]
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} others"
+
+
+def _pids(ranks: tuple[RankState, ...]) -> str:
+    return ", ".join(f"{rank.tag} (pid {rank.pid})" for rank in ranks)
+
+
+def _do(ranks: tuple[RankState, ...]) -> str:
+    return "does" if len(ranks) == 1 else "do"
+
+
+def _spin(ranks: tuple[RankState, ...]) -> str:
+    return "spins in a collective" if len(ranks) == 1 else "spin in a collective"
