@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median_low
 
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import asked_of, down
@@ -13,8 +14,10 @@ from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy, S
 from tuner.domain.gates import PathState
 from tuner.domain.starts import Sign
 
-_SLOW_STEP_S = 0.010
-"""A decode step of a few requests that takes longer than this on more than two PCIe GPUs is mostly communication."""
+_READ_GIB_PER_S = 1e12 / 2**30
+"""What a GPU with PCIe alone reads of its memory, about: 0.7 to 2 TB/s (A6000, L40S, RTX 4090, RTX PRO 6000)."""
+_SLOW = 2.5
+"""A decode step of a few requests reads each weight once at most. One that takes this many times longer waits."""
 _FEW = 4
 
 
@@ -161,23 +164,27 @@ def _has_switch(case: Case) -> bool:
 
 
 def _slow_step(case: Case) -> tuple[float, Sequence[Evidence]] | None:
-    """The usual duration of a decode step with few requests, where it is long."""
+    """The usual duration of a decode step with few requests, where reading the weights does not account for it."""
+    weights = [
+        r.weights_gib.value + (r.draft_weights_gib.value if r.draft_weights_gib else 0)
+        for r in case.start.ranks
+        if r.weights_gib
+    ]
     few = [
-        b
+        (b.fields["running"] * (b.fields.get("accept_length") or 1) / b.fields["tok_s"], b)
         for b in case.start.batches
         if b.kind == "decode" and 0 < (b.fields.get("running") or 0) <= _FEW and (b.fields.get("tok_s") or 0) > 0
     ]
-    if len(few) < 3:
+    if len(few) < 3 or not weights:
         return None
-    steps = sorted(few, key=lambda b: b.fields["running"] * (b.fields.get("accept_length") or 1) / b.fields["tok_s"])
-    middle = steps[len(steps) // 2]
-    seconds = middle.fields["running"] * (middle.fields.get("accept_length") or 1) / middle.fields["tok_s"]
-    if seconds < _SLOW_STEP_S:
+    usual, read = median_low(seconds for seconds, _ in few), max(weights) / _READ_GIB_PER_S
+    if usual < _SLOW * read:
         return None
-    shown = few[0]
-    return seconds, (
+    shown = next(b for seconds, b in few if abs(seconds - usual) < 0.1 * usual)
+    return usual, (
         Evidence(what="gen throughput", value=shown.fields["tok_s"], unit="token/s", at=shown.at),
         Evidence(what="#running-req", value=shown.fields["running"], unit="requests", at=shown.at),
+        case.derived("reading the weights once, about", round(read * 1000), "ms"),
     )
 
 
