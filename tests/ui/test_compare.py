@@ -96,10 +96,15 @@ def test_what_differs_between_any_two_starts_is_counted_and_shown_when_asked() -
             ("nothing_told", None, Origin.UNKNOWN),
         )
     )
-    comparison = states.REPLACE(case(), differences=(*case().differences, *noise))
+    home = Difference(group=Group.ENVIRONMENT, name="HOME", bad="/root", bad_origin=Origin.MEASURED)
+    comparison = states.REPLACE(case(), differences=(*case().differences, *noise, home))
     assert "i 2 more differ between any two starts" in text(comparison)
     assert "random_seed" not in text(comparison)
-    assert "random_seed" in text(comparison, noise=True)
+    shown_text = text(comparison, noise=True)
+    assert "random_seed" in shown_text
+    assert "nothing_told" not in shown_text
+    assert "HOME" not in shown_text
+    assert "NCCL_BUFFSIZE" in shown_text, "an engine's own variable that one log proves"
 
 
 def test_starts_that_do_not_compare_say_why() -> None:

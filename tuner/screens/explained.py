@@ -78,6 +78,8 @@ class Explained(TunerScreen):
         """What remedies copy, by the id of their key; the key bar says it where there is room."""
         remedies = self.card.remedies if self.card is not None else ()
         words = {f"finding.remedy-{at + 1}": f"copies {copied_text(remedy)}" for at, remedy in enumerate(remedies)}
+        if self.card is not None and self.card.unfolded:
+            words["finding.unfold"] = "Fold"
         if count := len(self.cards):
             words["screen.findings"] = f"{count} finding{'s' if count > 1 else ''}"
         return words

@@ -328,6 +328,8 @@ class OverviewScreen(Explained):
             return self.card is not None and self.card.unfolded
         if action == "enter":
             return self.card is not None
+        if action == "remedy" and self.is_mounted and not self.query_one("#card", Rows).lines:
+            return False  # what is only worth knowing has no card on a small screen
         if action == "next_curve":
             server = self.shell.server()
             return server is not None and len(curves_of(server)) > 1

@@ -40,6 +40,8 @@ _NAMES = {
 }
 _ECHOES = frozenset({"max_total_num_tokens", "available_gpu_mem"})
 """Limits that repeat a row above."""
+_TELLING = ("NCCL", "SGL", "VLLM", "CUDA", "TORCH", "PYTORCH", "FLASHINFER", "TRITON", "NVSHMEM")
+"""How variables begin that engines and their libraries read."""
 _MOST = 20
 _INDENT = 3
 
@@ -120,10 +122,7 @@ def told(
     page.lines.append(())
     page.row("", names, style="head")
     for role, (title, style) in _ROLES.items():
-        found = comparison.of(role)
-        if role is Role.NOISE:
-            # What only one of the two tells is no difference that anybody knows of.
-            found = tuple(each for each in found if Origin.UNKNOWN not in (each.good_origin, each.bad_origin))
+        found = tuple(each for each in comparison.of(role) if not _untold(each))
         _role(page, found, title, style, shown=role is not Role.NOISE or noise)
     page.heading("the two starts")
     for what, cells in _sides(comparison.good, comparison.bad):
@@ -155,7 +154,7 @@ def _role(page: _Page, found: Sequence[Difference], title: str, style: str, *, s
 def _group(page: _Page, group: Group, title: str, *, each_rank: bool) -> None:
     """All that differs of a kind, or all that both starts tell of it."""
     measures = [each for each in page.comparison.measures if each.group is group and each.name not in _ECHOES]
-    others = [each for each in page.comparison.differences if each.group is group]
+    others = [each for each in page.comparison.differences if each.group is group and not _untold(each)]
     if group in (Group.ARGUMENT, Group.ENVIRONMENT, Group.VERSION):
         wanted = [each for each in others if each.role is not Role.NOISE]
         if not wanted:
@@ -178,6 +177,13 @@ def _group(page: _Page, group: Group, title: str, *, each_rank: bool) -> None:
             for cells, ranks in _alike(measure).items():
                 words = f"  all {len(ranks)} alike" if len(ranks) == len(measure.pairs) else f"  rank {ranges(ranks)}"
                 page.row(words, cells, style="dim", right=True)
+
+
+def _untold(each: Difference) -> bool:
+    """What only one of the two tells is no difference that anybody knows of, unless it is a variable that matters."""
+    if Origin.UNKNOWN not in (each.good_origin, each.bad_origin):
+        return False
+    return each.role is Role.NOISE or (each.group is Group.ENVIRONMENT and not each.name.startswith(_TELLING))
 
 
 def _alike(measure: Measure) -> dict[tuple[str, str], list[int]]:

@@ -269,7 +269,7 @@ def _table(planned: Planned, width: int, glyphs: Glyphs) -> list[Line]:
     rank = _weakest(planned.then)
     rank = _weakest(planned.now) if rank is None else rank
     if rank is None:
-        return []
+        return [((clip("no sizes: see what is missing", width, glyphs.ellipsis), "dim"),)]
     before, after = now.get(rank, {}), then.get(rank, {})
     whats = list(dict.fromkeys([*before, *after]))
     whats.sort(key=lambda what: list(_WORDS).index(what) if what in _WORDS else len(_WORDS))
