@@ -107,7 +107,7 @@ async def test_foreign_tenant(version: str) -> None:
 
 async def test_rank_killed() -> None:
     """Its peers wait for a minute before they go, so that the process table shows who went first."""
-    finding, _ = await found("rank-killed", "0.5.23", "rank-died", sure=True)
+    finding, _ = await found("rank-killed", "0.5.23", "rank-died", speed=3, sure=True)
     assert finding.ranks == (3,)
     assert "TP3 (pid" in finding.explanation
 
