@@ -17,9 +17,12 @@ from tuner.units import GIB
 
 ROUNDING_GIB = 0.005
 """Half of the last digit that engines print."""
+PREFILL_GRAPH_GIB = 8 / 1024
+"""Of one prefill graph beside the activations that all share: what SGLang reserves for it."""
 NARROW = 1e-3
 """A cell whose printed interval is narrower than this part of it is taken as its roundest number."""
 
+_MOST_TOKENS = float(1 << 50)
 _SET = re.compile(r"\b(NCCL_[A-Z0-9_]+) set by environment to (\S+)")
 
 
@@ -62,7 +65,7 @@ def tokens_for(pool: float, cell_bytes: float | None, page: int = 1, cap: int | 
     """Tokens of a pool of so many GiB, whole pages, at most `cap`; 0 where there is no pool."""
     if cell_bytes is None or not _positive(cell_bytes) or not math.isfinite(pool) or pool <= 0:
         return 0
-    tokens = int(pool * GIB / cell_bytes)
+    tokens = int(min(pool * GIB / cell_bytes, _MOST_TOKENS))
     if cap is not None and cap >= 0:
         tokens = min(tokens, cap)
     return tokens // max(page, 1) * max(page, 1)
@@ -189,6 +192,35 @@ def fit_captures(captures: Iterable[Capture], sizes: int) -> Estimate | None:
     beyond = max(0, sizes - high[0], low[0] - sizes)
     note = f"{low[1]:.2f} GiB of {low[0]} graphs and {high[1]:.2f} of {high[0]}, for {sizes}"
     return Estimate(value, max(0.1, slope * beyond / 2), note)
+
+
+def fit_prefill(captures: Iterable[Capture], sizes: int, largest: int) -> Estimate | None:
+    """Memory of a set of prefill graphs, from sets that were captured before.
+
+    All share the activations of the longest one, and each takes a little of its own: 8 MiB where the LLM has many
+    layers, next to nothing where it has few. Of the two extremes the larger counts.
+
+    Args:
+        captures: Of the same LLM, tp and engine.
+        sizes: Number of graphs of the set that is asked for.
+        largest: Tokens of its longest.
+    """
+    if sizes <= 0 or largest <= 0:
+        return Estimate(0.0, 0.0, "no prefill graphs", measured=True)
+    known = [each for each in captures if each.sizes > 0 and each.largest > 0 and each.gib >= 0]
+    same = [each.gib for each in known if (each.sizes, each.largest) == (sizes, largest)]
+    if same:
+        return Estimate(
+            max(same), max(0.05, max(same) - min(same)), f"{sizes} graphs, as captured before", measured=True
+        )
+    if not known:
+        return None
+    near = min(known, key=lambda each: abs(math.log(each.largest / largest)))
+    own = min(PREFILL_GRAPH_GIB * near.sizes, near.gib)
+    many = PREFILL_GRAPH_GIB * sizes + (near.gib - own) * largest / near.largest
+    few = near.gib * largest / near.largest
+    note = f"{near.gib:.2f} GiB for {near.largest} tokens, for {largest}"
+    return Estimate(max(many, few), 0.15 + abs(many - few), note)
 
 
 def rounded_pool_error(total_gib: float, fraction: float) -> float:

@@ -168,6 +168,8 @@ def verdict(
         fit = Fit.TOO_LOW
     elif fraction > f_max + 1e-9:
         fit = Fit.TOO_HIGH
+    if fit is Fit.FITS and unknown:
+        fit = Fit.UNKNOWN
     return Forecast(
         fit=fit,
         rows=tuple(rows),

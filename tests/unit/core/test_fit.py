@@ -113,6 +113,36 @@ def test_graphs_of_another_number_are_estimated_with_an_error_that_holds() -> No
     assert none.gib == 0
 
 
+@pytest.mark.parametrize(
+    ("known", "sizes", "largest", "measured"),
+    [
+        (Capture(58, 8192, 2.46), 50, 4096, 1.40),  # 40 layers
+        (Capture(42, 2048, 0.57), 58, 8192, 2.20),  # 4 layers
+        (Capture(58, 8192, 2.20), 42, 2048, 0.57),
+        (Capture(42, 2048, 0.57), 50, 4096, 1.13),
+    ],
+)
+def test_prefill_graphs_go_with_their_longest_step(known: Capture, sizes: int, largest: int, measured: float) -> None:
+    found = fit.fit_prefill([known], sizes, largest)
+    assert found is not None
+    assert abs(found.gib - measured) <= found.error_gib
+    assert found.gib >= measured - 0.1, "too much is safe, too little is not"
+    same = fit.fit_prefill([known], known.sizes, known.largest)
+    assert same is not None
+    assert (same.gib, same.measured) == (known.gib, True)
+
+
+def test_prefill_graphs_that_are_none_or_were_never_seen() -> None:
+    none = fit.fit_prefill([], 0, 0)
+    assert none is not None
+    assert none.gib == 0
+    assert fit.fit_prefill([], 58, 8192) is None
+
+
+def test_a_pool_without_bound_has_no_more_tokens_than_can_be_counted() -> None:
+    assert fit.tokens_for(1e300, 1.0) == 1 << 50
+
+
 def test_nccl_buffers_by_channels_and_size() -> None:
     assert fit.nccl_gib(16, 4 << 20) * 1024 == 160
     assert fit.nccl_gib(16, 4 << 20, 3) * 1024 == 480

@@ -306,6 +306,7 @@ def test_a_draft_counts_in_the_pool_from_0_5_14_on() -> None:
 def test_a_draft_that_was_never_seen_is_not_guessed() -> None:
     unseen = SGLANG.forecast(start(), {"speculative_algorithm": "EAGLE"})
     assert any("draft" in what for what in unseen.unknown)
+    assert unseen.fit is Fit.UNKNOWN
 
 
 def test_states_of_linear_attention_take_their_share() -> None:

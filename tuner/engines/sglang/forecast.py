@@ -8,7 +8,6 @@ from typing import Any
 from tuner.core import fit
 from tuner.core.forecast import (
     HEADROOM_GIB,
-    Row,
     activation_need,
     differences,
     interval,
@@ -19,25 +18,19 @@ from tuner.core.forecast import (
 )
 from tuner.core.knobs import KnobTable
 from tuner.core.versions import since
-from tuner.domain.forecast import Forecast, Source
+from tuner.domain.forecast import Forecast
 from tuner.domain.starts import RankStory, Start
 from tuner.engines.sglang import memory
 from tuner.engines.sglang.automatic import card_mib, new_fraction
-from tuner.engines.sglang.graphs import graphs_of, same_links, same_model
-from tuner.engines.sglang.rows import Plan, Terms, rank_rows, warnings_of
+from tuner.engines.sglang.graphs import graphs_of, same_model
+from tuner.engines.sglang.links import shift
+from tuner.engines.sglang.rows import Plan, Terms, draft_share, rank_rows, warnings_of
 from tuner.engines.sglang.shape import Shape, changed, shape_of
 from tuner.units import GIB
 
-_COMMUNICATORS = 2
-"""NCCL communicators whose buffers are connected when T is measured: the world's and the TP group's."""
-_TOLD_GIB = 0.05
-"""Less than this told of the communicators is no measurement: 0.5.21 and later print it of an empty region."""
-_FIXED_GIB = 0.35
-"""Of what distributed initialisation takes, what is no buffer of NCCL: 0.32 to 0.44 on the two hosts measured."""
-_CUSTOM_GIB = 24 / 1024
-"""Buffers of custom all-reduce on each GPU: two of 8 MiB and 8 MiB of rank data."""
 _MOST_BESIDE = 0.25
 """Of T. What needs more beside the static share is one request's logits or a leak, and no matter of the fraction."""
+_MOST_KEPT = 4.0
 _SCALED_ERROR = 0.1
 """Of the weights that move to or from other ranks: embeddings and shared parts are not divided."""
 
@@ -66,12 +59,13 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
         *(["the fraction: the line of arguments, or a KV pool, tells it"] if fraction is None else []),
         *(["bytes of a token: a start that allocated its KV pool tells them"] if cell is None else []),
     ]
-    if new.drafts and not old.drafts:
+    drafted = _drafted(base, past, old, new)
+    if new.drafts and drafted is None:
         unknown.append("the draft's weights and pool: a start with speculation tells them")
     if total is None or available is None or total <= 0:
         return verdict(fraction, None, None, None, unknown=unknown, changed=moved, warnings=said)
-    terms = _terms(base, past, old, new, total, available, cell)
-    plan = _plan(base, past, old, new, terms, cell, fraction)
+    terms = _terms(base, past, old, new, total, available, cell, drafted, fraction)
+    plan = _plan(base, past, old, new, terms, cell, fraction, drafted)
     rows, beside, left = rank_rows(plan)
     lacked, note = _lacked(base, old, new, total)
     said += note
@@ -104,9 +98,9 @@ def _lacked(base: Start, old: Shape, new: Shape, total: float) -> tuple[float, l
 
 def _plan(
     base: Start, past: Sequence[Start], old: Shape, new: Shape, terms: Terms, cell: fit.Cell | None,
-    fraction: float | None,
+    fraction: float | None, drafted: Start | None,
 ) -> Plan:  # fmt: skip
-    graphs = graphs_of(base, past, old, new)
+    graphs = graphs_of(base, past, old, new, drafted)
     activation = activation_need((base, *past), new.chunk if new.chunk > 0 else new.max_prefill)
     each = 0.0 if cell is None else cell.value * terms.cell_scale
     context = new.context or 0
@@ -126,6 +120,7 @@ def _plan(
         new=new,
         terms=terms,
         graphs=graphs,
+        draft=_draft_rank(drafted) if new.drafts else None,
         activation=activation,
         fraction=fraction or 0.0,
         pool=pool,
@@ -139,28 +134,64 @@ def _plan(
 
 
 def _terms(
-    base: Start, past: Sequence[Start], old: Shape, new: Shape, total: float, available: float, cell: fit.Cell | None
-) -> Terms:
-    shift = _shift(base, past, old, new, total)
+    base: Start, past: Sequence[Start], old: Shape, new: Shape, total: float, available: float, cell: fit.Cell | None,
+    drafted: Start | None, fraction: float | None,
+) -> Terms:  # fmt: skip
+    moved = shift(base, past, old, new, total)
     scale = old.world / new.world
     weakest = min(base.ranks, key=lambda rank: rank.after_weights.value if rank.after_weights else available)
     weights = 0.0 if weakest.weights_gib is None else weakest.weights_gib.value
     gained = weights * (1 - scale)
-    error = abs(gained) * _SCALED_ERROR
-    if memory.counts(base) and old.drafts and not new.drafts and weakest.draft_weights_gib is not None:
-        gained += weakest.draft_weights_gib.value
-    heads = 1.0 if new.latent else old.attention_tp / new.attention_tp
+    error = abs(gained) * _SCALED_ERROR + moved.error
+    draft = _draft_rank(drafted)
+    if memory.counts(base) and old.drafts != new.drafts and draft is not None and draft.draft_weights_gib is not None:
+        gained += draft.draft_weights_gib.value if old.drafts else -draft.draft_weights_gib.value
+    effective = memory.effective_fraction(base)
     return Terms(
-        total=total + shift.gib,
-        available=available + shift.gib + gained,
+        total=total + moved.gib,
+        available=available + moved.gib + gained,
+        moved=0.0 if effective is None or fraction is None else abs(fraction - effective.value),
         rounding=_calibration(base, old, total, available, cell),
-        shift=shift,
+        shift=moved,
         weights_scale=scale,
-        cell_scale=new.kv_bytes / old.kv_bytes * heads * old.pp / new.pp,
-        draft_share=_draft_share(weakest) if memory.counts(base) and new.drafts else 0.0,
+        cell_scale=new.kv_bytes
+        / old.kv_bytes
+        * (1.0 if new.latent else old.attention_tp / new.attention_tp)
+        * old.pp
+        / new.pp,
+        draft_share=_kept_for_draft(drafted) if memory.counts(base) and new.drafts else 0.0,
         kv_share=_kv_share(weakest, old, new),
-        error=error + shift.error,
+        error=error,
     )
+
+
+def _drafted(base: Start, past: Sequence[Start], old: Shape, new: Shape) -> Start | None:
+    """The start that tells what the draft takes: the one that is planned from, or another with as many ranks."""
+    if old.drafts:
+        return base
+    for start in past if new.drafts else ():
+        if same_model(base, start) and _draft_rank(start) is not None and len(start.ranks) == new.world:
+            return start
+    return None
+
+
+def _kept_for_draft(drafted: Start | None) -> float:
+    """For each byte of the target's pool, what the share keeps for the draft's: by layers, not by what it takes."""
+    rank, fraction = _draft_rank(drafted), None if drafted is None else memory.effective_fraction(drafted)
+    if drafted is None or rank is None or rank.kv_gib is None or rank.kv_gib.value <= 0:
+        return 0.0
+    total, available = memory.before_weights(drafted), memory.when_sized(drafted)
+    taken = draft_share(rank)
+    if fraction is None or total is None or available is None or memory.capped(drafted):
+        return taken
+    kept = fit.pool_gib(total, available, fraction.value) / rank.kv_gib.value - 1
+    return kept if taken - 0.01 <= kept <= _MOST_KEPT else taken
+
+
+def _draft_rank(start: Start | None) -> RankStory | None:
+    if start is None:
+        return None
+    return next((rank for rank in start.ranks if rank.draft_weights_gib is not None), None)
 
 
 def _calibration(base: Start, old: Shape, total: float, available: float, cell: fit.Cell | None) -> float:
@@ -174,45 +205,6 @@ def _calibration(base: Start, old: Shape, total: float, available: float, cell: 
     limit = fit.rounded_pool_error(total, effective.value)
     off = tokens * cell.value / GIB - fit.pool_gib(total, available, effective.value)
     return max(-limit, min(limit, off))
-
-
-def _shift(base: Start, past: Sequence[Start], old: Shape, new: Shape, total: float) -> Row:
-    """What changes of communicators and buffers give T, or take from it."""
-    if same_links(old, new):
-        return Row(0.0)
-    for start in past:
-        before = memory.before_weights(start)
-        if before is not None and same_model(base, start):
-            shape = shape_of(start, None)
-            if same_links(shape, new) and shape.world == old.world:
-                return Row(before - total, Source.MEASURED, 0.02, f"{before:.2f} GiB free before the weights then")
-    gained = old.symmetric_gib - new.symmetric_gib
-    if old.world > 1:
-        gained += _CUSTOM_GIB * (int(old.custom_all_reduce) - int(new.custom_all_reduce))
-    buffers, error = _buffers(base, old, new) if old.world > 1 else (0.0, 0.0)
-    moved = (old.channels, old.buffer_bytes) != (new.channels, new.buffer_bytes)
-    note = f"NCCL {old.channels} x {old.buffer_bytes >> 10} KiB -> {new.channels} x {new.buffer_bytes >> 10} KiB"
-    return Row(gained + buffers, Source.ESTIMATE, 0.05 + error, note if moved else "other all-reduce buffers")
-
-
-def _buffers(base: Start, old: Shape, new: Shape) -> tuple[float, float]:
-    """What NCCL's buffers become less by, and its error: of what the communicators took, else by their count."""
-    before = fit.nccl_gib(old.channels, old.buffer_bytes)
-    after = fit.nccl_gib(new.channels, new.buffer_bytes)
-    told = [rank.communicators_gib.value for rank in base.ranks if rank.communicators_gib is not None]
-    if before <= 0 or before == after:
-        return 0.0, 0.0
-    if not told or max(told) < _TOLD_GIB:
-        return _COMMUNICATORS * (before - after), abs(before - after) * _COMMUNICATORS
-    part = max(0.0, max(told) - _FIXED_GIB)
-    gained = part * (1 - after / before)
-    return gained, max(0.1, abs(gained) / 2)
-
-
-def _draft_share(rank: RankStory) -> float:
-    if rank.draft_kv_gib is None or rank.kv_gib is None or rank.kv_gib.value <= 0:
-        return 0.0
-    return rank.draft_kv_gib.value / rank.kv_gib.value
 
 
 def _kv_share(rank: RankStory, old: Shape, new: Shape) -> float:

@@ -6,15 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from tuner.core.fit import Capture, Estimate, fit_captures
+from tuner.core.fit import PREFILL_GRAPH_GIB, Capture, Estimate, fit_captures, fit_prefill
 from tuner.core.forecast import Row
 from tuner.domain.forecast import Source
 from tuner.domain.starts import Start
 from tuner.engines.sglang.shape import Shape, shape_of
 
 _PREFILL = ("prefill", "piecewise")
-NON_TORCH_GIB = 8 / 1024
-"""Of one prefill graph beside the activations that all share: what SGLang reserves for it."""
 _SHARED_GIB = 1.5
 _LINK_ERROR_GIB = 1.0
 """Graphs hold NCCL's buffers where custom all-reduce does not run: measured once, 1.0 GiB more for prefill graphs on
@@ -29,7 +27,7 @@ class Graphs(Struct, frozen=True):
     draft: Row
 
 
-def graphs_of(base: Start, past: Sequence[Start], old: Shape, new: Shape) -> Graphs:
+def graphs_of(base: Start, past: Sequence[Start], old: Shape, new: Shape, drafted: Start | None = None) -> Graphs:
     """Memory of the graphs that a start of a new shape captures.
 
     Args:
@@ -37,13 +35,15 @@ def graphs_of(base: Start, past: Sequence[Start], old: Shape, new: Shape) -> Gra
         past: Others that may have captured graphs of the same LLM.
         old: Shape of `base`.
         new: Shape of the start to come.
+        drafted: The start that tells what the draft takes.
     """
     alike = [(base, old), *_alike(base, past, old, new)]
     same = [(start, shape) for start, shape in alike if same_links(shape, new) and shape.world == new.world]
     unlike = 0.0 if same else _LINK_ERROR_GIB
     measured = same or alike
-    decode = _fitted(_captures(measured, decode=True), len(new.decode_sizes), unlike / 4)
-    prefill = _fitted(_captures(measured, decode=False), len(new.prefill_sizes) if new.prefill_graphs else 0, unlike)
+    longest = max(new.prefill_sizes, default=0) if new.prefill_graphs else 0
+    decode = _row(fit_captures(_captures(measured, decode=True), len(new.decode_sizes)), unlike / 4)
+    prefill = _row(fit_prefill(_captures(measured, decode=False), len(new.prefill_sizes), longest), unlike)
     if decode is None:
         largest = max(new.decode_sizes, default=0)
         decode = Row(
@@ -52,9 +52,9 @@ def graphs_of(base: Start, past: Sequence[Start], old: Shape, new: Shape) -> Gra
     if prefill is None:
         count = len(new.prefill_sizes)
         prefill = Row(
-            _SHARED_GIB + count * NON_TORCH_GIB, Source.ESTIMATE, 1.5, f"none was seen: {count} prefill graphs"
+            _SHARED_GIB + count * PREFILL_GRAPH_GIB, Source.ESTIMATE, 1.5, f"none was seen: {count} prefill graphs"
         )
-    return Graphs(decode, prefill, _draft(base, new))
+    return Graphs(decode, prefill, _draft(drafted, new))
 
 
 def same_links(one: Shape, other: Shape) -> bool:
@@ -100,21 +100,20 @@ def _captures(starts: Iterable[tuple[Start, Shape]], *, decode: bool) -> list[Ca
     return captures
 
 
-def _fitted(captures: list[Capture], count: int, more_error: float) -> Row | None:
-    estimate: Estimate | None = fit_captures(captures, count)
+def _row(estimate: Estimate | None, more_error: float) -> Row | None:
     if estimate is None:
         return None
-    exact = estimate.measured and not more_error
-    source = Source.MEASURED if exact else Source.ESTIMATE
-    error = estimate.error_gib + (more_error if count else 0.0)
-    return Row(estimate.gib, source, error, estimate.note if count else "")
+    if estimate.gib <= 0:
+        return Row(0.0)
+    source = Source.MEASURED if estimate.measured and not more_error else Source.ESTIMATE
+    return Row(estimate.gib, source, estimate.error_gib + more_error, estimate.note)
 
 
-def _draft(base: Start, new: Shape) -> Row:
-    if not new.drafts:
+def _draft(drafted: Start | None, new: Shape) -> Row:
+    if not new.drafts or drafted is None:
         return Row(0.0)
     used = [
         sum(graph.used_gib for graph in rank.graphs if "draft" in graph.what and graph.used_gib is not None)
-        for rank in base.ranks
+        for rank in drafted.ranks
     ]
     return Row(max(used, default=0.0))

@@ -25,8 +25,6 @@ _HIDDEN_AITER = "- 0.5.3"
 taken to do the same; a version that is only known as a range counts by its first."""
 _AITER_CONTEXT = 8192
 _AITER = 0.85
-_NOT_ENLARGED = "0.5.6"
-"""The first version that no longer makes the pool of a speculating server larger than what the fraction leaves."""
 _TOLERANCE = 0.01
 """Arguments and pool that differ by less say the same."""
 _DTYPE_BYTES = (("fp4", 0.5625), ("nvfp4", 0.5625), ("mxfp8", 1.03125), ("fp8", 1.0), ("float8", 1.0), ("int8", 1.0),
@@ -91,8 +89,9 @@ def effective_fraction(start: Start) -> Effective | None:
         return told
     if told is None:
         return shown
-    enlarged = speculates(start.settings) and not since(start.version, _NOT_ENLARGED)
-    if capped(start) or enlarged:
+    if capped(start) or speculates(start.settings):
+        # Up to 0.5.5 a draft enlarges the pool; from 0.5.14 on room is kept for one with as large a cell per layer as
+        # the target's, whatever it really takes.
         return told
     return Effective(
         value=shown.value, error=shown.error, said=said, how=f"{shown.how}; its arguments say {said}", at=at

@@ -12,7 +12,7 @@ from tuner.core.forecast import LITTLE_GIB, Row, in_bytes
 from tuner.domain.forecast import ForecastRow, Source
 from tuner.domain.starts import RankStory, Start
 from tuner.engines.sglang import memory
-from tuner.engines.sglang.graphs import NON_TORCH_GIB, Graphs
+from tuner.engines.sglang.graphs import Graphs
 from tuner.engines.sglang.shape import GATE_GIB, Shape
 from tuner.units import GIB
 
@@ -21,6 +21,8 @@ _UNSEEN = Row(0.3, Source.ESTIMATE, 0.3, "allocator rounding and small buffers")
 _LEAST_ACTIVATION_GIB = 0.6
 """Seen under load with prefill graphs: 0.56 on two H200."""
 _STAGES_DIFFER = 0.02
+_TOTAL_ERROR_GIB = 0.12
+"""T is read a moment before the line that tells it: 0.03 and 0.10 GiB more were free on two H200 hosts."""
 
 
 class Terms(Struct, frozen=True, kw_only=True):
@@ -30,6 +32,8 @@ class Terms(Struct, frozen=True, kw_only=True):
     """T."""
     available: float
     """A."""
+    moved: float = 0.0
+    """By how much the fraction differs."""
     rounding: float = 0.0
     """What the rounding of A and T hides, by the pool that came of them."""
     shift: Row
@@ -52,6 +56,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     new: Shape
     terms: Terms
     graphs: Graphs
+    draft: RankStory | None
+    """A rank that had the draft of the start to come."""
     activation: Row
     fraction: float
     pool: float
@@ -148,7 +154,7 @@ def _ranks(plan: Plan) -> Iterator[_Rank]:
         split = f"divided by {new.world} ranks instead of {old.world}"
         free = plan.terms.total - plan.terms.shift.gib if story.before_weights is None else story.before_weights.value
         kv = _kv(plan, story)
-        draft_weights, draft_kv = _draft(plan, story, kv)
+        draft_weights, draft_kv = _draft(plan, kv)
         share = plan.terms.kv_share
         other, part = _other(story, base, old)
         yield _Rank(
@@ -176,13 +182,18 @@ def _kv(plan: Plan, story: RankStory) -> float:
     return plan.tokens * cell / GIB
 
 
-def _draft(plan: Plan, story: RankStory, kv: float) -> tuple[float, float]:
-    if not plan.new.drafts or story.draft_weights_gib is None:
+def draft_share(rank: RankStory | None) -> float:
+    """The draft's pool for each byte of the target's."""
+    if rank is None or rank.draft_kv_gib is None or rank.kv_gib is None or rank.kv_gib.value <= 0:
+        return 0.0
+    return rank.draft_kv_gib.value / rank.kv_gib.value
+
+
+def _draft(plan: Plan, kv: float) -> tuple[float, float]:
+    """Weights and pool of the draft, GiB."""
+    if plan.draft is None or plan.draft.draft_weights_gib is None:
         return 0.0, 0.0
-    share = 0.0
-    if story.draft_kv_gib is not None and story.kv_gib is not None and story.kv_gib.value > 0:
-        share = story.draft_kv_gib.value / story.kv_gib.value
-    return story.draft_weights_gib.value * plan.terms.weights_scale, kv * share
+    return plan.draft.draft_weights_gib.value * plan.terms.weights_scale, kv * draft_share(plan.draft)
 
 
 def _other(story: RankStory, base: Start, old: Shape) -> tuple[Row, float]:
@@ -224,7 +235,7 @@ def _captured(plan: Plan, rank: _Rank) -> tuple[Row, bool]:
 
 def _activation(plan: Plan, *, captures_prefill: bool) -> Row:
     """What a forward pass takes beyond the graphs: those for prefill hold the activations of the steps they cover."""
-    shared = plan.graphs.prefill.gib - len(plan.new.prefill_sizes) * NON_TORCH_GIB
+    shared = plan.graphs.prefill.gib - len(plan.new.prefill_sizes) * fit.PREFILL_GRAPH_GIB
     if not captures_prefill or shared <= 0 or plan.activation.source is Source.MEASURED:
         return plan.activation
     value = max(_LEAST_ACTIVATION_GIB, plan.activation.gib - shared)
@@ -248,6 +259,7 @@ def _context(plan: Plan, story: RankStory) -> Row:
 def _rows(plan: Plan, rank: _Rank, captured: Row, activation: Row, remains: float) -> Iterator[ForecastRow]:
     terms, number = plan.terms, rank.number
     error = fit.rounded_pool_error(terms.total, plan.fraction) + terms.error + rank.kv * plan.cell_error
+    error += _TOTAL_ERROR_GIB * terms.moved
     yield rank.weights.row(number, "weights")
     if rank.draft_weights:
         yield Row(rank.draft_weights).row(number, "draft_weights")

@@ -206,7 +206,7 @@ def _regraphed(shape: Shape, old: Shape, changes: Mapping[str, Any], gpu_mib: fl
         if largest is None and gpu_mib is not None:
             largest = auto_graph_bs(shape.version, gpu_mib, shape.tp, shape.requests)
         decode = _decode(shape, largest, changes.get("disable_cuda_graph_padding") is True) or old.decode_sizes
-    if {"chunked_prefill_size", "cuda_graph_max_bs_prefill", "max_total_tokens"} & set(changes):
+    if {"chunked_prefill_size", "cuda_graph_max_bs_prefill", "max_total_tokens", "context_length"} & set(changes):
         limit = whole(changes.get("cuda_graph_max_bs_prefill")) or _prefill_limit(shape)
         prefill = tuple(prefill_sizes(limit))
     if backend is not None:
@@ -255,8 +255,8 @@ def _prefill_limit(shape: Shape) -> int:
     limit = shape.chunk if shape.chunk > 0 else shape.max_prefill
     if shape.latent:
         limit = min(limit, 8192 if since(shape.version, "0.5.21") else 2048)
-    if shape.cap is not None:
-        limit = min(limit, shape.cap)
+    for bound in (shape.cap, shape.context):
+        limit = limit if bound is None else min(limit, bound)
     return min(limit, 1 << 16)
 
 

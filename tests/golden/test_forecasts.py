@@ -1,0 +1,142 @@
+"""Forecasts from one real start of what others on the same hosts then did. None of them was used to make a formula
+but where a line says so: the figures of the others are what their logs and the driver told."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import pytest
+
+from tests.support.golden_starts import GOLDEN, last_start
+from tuner.core.knobs import read_value
+from tuner.domain.forecast import Fit, Forecast
+from tuner.domain.starts import Start
+from tuner.engines import load_engines
+from tuner.units import GIB
+
+SGLANG = load_engines()["sglang"]
+FOLDER = "evidence/sglang-0.5.16-h200"
+LARGE, SMALL, TWO = "ok-40l-f90", "ok-4l-f70-chunk2048-bs8", "tp2-ok-80l-f88"
+"""40 layers on one card at 0.9; 4 layers at 0.7 with a short chunk; 80 layers on two cards at 0.88."""
+
+
+def start(name: str) -> Start:
+    return last_start(f"{FOLDER}/{name}/server.log")
+
+
+def case(name: str) -> dict[str, Any]:
+    return tomllib.loads((GOLDEN / FOLDER / name / "case.toml").read_text())
+
+
+def settings(name: str) -> dict[str, Any]:
+    """Knobs that the command line and the environment of a start set."""
+    told, knobs = case(name), SGLANG.knobs()
+    found: dict[str, Any] = {}
+    flags = told["argv"]
+    for index, flag in enumerate(flags):
+        knob = knobs.find(flag) if flag.startswith("--") else None
+        if knob is not None and knob.forecast:
+            value = flags[index + 1] if index + 1 < len(flags) else "--"
+            found[knob.name] = True if value.startswith("--") else read_value(knob, value)
+    for name_, value in told["env"].items():
+        if (knob := knobs.find(name_)) is not None and knob.forecast:
+            found[knob.name] = read_value(knob, value)
+    return found
+
+
+def forecast(base: str, other: str, *past: str) -> Forecast:
+    before, after = settings(base), settings(other)
+    changes = {name: after.get(name) for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    return SGLANG.forecast(start(base), changes, [start(name) for name in past])
+
+
+def gib(told: Forecast, what: str) -> float:
+    return sum(row.size_bytes or 0 for row in told.rows if row.what == what and row.rank == 0) / GIB
+
+
+def error(told: Forecast, what: str) -> float:
+    return sum(row.error_bytes or 0 for row in told.rows if row.what == what and row.rank == 0) / GIB
+
+
+@pytest.mark.parametrize(
+    ("base", "other", "past"),
+    [
+        (LARGE, "ok-40l-bs512", ()),
+        (LARGE, "ok-40l-f50", ()),
+        (LARGE, "ok-40l-f80-fp8-chunk4096", ()),
+        (LARGE, "ok-40l-f93-chunk16384-bs256", ()),
+        (LARGE, "ok-40l-f97", ()),
+        (LARGE, "tp2-ok-pp2", ()),
+        (LARGE, "ok-eagle", ("ok-eagle",)),
+        (SMALL, "ok-4l-default", ()),
+        (SMALL, "ok-4l-ngram", ()),
+        (SMALL, "ok-standalone", ("ok-standalone",)),
+        (SMALL, "context-exceeds-pool", ()),
+        (SMALL, "ok-hicache", ()),
+        (SMALL, "tp2-ok-dp2", ()),
+        (SMALL, "tp2-ok-expandable-segments", ()),
+        (TWO, "tp2-ok-80l-f90-fp8-no-custom-ar", ()),
+        (TWO, "tp2-ok-eagle", ("tp2-ok-eagle",)),
+    ],
+)
+def test_what_a_start_that_worked_then_took(base: str, other: str, past: tuple[str, ...]) -> None:
+    told, measured = forecast(base, other, *past), case(other)["measured"]
+    assert told.fit is Fit.FITS
+    assert told.kv_tokens == pytest.approx(measured["kv_tokens"], rel=1e-2)
+    assert abs(gib(told, "kv_pool") - measured["kv_gib"]) <= error(told, "kv_pool") + 0.02
+    graphs = sum(value for name, value in measured.items() if name.endswith("_graphs_gib"))
+    assert abs(gib(told, "graphs") - graphs) <= error(told, "graphs") + 0.02
+    free = gib(told, "free") + gib(told, "activation")
+    if not past:  # a draft's own buffers are in no row
+        assert abs(free - measured["free_when_ready_gib"]) <= error(told, "free")
+
+
+@pytest.mark.parametrize(
+    ("base", "other", "tokens"),
+    [
+        (LARGE, "ok-40l-f97", 5e-4),
+        (LARGE, "ok-40l-bs512", 5e-4),
+        (LARGE, "ok-40l-f93-chunk16384-bs256", 5e-4),
+        (LARGE, "ok-40l-f80-fp8-chunk4096", 5e-4),
+        (SMALL, "ok-4l-default", 5e-4),
+    ],
+)
+def test_tokens_on_the_same_card_are_told_almost_exactly(base: str, other: str, tokens: float) -> None:
+    assert forecast(base, other).kv_tokens == pytest.approx(case(other)["measured"]["kv_tokens"], rel=tokens)
+
+
+@pytest.mark.parametrize(
+    ("base", "other", "fit"),
+    [
+        (LARGE, "oom-capture-prefill", Fit.TOO_HIGH),
+        (SMALL, "oom-capture-buffers", Fit.TOO_HIGH),
+        (SMALL, "oom-capture-decode", Fit.TOO_HIGH),
+        (SMALL, "oom-capture-kv-indices", Fit.TOO_HIGH),
+        (SMALL, "oom-pool", Fit.TOO_HIGH),
+        (SMALL, "oom-pool-fraction-one", Fit.TOO_HIGH),
+        (SMALL, "oom-prefill", Fit.TOO_HIGH),
+        (SMALL, "torch-compile-memory", Fit.TOO_HIGH),
+        (TWO, "tp2-oom-capture", Fit.TOO_HIGH),
+        (TWO, "tp2-oom-pool", Fit.TOO_HIGH),
+        (TWO, "tp2-oom-prefill", Fit.TOO_HIGH),
+        (TWO, "low-fraction-80l", Fit.TOO_LOW),
+        (LARGE, "low-fraction-draft", Fit.UNKNOWN),
+        (LARGE, "ok-eagle", Fit.UNKNOWN),
+    ],
+)
+def test_starts_that_failed_do_not_fit_and_drafts_that_nobody_saw_are_not_known(
+    base: str, other: str, fit: Fit
+) -> None:
+    assert forecast(base, other).fit is fit
+
+
+def test_the_fraction_that_is_chosen_when_none_is_given() -> None:
+    assert forecast(SMALL, "ok-4l-default").fraction == case("ok-4l-default")["measured"]["fraction"]
+
+
+def test_prefill_graphs_give_way_where_they_did() -> None:
+    off = [
+        name for name in ("ok-40l-f97", "ok-40l-bs512") if any("prefill" in w for w in forecast(LARGE, name).warnings)
+    ]
+    assert off == ["ok-40l-f97"]

@@ -1,0 +1,88 @@
+"""What communicators and all-reduce buffers take before T is read, and what a change of them gives back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tuner.core.fit import nccl_gib
+from tuner.core.forecast import Row
+from tuner.core.versions import since
+from tuner.domain.forecast import Source
+from tuner.domain.starts import Start
+from tuner.engines.sglang import memory
+from tuner.engines.sglang.graphs import same_links, same_model
+from tuner.engines.sglang.shape import Shape, shape_of
+
+_COMMUNICATORS = 2
+"""NCCL communicators whose buffers are connected when T is read: the world's and the TP group's."""
+_TOLD_GIB = 0.05
+"""Less than this told of the communicators is no measurement: 0.5.21 and later print it of an empty region."""
+_FIXED_GIB = 0.40
+"""Of what distributed initialisation takes with several ranks, what is no buffer: 0.32 to 0.44 on two hosts."""
+_ALONE_GIB = 0.09
+"""The same with one rank: two H200 hosts."""
+_FIRST_GIB = 24 / 1024
+"""Buffers of the first implementation of custom all-reduce: two of 8 MiB and 8 MiB of rank data."""
+_SECOND_GIB = 0.10
+"""The second, 0.5.12 and later: 82 MiB told, 0.10 GiB measured on two H200."""
+_CONFIG = re.compile(r"All Reduce config: symmetric_memory = ([\d.]+) MB, local_buffer = ([\d.]+) MB")
+
+
+def shift(base: Start, past: Sequence[Start], old: Shape, new: Shape, total: float) -> Row:
+    """What T gains, or loses where it is negative.
+
+    Args:
+        base: The start that is planned from.
+        past: Others; one with the links of the start to come tells it.
+        old: Shape of `base`.
+        new: Shape of the start to come.
+        total: T of `base`, GiB.
+    """
+    if same_links(old, new) and (old.world > 1) == (new.world > 1):
+        return Row(0.0)
+    for start in past:
+        before = memory.before_weights(start)
+        if before is not None and same_model(base, start):
+            shape = shape_of(start, None)
+            if same_links(shape, new) and shape.world == new.world:
+                return Row(before - total, Source.MEASURED, 0.02, f"{before:.2f} GiB free before the weights then")
+    symmetric = old.symmetric_gib - new.symmetric_gib
+    if (old.world > 1) != (new.world > 1):
+        several = new if new.world > 1 else old
+        taken = _FIXED_GIB - _ALONE_GIB + _all_reduce(base, several) + _buffers(several)
+        note = "communicators and all-reduce buffers of several ranks"
+        return Row(symmetric + (taken if old.world > 1 else -taken), Source.ESTIMATE, 0.4, note)
+    if old.world == 1:
+        return Row(symmetric, Source.ESTIMATE, 0.05, "symmetric memory")
+    gained = symmetric + _all_reduce(base, old) - _all_reduce(base, new)
+    less, error = _fewer(base, old, new)
+    moved = (old.channels, old.buffer_bytes) != (new.channels, new.buffer_bytes)
+    note = f"NCCL {old.channels} x {old.buffer_bytes >> 10} KiB -> {new.channels} x {new.buffer_bytes >> 10} KiB"
+    return Row(gained + less, Source.ESTIMATE, 0.05 + error, note if moved else "other all-reduce buffers")
+
+
+def _all_reduce(base: Start, shape: Shape) -> float:
+    """Buffers of custom all-reduce on each GPU, as the log tells or as the version allocates them."""
+    if not shape.custom_all_reduce or shape.tp < 2:
+        return 0.0
+    for line in base.lines:
+        if "All Reduce config" in line.text and (found := _CONFIG.search(line.text)) is not None:
+            return (float(found[1]) + float(found[2])) / 1024 * 1.2
+    return _SECOND_GIB if since(shape.version, "0.5.12") else _FIRST_GIB
+
+
+def _buffers(shape: Shape) -> float:
+    return _COMMUNICATORS * nccl_gib(shape.channels, shape.buffer_bytes)
+
+
+def _fewer(base: Start, old: Shape, new: Shape) -> tuple[float, float]:
+    """What NCCL's buffers become less by, and its error: of what the communicators took, else by their count."""
+    before, after = _buffers(old), _buffers(new)
+    if before <= 0 or before == after:
+        return 0.0, 0.0
+    told = [rank.communicators_gib.value for rank in base.ranks if rank.communicators_gib is not None]
+    if not told or max(told) < _TOLD_GIB:
+        return before - after, abs(before - after)
+    gained = max(0.0, max(told) - _all_reduce(base, old) - _FIXED_GIB) * (1 - after / before)
+    return gained, max(0.1, abs(gained) / 4)
