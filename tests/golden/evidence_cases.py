@@ -106,9 +106,13 @@ def _named(remedy: Remedy) -> set[str]:
     return known.union(*(alike for alike in _ALIKE if alike & known))
 
 
+_MEANT = {"other": tuple(Move), "set": (Move.SET, Move.RAISE, Move.LOWER), "raise": (Move.RAISE,),
+          "lower": (Move.LOWER,), "unset": (Move.UNSET,)}  # fmt: skip
+"""Moves that do what a label asks for: to set a knob is to give it another value, be it larger or smaller."""
+
+
 def _is(remedy: Remedy, wanted: dict[str, str]) -> bool:
-    moves = {str(remedy.move)} if wanted["move"] != Move.OTHER else {str(move) for move in Move}
-    return wanted["knob"] in _named(remedy) and wanted["move"] in moves
+    return wanted["knob"] in _named(remedy) and remedy.move in _MEANT[wanted["move"]]
 
 
 def _does(remedy: Remedy, text: str) -> bool:

@@ -53,6 +53,7 @@ _BY_FRAME: tuple[tuple[str, str], ...] = (
     ("initialize_model_parallel", "dist-init"),
     ("init_process_group", "dist-init"),
     ("init_device", "dist-init"),
+    ("shm_broadcast.py:__init__", "dist-init"),
     ("parse_args", "args"),
     ("server_args.py", "args"),
     ("create_engine_config", "args"),
@@ -63,7 +64,11 @@ _SERVING = ("run_batch", "event_loop", "forward_thread_func", "forward_batch_gen
 
 
 def by_frames(frames: Sequence[str]) -> str | None:
-    """The phase that a stack names; None when it names none."""
+    """The phase that a stack names; None when it names none.
+
+    A module that is being imported tells nothing: any phase imports, and mostly that of the arguments.
+    """
+    frames = [frame for frame in frames if not frame.endswith(":<module>")]
     for part, phase in _BY_FRAME:
         if any(part in frame for frame in frames):
             return phase

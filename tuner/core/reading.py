@@ -95,7 +95,7 @@ def start_of(lines: Sequence[LineRead], engine: Engine) -> Start:
     read = [line.record for line in lines]
     settings, at = _settings(facts)
     ranks = stories(facts, Layout.of(engine, settings, [fact.rank for fact in facts]))
-    ready = next((fact.offset for fact in facts if fact.kind == f.READY), None)
+    ready = next((fact.offset for fact in facts if fact.kind == f.READY), _other_node_ready(signs))
     start = Start(
         engine=engine.name,
         version=next((fact.fields["version"] for fact in facts if fact.fields.get("version")), None),
@@ -122,6 +122,11 @@ def start_of(lines: Sequence[LineRead], engine: Engine) -> Start:
     version, inferred = engine.infer_version(start)
     start = msgspec.structs.replace(start, version=version, version_inferred=inferred)
     return msgspec.structs.replace(start, outcome=outcome_of(start))
+
+
+def _other_node_ready(signs: Iterable[Sign]) -> int | None:
+    """Where a node that serves no clients says that its ranks are ready: it answers health checks from then on."""
+    return next((sign.at for sign in signs if sign.id == "non-zero-node"), None)
 
 
 def signs_of(failure: Failure, engine: Engine) -> Iterator[Sign]:

@@ -18,6 +18,7 @@ from tuner.core.diagnosis import (
     launch,
     memory,
     performance,
+    refusals,
     serving,
     settings,
     silence,
@@ -37,6 +38,7 @@ JUDGES = (
     *sizing.JUDGES,
     *memory.JUDGES,
     *serving.JUDGES,
+    *refusals.LAST,
 )
 """Of failures, in the order in which they are asked."""
 

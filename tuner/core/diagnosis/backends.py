@@ -28,7 +28,7 @@ def backend_of(case: Case) -> Evidence | None:
 def other_attention(case: Case, backend: Evidence | None) -> Remedy | None:
     """Another attention backend, where it was attention that failed."""
     spoken = case.message.lower()
-    attention = backend is not None or any(part in spoken for part in ("fmha", "attention", "batch_decode", "mla"))
+    attention = backend is not None or any(part in spoken for part in ("mha", "attention", "batch_decode", "mla"))
     if not attention:
         return None
     other = "flashinfer" if backend is not None and backend.value == "triton" else "triton"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -96,6 +97,13 @@ class Case:
     def sign_before(self, at: int, *ids: str) -> Sign | None:
         """The last of these before a place."""
         return next((s for s in reversed(self.start.signs) if s.id in ids and s.at < at), None)
+
+    def just_before(self, sign: Sign, *ids: str) -> Sign | None:
+        """One of these on one of the three lines before another sign: what made the process end so."""
+        places = [line.offset for line in self.start.lines]
+        index = bisect.bisect_left(places, sign.at)
+        near = places[max(0, index - 3) : index]
+        return next((s for s in self.start.signs if s.id in ids and s.at in near), None)
 
     def setting(self, *names: str) -> Any:
         """A server arg's value."""

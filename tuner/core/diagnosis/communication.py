@@ -352,10 +352,16 @@ def _nccl_reason(case: Case) -> tuple[Evidence | None, str, list[Remedy | None]]
         )  # fmt: skip
     interface = case.sign("nccl-no-interface", "nccl-socket-failure")
     if interface is not None:
+        asked = case.start.env.get("NCCL_SOCKET_IFNAME")
+        words = "NCCL found no network interface that leads to the other ranks."
+        if asked is not None:
+            words += f" It was told to use `{asked}` and no other (NCCL_SOCKET_IFNAME)."
         return (
             Evidence(what="NCCL", value=str(interface.fields.get("error") or "no interface found"), at=interface.at),
-            "NCCL found no network interface that leads to the other ranks.",
-            [variable(case, "NCCL_SOCKET_IFNAME", Move.SET, "the interface that leads to the other ranks"),
+            words,
+            [variable(case, "NCCL_SOCKET_IFNAME", Move.UNSET, "lets NCCL look at all interfaces of the host")
+             if asked is not None else
+             variable(case, "NCCL_SOCKET_IFNAME", Move.SET, "the interface that leads to the other ranks"),
              case.advice("firewall", "ports between the nodes open")],
         )  # fmt: skip
     wrong = case.sign("nccl-no-algorithm", "nccl-mismatch")

@@ -150,22 +150,33 @@ def disk_full(case: Case) -> Finding | None:
 
 def limits(case: Case) -> Finding | None:
     """A limit of the process or the container, not memory."""
-    sign = case.root_sign(*_LIMITS)
+    own, crash = case.root_sign(*_LIMITS), case.root_sign("native-crash")
+    sign = own or (case.just_before(crash, *_LIMITS) if crash is not None else None)
     if sign is None:
         return None
+    end = processes.end_of(case, crash) if crash is not None else None
     files = sign.id == "open-files"
     what = "open files (sockets count)" if files else "threads and processes"
     return case.finding(
         "process-limits",
         f"The process has as many {what} as it may have. Neither GPU memory nor host memory is lacking.",
         evidence=[
-            Evidence(what="error", value=first_line(case.message.replace("\n", " ")), at=sign.at),
+            Evidence(what="error", value=first_line(case.message.replace("\n", " ") if own else sign.text), at=sign.at),
             case.quote("errno", sign, "errno"),
+            *(processes.of_the_end(case, end) if end is not None else ()),
         ],
+        ranks=case.ranks or (processes.numbers(case, end) if end is not None else None),
+        confidence=Confidence.HIGH if own else Confidence.MEDIUM,
         remedies=[
             container("--ulimit", "nofile=65535", "in systemd LimitNOFILE; check with ulimit -n", Move.RAISE)
             if files
-            else container("--pids-limit", "-1", "in systemd TasksMax; check with ulimit -u", Move.RAISE),
+            else container(
+                "--pids-limit",
+                "-1",
+                "in systemd TasksMax; check with ulimit -u; and ulimit -v,"
+                " which bounds the address space for the stacks of threads",
+                Move.RAISE,
+            ),
         ],
         refuted_by="a limit far above what /proc/PID shows in use",
     )

@@ -118,6 +118,7 @@ def no_toolchain(case: Case) -> Finding | None:
     elif path:
         what = f"{path} failed"
     flashinfer = "flashinfer" in case.message or case.on_stack("flashinfer")
+    host = _host_compiler(str(path), case.message)
     return case.finding(
         "jit-toolchain-missing",
         f"A kernel is compiled when it is first used, and that failed: {what}. The GPU and its memory are not"
@@ -131,16 +132,30 @@ def no_toolchain(case: Case) -> Finding | None:
             if case.root is not None and case.root.failure is not None else None,
         ],
         remedies=[
+            variable(case, host, Move.SET, "the path of a compiler that exists; unset, those on PATH are looked for")
+            if host else
             variable(case, "CUDA_HOME", Move.SET, "a CUDA toolkit of version 12 or newer, with nvcc and its headers"),
-            other_attention(case, backend_of(case)) or
+            None if host else other_attention(case, backend_of(case)) or
             (option(case, "attention_backend", "--attention-backend", Move.SET, "needs no nvcc", "triton")
              if flashinfer else None),
-            case.advice("packages", "the toolkit (nvcc), ninja and a C++ compiler, or prebuilt kernels"),
+            case.advice("packages", "gcc or clang, also where no kernel of CUDA is compiled: Triton builds a launcher"
+                        " in C" if host else "the toolkit (nvcc), ninja and a C++ compiler, or prebuilt kernels"),
         ],
         wrong_advice=no_memory_advice(case),
-        refuted_by="nvcc --version of that very compiler showing 12.4 or newer, and the header in its include folder",
+        refuted_by="that very compiler answering to --version" if host else
+        "nvcc --version of that very compiler showing 12.4 or newer, and the header in its include folder",
         confidence=Confidence.MEDIUM if header is None and tool is None else Confidence.HIGH,
     )  # fmt: skip
+
+
+def _host_compiler(path: str, message: str) -> str:
+    """The variable that names the compiler of the host which is missing; empty where it is another tool."""
+    if "No such file" not in message and "Failed to find C compiler" not in message:
+        return ""
+    name = path.rpartition("/")[2]
+    if name in ("c++", "g++", "clang++"):
+        return "CXX"
+    return "CC" if name in ("cc", "gcc", "clang") or "Failed to find C compiler" in message else ""
 
 
 def damaged_cache(case: Case) -> Finding | None:

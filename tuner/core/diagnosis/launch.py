@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from tuner.core.diagnosis import checkpoints
+from tuner.core.diagnosis import checkpoints, refusals
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.proposals import first_line, option, told, variable
-from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
-from tuner.domain.starts import Failure
+from tuner.core.diagnosis.proposals import first_line, option, variable
+from tuner.domain.findings import Evidence, Finding, Move, Remedy
 
-_REFUSED = ("flag-conflict", "lora-rank")
-"""Refusals that are known by their words, wherever they are raised."""
 _PORTS = ("port-in-use", "rank-port-in-use")
-_CHOSEN_BY_ARGUMENT = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
-_NAMED = re.compile(r"\b[a-z][a-z0-9]*(?:_[a-z0-9]+)+\b")
-_REFUSALS = frozenset({"ValueError", "AssertionError", "ValidationError", "NotImplementedError", "TypeError",
-                       "KeyError", "ArgumentError", "RuntimeError", "AttributeError"})  # fmt: skip
-_IN_ARGUMENTS = ("server_args.py", "arg_groups", "arg_utils.py", "prepare_server_args", "parse_args", "argparse.py",
-                 "create_engine_config", "vllm/config", "check_server_args")  # fmt: skip
 
 
 def port_in_use(case: Case) -> Finding | None:
@@ -53,8 +44,7 @@ def port_in_use(case: Case) -> Finding | None:
             Evidence(what="error", value=str(sign.fields.get("error") or first_line(sign.text)), at=sign.at),
         ],
         remedies=[
-            *([option(case, "nccl_port", "--nccl-port", Move.SET, "a free port for the ranks")]
-              if inside and case.start.engine == "sglang" else []),
+            *([_meeting_place(case, port)] if inside and case.start.engine == "sglang" else []),
             option(case, "port", "--port", Move.SET,
                    "another port: internal ones are counted from it" if inside else "another port"),
             case.advice("listener", f"ss -ltnp 'sport = :{shown}' shows who listens" if shown is not None else
@@ -65,6 +55,15 @@ def port_in_use(case: Case) -> Finding | None:
                    " again",
         phase=_port_phase(case, inside),
     )  # fmt: skip
+
+
+def _meeting_place(case: Case, port: object) -> Remedy | None:
+    """The argument that names the port at which the ranks meet."""
+    address = case.setting("dist_init_addr")
+    if address is not None and str(address).endswith(f":{port}"):
+        why = "the same free port on every node"
+        return option(case, "dist_init_addr", "--dist-init-addr", Move.SET, why)
+    return option(case, "nccl_port", "--nccl-port", Move.SET, "a free port for the ranks")
 
 
 def _port_phase(case: Case, inside: bool) -> str | None:
@@ -239,65 +238,6 @@ def batched_tokens(case: Case) -> Finding | None:
     )  # fmt: skip
 
 
-def refused_by_engine(case: Case) -> Finding | None:
-    """The engine's own checks of its arguments refused them: its words are the finding."""
-    root = case.root
-    failure = root.failure if root is not None else None
-    if failure is None or failure.exception not in _REFUSALS:
-        return None
-    if case.root_sign(*_REFUSED) is not None:
-        return _refusal(case, failure, sure=True)
-    validated = case.root_sign("validation-error") is not None or failure.exception == "ValidationError"
-    if not validated and not (case.phase in ("args", "none") and case.on_stack(*_IN_ARGUMENTS)):
-        return None
-    if case.start.ready_at is not None or case.on_stack("run_scheduler_process", "run_engine_core"):
-        return None
-    if case.start.ranks and not validated:
-        return None
-    own = (failure.message_at, failure.final_at)
-    if any(s.at in own and s.kind == "failure" and s.id != "validation-error" for s in case.start.signs):
-        return None
-    return _refusal(case, failure, sure=validated)
-
-
-def _refusal(case: Case, failure: Failure, *, sure: bool) -> Finding:
-    """What the engine says, with the arguments it names."""
-    said = told(case)
-    flags = list(dict.fromkeys(_CHOSEN_BY_ARGUMENT.findall(failure.message)))
-    names = [n for n in dict.fromkeys(_NAMED.findall(failure.message)) if n in case.start.settings or _is_knob(case, n)]
-    remedies = list(_for_names(case, flags, names))
-    lora = case.root_sign("lora-rank")
-    if lora is not None:
-        rank = lora.fields.get("rank")
-        why = "at least the rank of the adapter"
-        remedies = [option(case, "max_lora_rank", "--max-lora-rank", Move.RAISE, why, rank)]
-    return case.finding(
-        "bad-argument",
-        f"The engine refuses its arguments: {said.rstrip('.')}. Nothing was loaded yet.",
-        evidence=[
-            Evidence(what="error", value=said, at=failure.message_at),
-            *(case.arg(name) for name in names[:4]),
-        ],
-        remedies=remedies or [case.advice("arguments", "what the message names; --help lists what is allowed")],
-        refuted_by="the same arguments accepted by the same version",
-        phase="args" if case.phase in ("none", "args") else None,
-        confidence=Confidence.HIGH if flags or names or sure else Confidence.MEDIUM,
-    )
-
-
-def _is_knob(case: Case, name: str) -> bool:
-    return case.engine.knob(name, case.start.version) is not None
-
-
-def _for_names(case: Case, flags: Iterable[str], names: Iterable[str]) -> Iterable[Remedy | None]:
-    seen: set[str] = set()
-    for name in (*(flag.lstrip("-").replace("-", "_") for flag in flags), *names):
-        if name not in seen and len(seen) < 3:
-            seen.add(name)
-            flag = f"--{name.replace('_', '-')}"
-            yield option(case, name, flag, Move.OTHER, "as the message says")
-
-
 JUDGES: tuple[Callable[[Case], Finding | None], ...] = (
     port_in_use,
     refused_by_parser,
@@ -307,5 +247,5 @@ JUDGES: tuple[Callable[[Case], Finding | None], ...] = (
     batched_tokens,
     checkpoints.unsupported,
     checkpoints.not_found,
-    refused_by_engine,
+    refusals.by_its_checks,
 )

@@ -6,13 +6,9 @@ from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import CAPTURE_SPARE, FORWARD_SPARE, asked_of, lowered, smaller_weights
 from tuner.core.diagnosis.oom import Oom, evidence_of, fragmentation, oom_of
 from tuner.core.diagnosis.passes import activation, serving
-from tuner.core.diagnosis.sizing import FOREIGN_GIB
-from tuner.core.quantity import to_gib
+from tuner.core.diagnosis.tenants import foreign
 from tuner.domain.findings import Confidence, Finding, Move
 from tuner.domain.starts import Figure
-
-_CONTEXT_GIB = 1.5
-"""What a CUDA context and libraries take before the first line about memory, at most."""
 
 
 def out_of_memory(case: Case) -> Finding | None:
@@ -20,9 +16,9 @@ def out_of_memory(case: Case) -> Finding | None:
     oom = oom_of(case)
     if oom is None:
         return None
-    foreign = _foreign(case, oom)
-    if foreign is not None:
-        return foreign
+    tenant = foreign(case, oom)
+    if tenant is not None:
+        return tenant
     by_phase = {
         "weight-load": _weights,
         "draft-init": _draft,
@@ -35,54 +31,6 @@ def out_of_memory(case: Case) -> Finding | None:
     if judge is not None:
         return judge(case, oom)
     return serving(case, oom) if case.phase in ("prefill", "decode", "runtime", "idle-check") else _unplaced(case, oom)
-
-
-def _foreign(case: Case, oom: Oom) -> Finding | None:
-    """Memory of the GPU that is neither free nor this process's."""
-    if oom.capacity is None:
-        return None
-    rank = case.story
-    before = rank.before_weights if rank is not None else None
-    own = (rank.communicators_gib.value if rank is not None and rank.communicators_gib else 0.0) + _CONTEXT_GIB
-    at_load = None if before is None else oom.capacity - before.value - own
-    others = [(each["pid"], amount) for each in oom.sign.fields.get("others", ()) if (amount := to_gib(each["in_use"]))]
-    if at_load is not None and at_load > FOREIGN_GIB:
-        missing = oom.capacity - oom.free - (oom.allocated or 0.0) - (oom.reserved or 0.0)
-        return case.finding(
-            "foreign-process-on-gpu",
-            f"Of {oom.capacity:.2f} GiB only {before.value if before else 0:.2f} were free before the weights were"
-            f" loaded; {missing:.1f} GiB belong to somebody else. The fraction plays no part in that.",
-            evidence=[
-                *evidence_of(case, oom),
-                case.derived("used by others", round(missing, 1), "GiB"),
-                case.figure("avail before load", before),
-                *(case.derived(f"process {pid}", round(amount, 2), "GiB") for pid, amount in others),
-            ],
-            remedies=[
-                case.advice("gpu-processes", f"nvidia-smi: processes on GPU {oom.sign.fields.get('gpu', '')}"),
-                case.remedy("tp_size", Move.RAISE, "spread the weights if the other process must stay", value=2)
-                if (case.setting("tp_size", "tensor_parallel_size") or 1) == 1 else None,
-            ],
-            confidence=Confidence.HIGH if at_load > 2 * FOREIGN_GIB else Confidence.MEDIUM,
-            wrong_advice=["a lower fraction frees nothing that another process holds",
-                          *fragmentation(oom)],
-            refuted_by="nvidia-smi showing no other process on that GPU",
-        )  # fmt: skip
-    if others and oom.in_use is not None and oom.in_use > 0.1 and before is None:
-        held = sum(amount for _, amount in others)
-        if held > FOREIGN_GIB:
-            return case.finding(
-                "foreign-process-on-gpu",
-                f"Other processes hold {held:.2f} GiB on the GPU beside the {oom.in_use:.2f} of this one.",
-                evidence=[*evidence_of(case, oom), case.derived("used by others", round(held, 2), "GiB")],
-                remedies=[
-                    case.advice("gpu-processes", f"nvidia-smi: processes on GPU {oom.sign.fields.get('gpu', '')}")
-                ],
-                confidence=Confidence.LOW,
-                wrong_advice=fragmentation(oom),
-                refuted_by="those processes being ranks or a tokenizer of this same server",
-            )
-    return None
 
 
 def _weights(case: Case, oom: Oom) -> Finding:
@@ -222,6 +170,7 @@ def _capture(case: Case, oom: Oom) -> Finding:
         facts.append(case.quote("batch size", bar, "bs"))
     lower = lowered(case, told, oom.lacking, CAPTURE_SPARE)
     smaller = case.remedy("cuda_graph_max_bs", Move.LOWER, "fewer and smaller graphs", value=_half(case))
+    prefill = _of_prefill(case)
     off = ["--disable-cuda-graph: it fits then, and decode is much slower for good", *fragmentation(oom)]
     if compiled:
         return case.finding(
@@ -244,7 +193,8 @@ def _capture(case: Case, oom: Oom) -> Finding:
     )
     if oom.outside_torch is not None and oom.outside_torch > 4:
         words += f" {oom.outside_torch:.1f} GiB of this process are not torch's: communication buffers and context."
-    remedies = [lower, smaller]
+    none = case.remedy("cuda_graph_backend_prefill", Move.SET, "prompts wait longer then", value="disabled")
+    remedies = [lower, none if prefill else smaller]
     if lower is None and told is not None:
         words += " A lower fraction would leave no pool: no fraction works with these graphs."
     return case.finding(
@@ -255,6 +205,11 @@ def _capture(case: Case, oom: Oom) -> Finding:
         wrong_advice=off,
         refuted_by="the same failure with graphs switched off",
     )
+
+
+def _of_prefill(case: Case) -> bool:
+    """The graphs of prefill steps were captured, not those of decode batches."""
+    return case.on_stack("prefill_cuda_graph", "piecewise_cuda_graph")
 
 
 def _half(case: Case) -> int | None:

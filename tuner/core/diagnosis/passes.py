@@ -112,13 +112,22 @@ def _logprobs(case: Case, oom: Oom) -> Finding:
         words,
         evidence=[*evidence_of(case, oom), tokens],
         remedies=[
-            case.remedy("chunked_prefill_size", Move.LOWER, "fewer tokens' logits at once", value=4096, most=4096),
+            case.remedy(
+                "chunked_prefill_size", Move.LOWER, "fewer tokens' logits at once", value=_chunk(case), most=4096
+            ),
+            lowered(case, asked_of(case), oom.lacking, FORWARD_SPARE),
             case.advice("version", "newer versions compute prompt log-probabilities in parts"),
             case.advice("client", "ask for no prompt log-probabilities, or from a later position (logprob_start_len)"),
         ],
         wrong_advice=fragmentation(oom),
         refuted_by="no request asking for prompt log-probabilities",
     )
+
+
+def _chunk(case: Case) -> int:
+    """Less than it is."""
+    now = case.setting("chunked_prefill_size")
+    return min(4096, max(256, now // 2)) if isinstance(now, int) and now > 0 else 4096
 
 
 def activation(case: Case, oom: Oom) -> Finding:

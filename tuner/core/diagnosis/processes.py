@@ -40,14 +40,14 @@ def host_memory_killed(case: Case) -> Finding | None:
         " host's or the container's memory is used up, and leaves a line in the kernel's log; a person or an"
         " orchestrator can send the same signal, which only that line tells apart. It is not GPU memory.",
         evidence=[
-            *_of_the_end(case, sign),
+            *of_the_end(case, sign),
             Evidence(what="token usage", value=usage, at=last.at) if last is not None and usage is not None else None,
             case.derived("served for", round(served), "s") if served is not None and not starting else None,
             *memory_users(case),
         ],
         remedies=memory_remedies(case),
         refuted_by="no out-of-memory line in the kernel's log at that time: then somebody killed it",
-        ranks=_numbers(case, sign),
+        ranks=numbers(case, sign),
         phase=_phase(case),
         confidence=Confidence.MEDIUM,
     )
@@ -97,16 +97,21 @@ def process_ended(case: Case) -> Finding | None:
             if killed
             else "A crash in native code leaves its traces in the lines just before, or in a core file."
         ),
-        evidence=_of_the_end(case, sign),
+        evidence=of_the_end(case, sign),
         remedies=[
             case.advice("dmesg", "an out-of-memory line there means host memory; none means that somebody killed it",
                         DMESG),
             case.advice("faulthandler", "PYTHONFAULTHANDLER=1 prints where a process crashes") if not killed else None,
         ],
         refuted_by="an error of that process earlier, in this log or in another file",
-        ranks=_numbers(case, sign),
+        ranks=numbers(case, sign),
         confidence=Confidence.LOW if lone or untimed else Confidence.MEDIUM,
     )  # fmt: skip
+
+
+def end_of(case: Case, crash: Sign) -> Sign | None:
+    """The line of the main process that tells, behind a crash in native code, whose it was."""
+    return next((s for s in case.signs(*ENDED) if s.at > crash.at and s.fields.get("exit_code") in _CRASH_CODES), None)
 
 
 def leader_gone(case: Case) -> Finding | None:
@@ -137,16 +142,18 @@ def crashed(case: Case) -> Finding | None:
     if sign is None:
         return None
     what = sign.fields.get("what") or sign.fields.get("error") or "a fault"
+    end = end_of(case, sign)
     return case.finding(
         "rank-died",
         f"A process crashed in native code ({what}). The lines under it, if there are any, show the Python frames at"
         " that moment; the fault itself is in a library they called.",
-        evidence=[Evidence(what="crash", value=str(what), at=sign.at), *_of_the_end(case, sign)],
+        evidence=[Evidence(what="crash", value=str(what), at=sign.at), *of_the_end(case, end or sign)],
         remedies=[
             case.advice("dmesg", "dmesg -T | grep -i -E 'segfault|xid': the library and the address"),
             case.advice("version", "packages of one release; a crash in a library is mended there"),
         ],
         refuted_by="an error of another rank before this line",
+        ranks=case.ranks or (None if end is None else numbers(case, end)),
         confidence=Confidence.MEDIUM,
     )
 
@@ -257,7 +264,8 @@ def _who(sign: Sign) -> str:
     return f"{name}{pid}" if name else f"A process of the server{pid}"
 
 
-def _of_the_end(case: Case, sign: Sign) -> list[Evidence | None]:
+def of_the_end(case: Case, sign: Sign) -> list[Evidence | None]:
+    """Exit code, PID and name of a process that ended."""
     name = sign.fields.get("process") or sign.fields.get("worker")
     return [
         case.quote("exitcode", sign, "exit_code"),
@@ -266,13 +274,17 @@ def _of_the_end(case: Case, sign: Sign) -> list[Evidence | None]:
     ]
 
 
-def _numbers(case: Case, sign: Sign) -> tuple[int, ...] | None:
+def numbers(case: Case, sign: Sign) -> tuple[int, ...] | None:
     """The rank that ended, where its name carries a number."""
     name = str(sign.fields.get("process") or sign.fields.get("worker") or "")
     found = _PROCESS_NUMBER.search(name)
     nodes = case.setting("nnodes")
-    if found is None or (isinstance(nodes, int) and nodes > 1):
-        return None
+    if isinstance(nodes, int) and nodes > 1:
+        here = {rank.number for rank in case.start.ranks}
+        return tuple(here) if len(here) == 1 and case.layout.dp == 1 else None
+    replicas = case.setting("dp_size")
+    if found is None or (case.start.engine == "sglang" and isinstance(replicas, int) and replicas > 1):
+        return None  # with replicas `scheduler_0` is the process that deals out requests to them
     number = int(found[1])
     return (number,) if number < case.layout.world else None
 

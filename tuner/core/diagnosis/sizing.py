@@ -6,6 +6,7 @@ import msgspec
 
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import TOO_MUCH, Asked, asked_of, down, interval, raised, smaller_weights, up
+from tuner.core.diagnosis.proposals import option
 from tuner.core.share import least
 from tuner.core.versions import at_least
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
@@ -47,6 +48,8 @@ def no_pool(case: Case) -> Finding | None:
     minimum = share.f_min / told.factor
     if pool > 0.1 and (lora := _lora(case, pool, facts)) is not None:
         return lora
+    if pool > 0.1 and (few := _few_tokens(case, sign, pool, facts)) is not None:
+        return few
     if pool > 0.1:
         return case.finding(
             "foreign-process-on-gpu",
@@ -85,11 +88,40 @@ def no_pool(case: Case) -> Finding | None:
         "mem-fraction-too-low",
         " ".join(words),
         evidence=facts,
-        remedies=_without_factor(case, told) if avoidable else [raised(case, told)],
+        remedies=_without_factor(case, told) if avoidable else [raised(case, told), _without_draft(case)],
         ranks=everywhere,
         confidence=Confidence.MEDIUM if avoidable else Confidence.HIGH,
         wrong_advice=_never_lower(),
         refuted_by=f"a start with a fraction above {minimum:.4f} and the same free memory that fails alike",
+    )
+
+
+def _without_draft(case: Case) -> Remedy | None:
+    """Where a draft's weights lie beside the target's, they are what the pool lacks."""
+    drafts = any(rank.draft_weights_gib is not None for rank in case.start.ranks)
+    why = "its weights come out of the same share; a smaller draft, or none"
+    return case.remedy("speculative_draft_model_path", Move.UNSET, why) if drafts else None
+
+
+def _few_tokens(case: Case, sign: Sign, pool: float, facts: list[Evidence | None]) -> Finding | None:
+    """The pool that was asked for is no whole page, which the engine takes for a lack of memory."""
+    asked, page = case.setting("max_total_tokens"), case.setting("page_size")
+    pages = page if isinstance(page, int) and page > 0 else 1
+    if not isinstance(asked, int) or asked >= pages:
+        return None
+    return case.finding(
+        "bad-argument",
+        f"The memory is there: {pool:.2f} GiB for the pool by its own numbers. It was asked to hold {asked} tokens, and"
+        f" a page is {pages}: nothing is left when that is rounded down to whole pages. The engine takes it for a lack"
+        " of memory; the fraction plays no part.",
+        evidence=[case.arg("max_total_tokens"), case.arg("page_size"), *facts],
+        remedies=[
+            case.remedy("max_total_tokens", Move.RAISE, "many pages; unset, the memory decides", least=pages),
+            case.remedy("page_size", Move.LOWER, "smaller pages", most=asked) if asked > 0 and pages > 1 else None,
+        ],
+        wrong_advice=["a larger fraction, as the message says: it changes nothing here"],
+        refuted_by="the same failure without max_total_tokens",
+        at=sign.at,
     )
 
 
@@ -151,7 +183,7 @@ def _lora(case: Case, pool: float, facts: list[Evidence | None]) -> Finding | No
         evidence=[*facts, case.arg("max_loras_per_batch"), case.arg("max_lora_rank")],
         remedies=[
             case.remedy("max_loras_per_batch", Move.LOWER, "each loaded adapter has its own buffers"),
-            case.remedy("max_lora_rank", Move.LOWER, "buffers grow with the rank"),
+            option(case, "max_lora_rank", "--max-lora-rank", Move.LOWER, "buffers grow with the rank"),
             raised(case, asked_of(case)),
         ],
         confidence=Confidence.MEDIUM,
@@ -328,9 +360,14 @@ def context_too_long(case: Case) -> Finding | None:
         least_ = up(told.value + (needed - available) / case.share.slope)
         raise_it = case.remedy("gpu_memory_utilization", Move.RAISE, f"{needed - available:.2f} GiB are lacking",
                                value=least_, least=least_) if least_ < 0.98 else None  # fmt: skip
+    forced = case.setting("num_gpu_blocks_override") is not None
+    if forced:
+        raise_it = option(case, "num_gpu_blocks_override", "--num-gpu-blocks-override", Move.RAISE,
+                          "it, and not the memory, bounds the KV cache; unset, the memory does")  # fmt: skip
     return case.finding(
         "context-exceeds-kv-pool",
-        "A single request of the allowed length needs more KV cache than there is altogether.",
+        "A single request of the allowed length needs more KV cache than there is altogether."
+        + (" The number of blocks was given; memory for more was there." if forced else ""),
         evidence=[
             case.quote("max seq len", sign, "max_model_len", "tokens"),
             case.quote("KV cache", sign, "kv_tokens", "tokens"),
@@ -338,6 +375,7 @@ def context_too_long(case: Case) -> Finding | None:
             case.quote("KV cache available", sign, "available_gib", "GiB"),
             case.quote("longest that fits", sign, "estimated_max_model_len", "tokens"),
             case.quote("GPU blocks", blocks, "blocks") if blocks is not None else None,
+            case.arg("num_gpu_blocks_override"),
         ],
         remedies=[
             case.remedy("max_model_len", Move.LOWER, "so long a request fits", value=estimate, most=estimate),

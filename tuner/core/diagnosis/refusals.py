@@ -1,0 +1,142 @@
+"""Refusals that no other judge knows: the engine's words are the finding, and the arguments they name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+from tuner.core.diagnosis.case import Case
+from tuner.core.diagnosis.proposals import POSSIBLE_SOLUTIONS, option, told, variable
+from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
+from tuner.domain.starts import Failure
+
+_REFUSED = ("flag-conflict", "lora-rank")
+"""Refusals that are known by their words, wherever they are raised."""
+_OTHERS = ("architecture-required", "kernel-unsupported", "unsupported-architecture")
+"""What stands in the words of a refusal and is a cause of its own."""
+_CHOSEN_BY_ARGUMENT = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
+_NAMED = re.compile(r"\b[a-z][a-z0-9]*(?:_[a-z0-9]+)+\b")
+_VARIABLE = re.compile(r"\b(?:SGLANG|SGL|VLLM|NCCL|HF|CUDA|FLASHINFER)_[A-Z0-9_]{3,60}\b")
+_CHECKS = frozenset({"ValueError", "AssertionError", "ValidationError", "NotImplementedError", "TypeError", "KeyError",
+                     "ArgumentError", "JSONDecodeError"})  # fmt: skip
+_REFUSALS = _CHECKS | {"RuntimeError", "AttributeError", "FileNotFoundError", "NotADirectoryError"}
+_IN_ARGUMENTS = ("server_args.py", "arg_groups", "arg_utils.py", "prepare_server_args", "parse_args", "argparse.py",
+                 "create_engine_config", "vllm/config", "check_server_args")  # fmt: skip
+_OF_A_RANK = ("run_scheduler_process", "run_engine_core", "event_loop", "worker_main", "run_data_parallel_controller",
+              "run_detokenizer_process")  # fmt: skip
+_TELLING = 5
+"""Characters: a value that is shorter stands in many messages."""
+_OTHER_MATTERS = ("memory", "CUDA", "NCCL", "timed out", "timeout")
+"""Words of failures that are no refusals, whatever arguments they recommend."""
+
+
+def by_its_checks(case: Case) -> Finding | None:
+    """The engine's own checks of its arguments refused them: its words are the finding."""
+    failure = _raised(case)
+    if failure is None or case.root_sign(*_OTHERS) is not None:
+        return None
+    if case.root_sign(*_REFUSED) is not None:
+        return _refusal(case, failure, sure=True)
+    validated = case.root_sign("validation-error") is not None or failure.exception == "ValidationError"
+    if not validated and not (case.phase in ("args", "none") and case.on_stack(*_IN_ARGUMENTS)):
+        return None
+    if case.start.ready_at is not None or case.on_stack("run_scheduler_process", "run_engine_core"):
+        return None
+    if (case.start.ranks and not validated) or _known(case, failure):
+        return None
+    return _refusal(case, failure, sure=validated)
+
+
+def by_its_words(case: Case) -> Finding | None:
+    """No judge knows the failure, and it names an argument, or it is the main process's before anything is loaded.
+
+    Asked last.
+    """
+    failure = _raised(case)
+    if failure is None or case.start.ready_at is not None or not failure.whole or _known(case, failure):
+        return None
+    text = failure.message
+    if POSSIBLE_SOLUTIONS in text or any(word in text for word in _OTHER_MATTERS):
+        return None
+    quoted = _quoted(case, text)
+    named = bool(quoted or _CHOSEN_BY_ARGUMENT.search(text) or _VARIABLE.search(text))
+    main = failure.rank is None and not failure.header and not case.start.ranks and not case.on_stack(*_OF_A_RANK)
+    if not (named and (failure.exception in _CHECKS or (main and quoted))) and not main:
+        return None
+    return _refusal(case, failure, quoted=quoted, guess=not named)
+
+
+def _raised(case: Case) -> Failure | None:
+    failure = case.root.failure if case.root is not None else None
+    return failure if failure is not None and failure.exception in _REFUSALS else None
+
+
+def _known(case: Case, failure: Failure) -> bool:
+    """Its words mean something else."""
+    own = (failure.message_at, failure.final_at)
+    return any(s.at in own and s.kind == "failure" and s.id != "validation-error" for s in case.start.signs)
+
+
+def _quoted(case: Case, text: str) -> list[str]:
+    """Settings whose value stands in the message, one for each value: a path, or what the message puts in quotes."""
+    found: dict[str, str] = {}
+    for name, value in case.start.settings.items():
+        if isinstance(value, str) and len(value) >= _TELLING and value not in found:
+            whole = rf"(?<![\w/]){re.escape(value)}(?![\w/])" if "/" in value else rf"['\"`]{re.escape(value)}['\"`]"
+            if re.search(whole, text):
+                found[value] = name
+    return list(found.values())
+
+
+def _refusal(
+    case: Case, failure: Failure, *, sure: bool = False, quoted: Iterable[str] = (), guess: bool = False
+) -> Finding:
+    """What the engine says, with the arguments it names."""
+    said = told(case)
+    flags = list(dict.fromkeys(_CHOSEN_BY_ARGUMENT.findall(failure.message)))
+    known = [n for n in dict.fromkeys(_NAMED.findall(failure.message)) if n in case.start.settings or _is_knob(case, n)]
+    variables = list(dict.fromkeys(_VARIABLE.findall(failure.message)))
+    names = [*quoted, *known]
+    remedies = list(_for_names(case, flags, names if not variables else quoted, variables))
+    lora = case.root_sign("lora-rank")
+    if lora is not None:
+        rank = lora.fields.get("rank")
+        why = "at least the rank of the adapter"
+        remedies = [option(case, "max_lora_rank", "--max-lora-rank", Move.RAISE, why, rank)]
+    if failure.exception == "JSONDecodeError":
+        remedies.append(case.advice("arguments", "one that takes JSON: double quotes in it"))
+    asked = bool(remedies) and not guess
+    return case.finding(
+        "bad-argument",
+        f"{'The engine refuses its arguments' if asked else 'The engine ends before it loads anything'}:"
+        f" {said.rstrip('.')}." + (" Nothing was loaded yet." if asked and not case.start.ranks else ""),
+        evidence=[
+            Evidence(what="error", value=said, at=failure.message_at),
+            *(case.arg(name) for name in names[:4]),
+        ],
+        remedies=remedies or [case.advice("arguments", "what the message names; --help lists what is allowed")],
+        refuted_by="the same arguments accepted by the same version",
+        phase="args" if case.phase in ("none", "args") else None,
+        confidence=Confidence.LOW if guess else
+        Confidence.HIGH if (flags or known or sure) and case.phase in ("none", "args") else Confidence.MEDIUM,
+    )  # fmt: skip
+
+
+def _is_knob(case: Case, name: str) -> bool:
+    return case.engine.knob(name, case.start.version) is not None
+
+
+def _for_names(
+    case: Case, flags: Iterable[str], names: Iterable[str], variables: Iterable[str]
+) -> Iterable[Remedy | None]:
+    seen: set[str] = set()
+    for name in (*(flag.lstrip("-").replace("-", "_") for flag in flags), *names):
+        if name not in seen and len(seen) < 3:
+            seen.add(name)
+            flag = f"--{name.replace('_', '-')}"
+            yield option(case, name, flag, Move.OTHER, "as the message says")
+    yield from (variable(case, name, Move.OTHER, "as the message says") for name in variables)
+
+
+LAST: tuple[Callable[[Case], Finding | None], ...] = (by_its_words,)
+"""Asked when nobody else knows the failure."""

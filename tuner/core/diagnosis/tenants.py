@@ -1,0 +1,125 @@
+"""Memory of the GPU that is neither free nor this server's: who had it before the weights, and who came later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tuner.core import facts as f
+from tuner.core.diagnosis.case import Case
+from tuner.core.diagnosis.oom import Oom, evidence_of, fragmentation
+from tuner.core.diagnosis.sizing import FOREIGN_GIB
+from tuner.core.quantity import to_gib
+from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
+
+_CONTEXT_GIB = 1.5
+"""What a CUDA context and libraries take before the first line about memory, at most."""
+_SUMS_GIB = 1.0
+"""Free, own and others' memory add up to the card to within this: what the driver itself keeps."""
+_PIXELS = ("mm_utils", "vision", "visual", "multimodal", "image", "video", "_vl.py", "_vl_moe.py", "omni", "vit.py")
+_OF_IMAGES = ("enable_multimodal", "mm_attention_backend", "limit_mm_per_prompt", "mm_processor_kwargs")
+
+
+def foreign(case: Case, oom: Oom) -> Finding | None:
+    """Another process holds what the failed allocation lacked."""
+    if oom.capacity is None:
+        return None
+    others = [(each["pid"], amount) for each in oom.sign.fields.get("others", ()) if (amount := to_gib(each["in_use"]))]
+    before = case.story.before_weights if case.story is not None else None
+    taken = _taken_at_load(case, oom)
+    if taken is not None and taken > FOREIGN_GIB:
+        return _there_before(case, oom, taken, others)
+    held = sum(amount for _, amount in others)
+    if held <= FOREIGN_GIB or oom.in_use is None or oom.in_use <= 0.1:
+        # Without a figure of its own, the process that torch names by its number is this one, seen from a container.
+        return None
+    if before is None:
+        return _named(case, oom, held)
+    if held - max(0.0, taken or 0.0) > FOREIGN_GIB and oom.free + held >= oom.tried and not multimodal(case):
+        return _came_later(case, oom, held, others)
+    return None
+
+
+def multimodal(case: Case) -> bool:
+    """Whether the server works on images: then a helper of its own may hold GPU memory."""
+    if any(case.setting(name) for name in _OF_IMAGES) or case.on_stack(*_PIXELS):
+        return True
+    loaded = (fact.text for fact in case.start.facts if fact.kind == f.WEIGHTS)
+    return any("ForConditionalGeneration" in text for text in loaded)
+
+
+def _taken_at_load(case: Case, oom: Oom) -> float | None:
+    """What others had of the card before the weights; None where the log does not tell."""
+    rank = case.story
+    if rank is None or rank.before_weights is None or oom.capacity is None:
+        return None
+    own = (rank.communicators_gib.value if rank.communicators_gib else 0.0) + _CONTEXT_GIB
+    return oom.capacity - rank.before_weights.value - own
+
+
+def _there_before(case: Case, oom: Oom, taken: float, others: Iterable[tuple[object, float]]) -> Finding:
+    before = case.story.before_weights if case.story is not None else None
+    missing = (oom.capacity or 0.0) - oom.free - (oom.allocated or 0.0) - (oom.reserved or 0.0)
+    return case.finding(
+        "foreign-process-on-gpu",
+        f"Of {oom.capacity:.2f} GiB only {before.value if before else 0:.2f} were free before the weights were"
+        f" loaded; {missing:.1f} GiB belong to somebody else. The fraction plays no part in that.",
+        evidence=[
+            *evidence_of(case, oom),
+            case.derived("used by others", round(missing, 1), "GiB"),
+            case.figure("avail before load", before),
+            *_each(case, others),
+        ],
+        remedies=[
+            _look(case, oom),
+            case.remedy("tp_size", Move.RAISE, "spread the weights if the other process must stay", value=2)
+            if (case.setting("tp_size", "tensor_parallel_size") or 1) == 1
+            else None,
+        ],
+        confidence=Confidence.HIGH if taken > 2 * FOREIGN_GIB else Confidence.MEDIUM,
+        wrong_advice=["a lower fraction frees nothing that another process holds", *fragmentation(oom)],
+        refuted_by="nvidia-smi showing no other process on that GPU",
+    )
+
+
+def _came_later(case: Case, oom: Oom, held: float, others: Iterable[tuple[object, float]]) -> Finding:
+    rank = case.story
+    whole = oom.capacity is not None and abs(oom.capacity - oom.free - held - (oom.in_use or 0.0)) <= _SUMS_GIB
+    free = rank.available_at_ready or rank.last_available if rank is not None else None
+    then = f" {free.value:.2f} GB were free when the start was done." if free is not None else ""
+    return case.finding(
+        "foreign-process-on-gpu",
+        f"Another process holds {held:.2f} GiB of this GPU, and it came after the weights were loaded: then the memory"
+        f" was free.{then} Without it {oom.free + held:.2f} GiB would have been there for the {oom.tried:.2f} that were"
+        " asked for. The fraction, the graphs and the size of the pass play no part.",
+        evidence=[
+            *evidence_of(case, oom),
+            case.derived("used by others", round(held, 2), "GiB"),
+            case.figure("avail before load", rank.before_weights if rank is not None else None),
+            case.figure("available after start", rank.available_at_ready if rank is not None else None),
+            *_each(case, others),
+        ],
+        remedies=[_look(case, oom)],
+        confidence=Confidence.HIGH if whole else Confidence.MEDIUM,
+        wrong_advice=["a lower fraction only leaves more to the other process", *fragmentation(oom)],
+        refuted_by="that process being a rank or a helper of this same server",
+    )
+
+
+def _named(case: Case, oom: Oom, held: float) -> Finding:
+    return case.finding(
+        "foreign-process-on-gpu",
+        f"Other processes hold {held:.2f} GiB on the GPU beside the {oom.in_use:.2f} of this one.",
+        evidence=[*evidence_of(case, oom), case.derived("used by others", round(held, 2), "GiB")],
+        remedies=[_look(case, oom)],
+        confidence=Confidence.LOW,
+        wrong_advice=fragmentation(oom),
+        refuted_by="those processes being ranks or a tokenizer of this same server",
+    )
+
+
+def _look(case: Case, oom: Oom) -> Remedy:
+    return case.advice("gpu-processes", f"nvidia-smi: processes on GPU {oom.sign.fields.get('gpu', '')}")
+
+
+def _each(case: Case, others: Iterable[tuple[object, float]]) -> Iterable[Evidence]:
+    return (case.derived(f"process {pid}", round(amount, 2), "GiB") for pid, amount in others)
