@@ -13,7 +13,6 @@ from tuner.cli import FINE, PROBLEM
 from tuner.cli.paper import Paper
 from tuner.core.compare import compare as compared
 from tuner.core.compare import same_llm
-from tuner.core.diagnosis import diagnose as findings_of
 from tuner.core.engine import Engine
 from tuner.core.gates import all_reduce
 from tuner.core.reading import starts_of
@@ -103,7 +102,9 @@ def _told(files: Sequence[str], engines: dict[str, Engine], past: Sequence[Start
         past: Starts of other logs that worked; those of another LLM or engine help nothing.
     """
     with logfiles.begun(files, [engine.routine() for engine in engines.values()]) as reading:
-        # Other processes read a big log while this one reads its catalogues.
+        # Other processes read a big log while this one gets ready to judge it.
+        from tuner.core.diagnosis import diagnose as findings_of
+
         for engine in engines.values():
             engine.facts("", engine.prefix(""), 0)
             engine.signs("", prefixed=False)
