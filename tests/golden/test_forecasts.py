@@ -1,5 +1,8 @@
-"""Forecasts from one real start of what others on the same hosts then did. None of them was used to make a formula
-but where a line says so: the figures of the others are what their logs and the driver told."""
+"""Forecasts from one real start of what others on the same hosts then did: the figures are what logs and driver told.
+
+Not all of them are a blind test: prefill graphs, the room kept for drafts, the split of the communicators and the clamp
+of the context were shaped with these starts in sight.
+"""
 
 from __future__ import annotations
 
