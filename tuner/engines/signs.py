@@ -13,6 +13,7 @@ Its kind is one of
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -82,7 +83,7 @@ class SignPattern:
         types: dict[str, str] | None = None,
         raw: bool | None = None,
     ) -> None:
-        """Compile a sign.
+        """Describe a sign; expressions are compiled when they are first needed, which most never are.
 
         Args:
             id: Unique among the common signs and those of an engine.
@@ -95,9 +96,6 @@ class SignPattern:
             constants: Fields that every match has.
             types: Field to name in `CASTS`; text that does not read as its type leaves the field out.
             raw: True: only messages without prefix. False: only messages with one. None: both.
-
-        Raises:
-            re.error: An expression is wrong.
         """
         self.id = id
         self.kind = kind
@@ -105,9 +103,27 @@ class SignPattern:
         self.contains = contains
         self.raw = raw
         self.constants = dict(constants or {})
-        self.expressions = tuple(re.compile(text) for text in (pattern, *parts))
-        self.each = {field: re.compile(text) for field, text in (each or {}).items()}
+        self._patterns = (pattern, *parts)
+        self._each = dict(each or {})
         self._casts: dict[str, Cast] = {field: CASTS[name] for field, name in (types or {}).items()}
+
+    @functools.cached_property
+    def expressions(self) -> tuple[re.Pattern[str], ...]:
+        """`pattern` and `parts`.
+
+        Raises:
+            re.error: One is wrong.
+        """
+        return tuple(re.compile(text) for text in self._patterns)
+
+    @functools.cached_property
+    def each(self) -> dict[str, re.Pattern[str]]:
+        """Expressions of the fields that are lists.
+
+        Raises:
+            re.error: One is wrong.
+        """
+        return {field: re.compile(text) for field, text in self._each.items()}
 
     def match(self, message: str, prefixed: bool) -> Fields | None:
         """The fields that a message states, or None when it says something else."""
@@ -291,7 +307,13 @@ def read_entries(path: Path) -> list[tuple[int, SignEntry, SignPattern]]:
     Raises:
         CatalogError: With the line of the sign that is wrong.
     """
-    return list(_entries(path, read_tables(path, "sign")))
+    entries = list(_entries(path, read_tables(path, "sign")))
+    for line, entry, sign in entries:
+        try:
+            _ = sign.expressions, sign.each
+        except re.error as error:
+            raise CatalogError(path, line, f"sign {entry.id} has a bad pattern ({error})") from error
+    return entries
 
 
 def _entries(path: Path, tables: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, SignEntry, SignPattern]]:
@@ -327,18 +349,15 @@ def _compile(path: Path, line: int, entry: SignEntry) -> SignPattern:
         raise CatalogError(path, line, f"sign {entry.id} has no example", "Add a [[sign.example]].")
     if unknown := set(entry.types.values()) - set(CASTS):
         raise CatalogError(path, line, f"sign {entry.id} has the unknown type {sorted(unknown)[0]}")
-    try:
-        return SignPattern(
-            id=entry.id,
-            kind=entry.kind,
-            pattern=entry.pattern,
-            starts=entry.starts,
-            contains=entry.contains,
-            parts=entry.parts,
-            each=entry.each,
-            constants=entry.set,
-            types=entry.types,
-            raw=entry.raw,
-        )
-    except re.error as error:
-        raise CatalogError(path, line, f"sign {entry.id} has a bad pattern ({error})") from error
+    return SignPattern(
+        id=entry.id,
+        kind=entry.kind,
+        pattern=entry.pattern,
+        starts=entry.starts,
+        contains=entry.contains,
+        parts=entry.parts,
+        each=entry.each,
+        constants=entry.set,
+        types=entry.types,
+        raw=entry.raw,
+    )

@@ -19,7 +19,7 @@ from tuner.core.sift import BUNCH, Limits, Routine, Sieve, Sifted, judge
 from tuner.core.wrapping import Wrapping
 from tuner.store import logbytes
 
-PIECE = 32 * 1024 * 1024
+PIECE = 16 * 1024 * 1024
 """Bytes of a piece, at least."""
 MOST_PIECES = 64
 WORTH = 96 * 1024 * 1024

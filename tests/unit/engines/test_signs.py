@@ -205,6 +205,7 @@ def test_what_is_wrong_is_refused_with_its_line(tmp_path: Path, text: str, line:
     path = tmp_path / "signs.toml"
     path.write_text(text, "utf-8")
     with pytest.raises(CatalogError) as caught:
+        read_entries(path)
         read_signs(path)
     assert caught.value.line == line
     assert words in str(caught.value)
