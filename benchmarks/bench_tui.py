@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,9 +82,16 @@ def text(first: int, last: int) -> str:
 class Growth:
     """A log that grows by so many lines a second until it is stopped, or has so many."""
 
-    def __init__(self, host: RecordedHost, rate: int, lines: int | None = None) -> None:
+    def __init__(
+        self,
+        host: RecordedHost,
+        rate: int,
+        lines: int | None = None,
+        make: Callable[[int, int], str] | None = None,
+    ) -> None:
         self.lines = 0
         self._log, self._rate, self._most = host.log, rate, lines
+        self._make = make or text
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._thread.start()
@@ -96,7 +103,7 @@ class Growth:
                 # After a pause of this machine lines come no faster than twice the rate.
                 most = self.lines + int(2 * BEAT_S * self._rate)
                 due = min(int((time.monotonic() - began) * self._rate), most, self._most or 1 << 60)
-                log.write(text(self.lines, due).encode())
+                log.write(self._make(self.lines, due).encode())
                 self.lines = due
 
     @property

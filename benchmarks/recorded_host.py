@@ -1,4 +1,4 @@
-"""A host made of recorded input: eight GPUs and an SGLang server on all of them, for the real probe.
+"""A host made of recorded input: eight GPUs and a server on all of them, SGLang or vLLM, for the real probe.
 
 /proc is a tree of files, NVML a module of Python in the server's virtual environment, the log a file that grows and
 HTTP a small server that answers what a real one answered, with other numbers each second.
@@ -24,7 +24,7 @@ OTHERS = 300
 """Processes that have nothing to do with it: a host has some hundreds."""
 LEADER = 4000
 LOG_LINES_S = 2.0
-HTTP = ROOT / "tests/golden/http/sglang/0.5.23"
+HTTP = ROOT / "tests/golden/http"
 NVML = ROOT / "tests/fixtures/proc/fake_pynvml.py"
 DECODE = (
     "[2026-11-29 16:24:{s:02d} TP0] Decode batch, #running-req: 32, #token: {n}, token usage: 0.41, cuda graph: True, "
@@ -32,7 +32,8 @@ DECODE = (
 )
 READY = "[2026-11-29 16:20:00] The server is fired up and ready to roll!\n"
 _MOVING = re.compile(
-    rb"(?m)^(sglang:(?:\w+_(?:total|sum|count)|num_\w+|gen_throughput|cache_hit_rate|token_usage)\{.*\} )(\d+\.\d+)$"
+    rb"(?m)^((?:sglang|vllm):(?:\w+_(?:total|sum|count)|num_\w+|gen_throughput|cache_hit_rate|token_usage)\{.*\} )"
+    rb"(\d+\.\d+)$"
 )
 """What changes while a server serves: counters, and the gauges of its batches."""
 
@@ -42,14 +43,17 @@ class RecordedHost:
 
     Args:
         folder: Where everything is written.
+        engine: `sglang` or `vllm`.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, engine: str = "sglang") -> None:
+        self._engine = engine
         self.root = folder / "root"
         self.log = folder / "server.log"
         self.log.write_text(READY + "".join(DECODE.format(s=i % 60, n=i) for i in range(2000)))
-        self._metrics = (HTTP / "metrics-tp2.txt").read_bytes()
-        self._info = (HTTP / "server_info-tp2.json").read_bytes()
+        recorded = HTTP / ("sglang/0.5.23" if engine == "sglang" else "vllm/0.32.0")
+        self._metrics = (recorded / ("metrics-tp2.txt" if engine == "sglang" else "metrics.txt")).read_bytes()
+        self._info = (recorded / "server_info-tp2.json").read_bytes() if engine == "sglang" else b"{}"
         self._began = time.monotonic()
         self._stop = threading.Event()
         self._web = self._serve()
@@ -64,21 +68,31 @@ class RecordedHost:
         control = {"gpus": RANKS, "counters": True, "links": 0, "processes": users}
         # What the module would read from its file at each call is written into it: that is the fake's cost, not ours.
         binding = f"{NVML.read_text()}\n\ndef _control():\n    return CONTROL\n\n\nCONTROL = {control!r}\n"
-        python = str(make_venv(folder / "venv", package="sglang", version="0.5.23", binding=binding))
-        arguments = ["--model-path", "/models/llm", "--tp", str(RANKS), "--port", str(port), "--enable-metrics"]
+        sglang = self._engine == "sglang"
+        version = "0.5.23" if sglang else "0.32.0"
+        python = str(make_venv(folder / "venv", package=self._engine, version=version, binding=binding))
+        start = ["-m", "sglang.launch_server", "--model-path", "/models/llm", "--enable-metrics", "--tp"]
+        serve = [f"{Path(python).parent}/vllm", "serve", "/models/llm", "--tensor-parallel-size"]
         env = {"PATH": "/usr/bin", "HOME": "/root", **{f"SETTING_{i}": "x" * 40 for i in range(60)}}
         output = {1: self.log, 2: self.log}
-        argv = [python, "-m", "sglang.launch_server", *arguments]
+        argv = [python, *(start if sglang else serve), str(RANKS), "--port", str(port)]
         tree.add(LEADER, argv, ticks=1000, env=env, fds=output)
         for rank in range(RANKS):
-            title = [f"sglang::scheduler_TP{rank}"]
+            title = [f"sglang::scheduler_TP{rank}" if sglang else f"VLLM::Worker_TP{rank}"]
             tree.add(LEADER + 1 + rank, title, ppid=LEADER, ticks=1000, env=env, fds=output)
-        tree.add(LEADER + 20, ["sglang::detokenizer"], ppid=LEADER, ticks=1000, env=env, fds=output)
+        tree.add(
+            LEADER + 20,
+            ["sglang::detokenizer" if sglang else "VLLM::EngineCore"],
+            ppid=LEADER,
+            ticks=1000,
+            env=env,
+            fds=output,
+        )
         for i in range(OTHERS):
             tree.add(10_000 + i, ["/usr/bin/something", str(i)], ticks=900)
 
     def _serve(self) -> ThreadingHTTPServer:
-        answers = {"/metrics": self.metrics, "/server_info": lambda: self._info, "/ready": lambda: b""}
+        answers = {"/metrics": self.metrics, "/server_info": lambda: self._info, "/ready": bytes, "/health": bytes}
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
