@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.support import states
+from tests.support import explained, states
 from tests.support.sessions import FakeSession, settled
 from tuner.app import TunerApp
+from tuner.screens import explain_requests
 
 NARROW, WIDE = (80, 24), (160, 48)
 CASES = {
@@ -43,8 +44,11 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_picture(snap_compare: Callable[..., bool], name: str) -> None:
+def test_picture(snap_compare: Callable[..., bool], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     state, size, keys, options = CASES[name]
+    if name.startswith("plan"):
+        steady = explained.SteadyEngine(explain_requests.engines()["sglang"].knobs())
+        monkeypatch.setattr(explain_requests, "engines", lambda: {"sglang": steady})
     app = TunerApp([FakeSession(states.ALL[state]())], clock=lambda: 0.0, **options)
 
     async def press(pilot: Any) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tuner.core.knobs import KnobTable
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Outcome, Remedy, Severity
+from tuner.domain.forecast import Fit, Forecast, ForecastRow, Source
 from tuner.domain.server import Phase
 from tuner.domain.starts import Figure, GraphCapture, PhaseSpan, RankStory, Start
+from tuner.units import from_gib
 
 
 def too_low(*, at: int | None = 412, before: int | None = 388, args: int | None = 3) -> Finding:
@@ -189,3 +195,45 @@ def good_start() -> Start:
         limits={"max_total_num_tokens": Figure(159_277, 879), "max_running_requests": Figure(48, 879)},
         files=("base-88.log",),
     )
+
+
+def forecast(fraction: float = 0.88, *, ranks: int = 8) -> Forecast:
+    """What a start of the case would need at a fraction, in round numbers."""
+    pool, graphs = 21.71 - 94.04 * (1 - fraction), 2.6
+    fit = Fit.TOO_LOW if pool <= 0 else Fit.TOO_HIGH if fraction > 0.945 else Fit.FITS
+    sizes = (
+        ("weights", 72.33, Source.MEASURED, 0.0, ""),
+        ("kv_pool", max(0.0, pool), Source.FORMULA, 0.01, f"21.71 - 94.04 x (1 - {fraction:g})"),
+        ("graphs", graphs, Source.MEASURED, 0.02, "7 graphs, as captured before"),
+        ("context", 1.55, Source.MEASURED, 0.0, "the card less what is free before the weights"),
+        ("activation", 1.5, Source.ESTIMATE, 0.9, "8,192 tokens x 192 KiB"),
+        ("free", 95.59 - 72.33 - pool - graphs - 1.55 - 1.5, Source.ESTIMATE, 1.23, "what remains"),
+    )
+    tokens = int(max(0.0, pool) * 15_286)
+    rows = tuple(
+        ForecastRow(
+            rank=rank,
+            what=what,
+            size_bytes=from_gib(gib),
+            tokens=tokens if what == "kv_pool" else None,
+            source=source,
+            error_bytes=from_gib(error),
+            note=note,
+        )
+        for rank in range(ranks)
+        for what, gib, source, error, note in sizes
+    )
+    return Forecast(fit=fit, rows=rows, fraction=fraction, f_min=0.7691, f_max=0.945, kv_tokens=tokens)
+
+
+class SteadyEngine:
+    """SGLang's knobs with a forecast of its own: pictures do not change with the arithmetic."""
+
+    def __init__(self, knobs: KnobTable) -> None:
+        self._knobs = knobs
+
+    def knobs(self) -> KnobTable:
+        return self._knobs
+
+    def forecast(self, base: Start, changes: Mapping[str, Any], past: Sequence[Start] = ()) -> Forecast:
+        return forecast(changes.get("mem_fraction_static", base.settings["mem_fraction_static"]))

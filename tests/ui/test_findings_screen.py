@@ -233,3 +233,22 @@ async def test_copying_copies_story_and_findings(app_on: AppOn) -> None:
         await pilot.pause()
         for part in ("FAILED in kv-alloc", "TP5", "raise --mem-fraction-static to 0.88", "env-ignored"):
             assert part in app.clipboard
+
+
+async def test_numbers_that_change_leave_the_reader_where_they_are(app_on: AppOn) -> None:
+    app, (session,) = app_on(states.explained())
+    async with app.run_test(size=NARROW) as pilot:
+        await pilot.press("x", *["down"] * 6)
+        await pilot.pause()
+        box = app.screen.query_one("#story-box", VerticalScroll)
+        chosen = [line for line in shown(app).splitlines() if "▌" in line]
+        top = box.scroll_y
+        root, note = session.state.servers[0].findings
+        news = (explained.graphs_off(), states.REPLACE(root, explanation=f"{root.explanation} Again."), note)
+        session.push(with_server(session.state, findings=(news[1], note)))
+        await pilot.pause()
+        assert [line for line in shown(app).splitlines() if "▌" in line] == chosen
+        assert box.scroll_y == top
+        session.push(with_server(session.state, findings=news))
+        await pilot.pause()
+        assert [line for line in shown(app).splitlines() if "▌" in line] == chosen, "the same finding is chosen"

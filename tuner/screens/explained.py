@@ -59,16 +59,17 @@ class Explained(TunerScreen):
         return self.cards[0] if self.cards else None
 
     def keep_cards(self, server: ServerState | None) -> bool:
-        """Make cards of the server's findings; one that was unfolded stays so. Returns whether they changed."""
+        """Make cards of the server's findings; one that was there stays as it was. Returns whether they changed."""
         findings = server.findings if server is not None else ()
         if findings == self._cards_of:
             return False
-        unfolded = {(each.finding.cause, each.finding.at) for each in self.cards if each.unfolded}
+        before = {each.mark: each for each in self.cards}
         tags = tags_of(server) if server is not None else {}
         cards: list[Card] = []
         for index, finding in enumerate(findings):
             card = Card(finding, self.glyphs, tags=tags, more=len(findings) - 1 if index == 0 else 0)
-            card.fold(unfolded=(finding.cause, finding.at) in unfolded)
+            if card.mark in before:
+                card.resume(before[card.mark])
             cards.append(card)
         self._cards_of, self.cards = findings, tuple(cards)
         self.refresh_bindings()

@@ -101,11 +101,13 @@ class FindingsScreen(Explained):
         age, retry = self.shell.age_s(), self.shell.retry_in_s()
         line = status.status_line(state, server, width, glyphs, age_s=age, retry_in_s=retry, ended=self.shell.ended())
         self.query_one("#status", Rows).show([line])
+        mark = self.card.mark if self.card is not None else None
         if self.keep_cards(server):
-            self._at = 0
+            self._at = next((at for at, card in enumerate(self.cards) if card.mark == mark), 0)
             for card in self.cards:
-                card.fold(unfolded=True)
-                card.move(1, self._width, _WHOLE)
+                if not card.unfolded:
+                    card.fold(unfolded=True)
+                    card.move(1, self._width, _WHOLE)
         about = (server.start, server.phase, server.usual, server.log.source) if server is not None else ()
         if self.changed("story", *about, self.cards, str(self._chosen), width, stale, self._folding):
             self.query_one("#story", Rows).show(self._lines(server), dimmed=stale)

@@ -87,6 +87,7 @@ class LogsScreen(LogTraveller):
         view = self.view
         stale = self.shell.stale()
         if server is None:
+            self.keep_cards(None)
             self.query_one("#filters", Rows).show([((" no server, so no log", "warn"),)])
             view.display = False
             return

@@ -202,14 +202,16 @@ class OverviewScreen(Explained):
         self.keep_cards(server)
         if self.cards:
             card = self.cards[0]
-            finding = card.finding
-            mark = (finding.cause, finding.at)
-            if tall and finding.severity is Severity.FATAL and mark not in self._unfolded_once:
+            if tall and card.finding.severity is Severity.FATAL and card.mark not in self._unfolded_once:
                 card.fold(unfolded=True)
-            self._unfolded_once.add(mark)
+            self._unfolded_once.add(card.mark)
         if card is None:
             rows.show([])
-        elif card.unfolded or tall or card.finding.severity in (Severity.FATAL, Severity.ERROR):
+        elif (
+            card.unfolded
+            or card.finding.severity in (Severity.FATAL, Severity.ERROR)
+            or (tall and card.finding.severity is Severity.PERFORMANCE)
+        ):
             rows.show([((" ", "text"), *line) for line in card.lines(width - 2, self._card_room)], dimmed=stale)
         elif card.finding.severity is Severity.PERFORMANCE:
             rows.show([card.summary(width)], dimmed=stale)

@@ -85,6 +85,15 @@ class Card:
         """Those that have a key."""
         return self.finding.remedies[: len(self._keys)]
 
+    @property
+    def mark(self) -> tuple[str, int | None]:
+        """What stays the same while a finding's numbers go on changing."""
+        return self.finding.cause, self.finding.at
+
+    def resume(self, before: Card) -> None:
+        """Go on where the card of the same finding was."""
+        self.unfolded, self._chosen, self._top = before.unfolded, before._chosen, before._top
+
     def fold(self, *, unfolded: bool) -> None:
         """Show all of it, or the few lines that matter most."""
         self.unfolded = unfolded
@@ -148,6 +157,7 @@ class Card:
         inside = self.inside(width)
         shown = min(len(inside), max(1, room - 2))
         self._top = max(0, min(self._top, len(inside) - shown))
+        self._chosen = max(0, min(self._chosen, len(inside) - 1))
         leads = bool(inside) and inside[self._chosen].leads
         rows = [
             self._boxed(each.line, width, chosen=active and leads and self._top + row == self._chosen)
