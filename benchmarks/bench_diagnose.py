@@ -325,8 +325,13 @@ def measure(report: Report, log: Planted, runs: int, version: str) -> None:
         report.row(f"  {version} indexes it", statistics.median(walls), "MB/s", note=_spread(walls))
         report.row("  its processor time", statistics.median(cost.cpu for cost in theirs), "s")
         ratio = speed / statistics.median(walls)
-        report.row("  times as fast", ratio, "", note=f"bar {LNAV_BAR:g}")
-        report.missed += ratio < LNAV_BAR
+        if log.engine == "sglang":
+            report.row("  times as fast", ratio, "", note=f"bar {LNAV_BAR:g}")
+            report.missed += ratio < LNAV_BAR
+        else:
+            report.row(
+                "  times as fast", ratio, "", note="it reads no times out of these lines, it only finds their ends"
+            )
     packed = log.path.with_suffix(".log.gz")
     with gzip.open(packed, "wb", 1) as out, log.path.open("rb") as file:
         shutil.copyfileobj(file, out, 1 << 20)

@@ -28,7 +28,7 @@ MOST_PROCESSES = 4
 _TYPICAL_LINE = 140
 _WHOLE = 10_000
 """Lines up to which a log is kept whole, about."""
-_EVEN = 3000
+_EVEN = 2000
 """Routine lines kept evenly from a longer one, about: more tell nothing new, and reading them costs time."""
 _TICKET = struct.Struct("=H")
 _MOST_TICKETS = 16_384
