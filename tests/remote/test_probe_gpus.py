@@ -301,6 +301,22 @@ def test_xid_errors_of_the_kernel_log(tree: ProcTree, driver: Driver) -> None:
         assert probe.first(e.GpuXid, lambda x: x.xid == 31).bus_id == "0000:11:00"
 
 
+def test_processes_that_the_kernel_killed_for_want_of_memory(tree: ProcTree, driver: Driver) -> None:
+    (tree.root / "dev").mkdir()
+    log = tree.root / "dev/kmsg"
+    log.write_text(
+        "6,1,5000000,-;Memory cgroup out of memory: Killed process 4711 (sglang::schedul) total-vm:99kB, anon-rss:9kB\n"
+        "6,2,5000001,-;oom_reaper: reaped process 4711 (sglang::schedul), now anon-rss:0kB\n"
+    )
+    with running(tree.root, toy_plan(), FAKE_NVML=str(driver.path)) as probe:
+        killed = probe.first(e.ProcessKilled)
+        assert (killed.pid, killed.name, killed.at) == (4711, "sglang::schedul", tree.boot + 5.0)
+        assert killed.text.startswith("Memory cgroup out of memory")
+        with log.open("a") as out:
+            out.write("3,9,9000000,-;Out of memory: Killed process 12, UID 0, (python) total-vm:1kB\n")
+        assert probe.first(e.ProcessKilled, lambda x: x.pid == 12).name == "python"
+
+
 def test_a_simulated_host_is_not_told_of_real_troubles(tree: ProcTree, driver: Driver) -> None:
     with running(tree.root, toy_plan(), FAKE_NVML=str(driver.path)) as probe:
         probe.first(e.GpuSamples)

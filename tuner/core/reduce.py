@@ -181,6 +181,13 @@ def _xid(state: HostState, event: e.GpuXid, engines: Engines) -> Result:
     return msgspec.structs.replace(state, xids=(*state.xids, event)[-KEEP_XIDS:]), ()
 
 
+def _killed(state: HostState, event: e.ProcessKilled, engines: Engines) -> Result:
+    """Every probe reads the kernel's log from its beginning again."""
+    if any(x.pid == event.pid and x.text == event.text and _close(x.at, event.at) for x in state.killed):
+        return state, ()
+    return msgspec.structs.replace(state, killed=(*state.killed, event)[-KEEP_XIDS:]), ()
+
+
 def _close(a: float | None, b: float | None) -> bool:
     """The same moment, as two readings of the kernel's clock give it."""
     return a == b or (a is not None and b is not None and abs(a - b) < 1.0)
@@ -371,6 +378,7 @@ _HANDLERS: dict[type, Callable[[HostState, Any, Engines], Result]] = {
     e.GpuSamples: _gpu_samples,
     e.GpuProcesses: _gpu_processes,
     e.GpuXid: _xid,
+    e.ProcessKilled: _killed,
     e.ServerSeen: _server_seen,
     e.ServerGone: _server_gone,
     e.ScanEnded: _scanned,

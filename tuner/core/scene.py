@@ -10,10 +10,12 @@ import msgspec
 from msgspec import Struct
 
 from tuner.core.diagnosis.case import MOST_EVIDENCE, Case
+from tuner.core.diagnosis.processes import memory_remedies
 from tuner.core.diagnosis.proposals import DMESG
 from tuner.core.engine import Engine
 from tuner.core.roots import root_of, stop_asked
-from tuner.domain.findings import Confidence, Evidence, Finding, Severity
+from tuner.domain.events import ProcessKilled
+from tuner.domain.findings import Confidence, Evidence, Finding, Remedy, Severity
 from tuner.domain.server import Phase
 from tuner.domain.starts import Start
 from tuner.domain.state import ForeignProcess, HostState, ServerState
@@ -26,6 +28,11 @@ _BY_XID = ("illegal-memory-access", "rank-died", "peer-rank-died", "watchdog-han
 _MISSING = ("rank-died", "peer-rank-died", "inconclusive")
 """Causes that a vanished rank makes certain."""
 _SHOWN_TENANTS = 4
+_COMM = 15
+"""Bytes of a process's name that the kernel keeps."""
+_QUOTED = 160
+_BY_KILLER = ("rank-died", "peer-rank-died", "host-oom-killed", "inconclusive")
+"""Causes that the kernel's word about a kill explains."""
 
 
 class Xid(Struct, frozen=True):
@@ -50,11 +57,13 @@ class Scene(Struct, frozen=True, kw_only=True):
     """Processes of others on its GPUs."""
     xids: tuple[Xid, ...] = ()
     """Since it began."""
+    killed: tuple[ProcessKilled, ...] = ()
+    """Processes of it that the kernel killed for want of memory."""
 
     @property
     def news(self) -> tuple[object, ...]:
         """What makes a new diagnosis worth while when it changes."""
-        return (self.silent, self.lost, len(self.xids))
+        return (self.silent, self.lost, len(self.xids), len(self.killed))
 
 
 NOTHING = Scene()
@@ -64,7 +73,7 @@ def scene_of(state: HostState, server: ServerState) -> Scene:
     """What a host shows of a server."""
     silent = tuple(tag for error in server.errors if error.silent for tag in error.ranks)
     lost = server.gone and server.phase is Phase.FAILED and not server.errors and not server.identity.orphaned
-    if not (silent or lost or state.foreign or state.xids):
+    if not (silent or lost or state.foreign or state.xids or state.killed):
         return NOTHING
     gpus = tuple((rank.tag, rank.gpu) for rank in server.ranks if rank.gpu is not None)
     used = {gpu for _, gpu in gpus}
@@ -75,7 +84,20 @@ def scene_of(state: HostState, server: ServerState) -> Scene:
         pids=tuple((rank.tag, rank.pid) for rank in server.ranks if rank.pid is not None),
         tenants=tuple(each for each in state.foreign if each.gpu in used or not used),
         xids=_xids(state, server, used),
+        killed=_killed(state, server),
     )
+
+
+def _killed(state: HostState, server: ServerState) -> tuple[ProcessKilled, ...]:
+    """Those of its own, by their PID, or by their name where a container counts otherwise."""
+    since = server.identity.started_at
+    events = [each for each in state.killed if since is not None and each.at is not None and each.at >= since]
+    if not events:
+        return ()
+    members = server.identity.members
+    pids = {server.identity.pid, *(m.pid for m in members), *(r.pid for r in server.ranks)}
+    titles = {rank.title[:_COMM] for rank in server.ranks if rank.title and "::" in rank.title}
+    return tuple(each for each in events if each.pid in pids or each.name in titles)
 
 
 def _xids(state: HostState, server: ServerState, used: set[int]) -> tuple[Xid, ...]:
@@ -116,6 +138,8 @@ def completed(findings: tuple[Finding, ...], start: Start, engine: Engine, scene
         root = _vanished(case, root, scene)
     elif root is None and scene.lost and stop_asked(start) is None:
         root = _lost(case)
+    if scene.killed and (root is None or root.cause in _BY_KILLER):
+        root = _by_killer(case, root, scene)
     if root is not None and scene.xids and root.cause in _BY_XID:
         root = _by_driver(case, root, scene)
     found = others if root is None else (root, *(each for each in others if each.cause != root.cause))
@@ -167,7 +191,31 @@ def _lost(case: Case) -> Finding:
     )
 
 
-def _who_killed(case: Case) -> list:  # type: ignore[type-arg]
+def _by_killer(case: Case, root: Finding | None, scene: Scene) -> Finding:
+    """The kernel says that it was it, and why."""
+    killed = scene.killed[0]
+    tags = [tag for tag, pid in scene.pids if pid == killed.pid]
+    ranks = tuple(sorted(case.layout.number(tag) for tag in tags)) or (root.ranks if root is not None else None)
+    cgroup = "cgroup" in killed.text
+    return case.finding(
+        "host-oom-killed",
+        f"The kernel says that it killed {killed.name} (pid {killed.pid}) for want of memory:"
+        f" {'its container or unit had used up its limit' if cgroup else 'the memory of the host was used up'}. It is"
+        " not GPU memory; what the other processes print is the consequence.",
+        evidence=[
+            case.derived("kernel", killed.text[:_QUOTED]),
+            *(root.evidence if root is not None else ()),
+        ],
+        remedies=memory_remedies(case),
+        phase=root.phase if root is not None else str(case.start.phase) if case.start.ready_at is None else "runtime",
+        ranks=ranks,
+        confidence=Confidence.HIGH,
+        refuted_by="a kernel line of another time or process",
+        at=root.at if root is not None else case.start.last,
+    )
+
+
+def _who_killed(case: Case) -> list[Remedy | None]:
     return [
         case.advice("dmesg", "an out-of-memory line there means host memory, a segfault line names the library; neither"
                     " means that somebody killed it", DMESG)

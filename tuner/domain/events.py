@@ -119,6 +119,17 @@ class GpuXid(Event, frozen=True, kw_only=True, tag="xid"):
     at: float | None = None
 
 
+class ProcessKilled(Event, frozen=True, kw_only=True, tag="oom"):
+    """The kernel killed a process for want of memory, of the host's or of a cgroup's."""
+
+    pid: int
+    """As the kernel counts: not that of a container."""
+    name: str
+    """Its first 15 bytes."""
+    text: str
+    at: float | None = None
+
+
 class ServerSeen(Event, frozen=True, kw_only=True, tag="server"):
     """A server was found or changed (members, port, log)."""
 
@@ -265,6 +276,7 @@ AnyEvent = (
     | GpuSamples
     | GpuProcesses
     | GpuXid
+    | ProcessKilled
     | ServerSeen
     | ServerGone
     | LogOpened

@@ -16,6 +16,7 @@ from tuner.domain.events import (
     HostSample,
     ProbeHello,
     ProblemSeen,
+    ProcessKilled,
 )
 from tuner.domain.findings import Finding
 from tuner.domain.gpu import GpuProcess, GpuSample, ProcessInfo
@@ -305,6 +306,8 @@ class HostState(Struct, frozen=True, kw_only=True):
     """Running ones first, then those that ended, newest first."""
     problems: tuple[ProblemSeen, ...] = ()
     xids: tuple[GpuXid, ...] = ()
+    killed: tuple[ProcessKilled, ...] = ()
+    """By the kernel, for want of memory; the last of them."""
     scanned: bool = False
     """The first look for servers has ended: no server means no server."""
     seen: frozenset[str] = frozenset()

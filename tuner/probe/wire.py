@@ -303,6 +303,7 @@ _CLEAN: dict[type, Callable[[Any], Incoming]] = {
     e.GpuProcesses: lambda v: replace(v, infos=tuple(_info(info) for info in v.infos)) if v.infos else v,
     e.GpuTable: lambda v: replace(v, reason=_text(v.reason)),
     e.GpuXid: lambda v: replace(v, text=mask(v.text)),
+    e.ProcessKilled: lambda v: replace(v, name=mask(v.name), text=mask(v.text)),
     e.ServerSeen: lambda v: replace(v, server=_identity(v.server)),
     e.LogOpened: lambda v: replace(v, note=_text(v.note)) if v.note else v,
     e.ProblemSeen: lambda v: replace(v, subject=mask(v.subject), detail=mask(v.detail)),

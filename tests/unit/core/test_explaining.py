@@ -507,6 +507,22 @@ def test_a_fault_of_the_card_is_the_cause_of_what_its_rank_printed() -> None:
     assert (finding.cause, finding.ranks) == ("gpu-hardware", (5,))
 
 
+def test_what_the_kernel_killed_for_want_of_memory_is_told_as_that() -> None:
+    play = Play(born=BORN).opened()
+    for piece in pieces(HEALTHY):
+        play.log(piece)
+    text = "Memory cgroup out of memory: Killed process 14 (sglang::schedul) total-vm:99kB, anon-rss:9kB"
+    play.add(e.ProcessKilled(pid=999, name="python", text=text, at=BORN + 800))
+    play.add(e.ProcessKilled(pid=14, name="sglang::schedul", text=text, at=BORN - 800))
+    play.add(without(play.identity, "TP3"))
+    assert play.tick().causes == ("rank-died",), "another process, and one of another time"
+    play.add(e.ProcessKilled(pid=14, name="sglang::schedul", text=text, at=BORN + 800))
+    (finding,) = play.tick().server.findings
+    assert (finding.cause, finding.ranks, str(finding.confidence)) == ("host-oom-killed", (3,), "high")
+    assert "its container or unit had used up its limit" in finding.explanation
+    assert ("kernel", text) in [(each.what, each.value) for each in finding.evidence]
+
+
 # --- Journals of real hosts -------------------------------------------------------------------------------------------
 
 _TOO_HIGH = re.compile(r"(?<=mem-fraction-too-high)-.*")

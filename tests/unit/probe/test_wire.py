@@ -204,6 +204,7 @@ def planted() -> list[dict[str, Any]]:
         {"t": "gpu_procs", "processes": [[0, 5, 1]], "infos": [{"pid": 5, "command": " ".join(argv)}]},
         {"t": "gpu_info", "reason": text},
         {"t": "xid", "bus_id": "0", "xid": 1, "text": text},
+        {"t": "oom", "pid": 1, "name": "python", "text": text},
         {"t": "problem", "code": "http-auth", "detail": text},
         {"t": "found", "id": 1, "hits": [[0, text]], "done": True, "error": text},
         {"t": "read", "id": 1, "data": text, "error": text},

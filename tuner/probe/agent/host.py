@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 class KernelLog:
-    """XID errors of the GPU driver, where the kernel log may be read."""
+    """XID errors of the GPU driver and processes killed for want of memory, where the kernel log may be read."""
 
     REMEMBERED = 20
     _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+    _KILLED = re.compile(r"Killed process (\d+),? (?:UID \d+,? )?\(([^)]*)\)")
 
     def __init__(self, out: Outbox) -> None:
         self._out = out
@@ -36,9 +37,11 @@ class KernelLog:
 
     def poll(self) -> None:
         """Send what is new; the first time, the last ones that the kernel still remembers."""
-        found = [line for line in self._lines() if b"NVRM: Xid" in line]
-        for line in found if self._polled else found[-self.REMEMBERED :]:
-            self._send(line.decode("utf-8", "replace"))
+        lines = list(self._lines())
+        for mark in (b"NVRM: Xid", b"Killed process "):
+            found = [line for line in lines if mark in line]
+            for line in found if self._polled else found[-self.REMEMBERED :]:
+                self._send(line.decode("utf-8", "replace"))
         self._polled = True
 
     def _lines(self) -> Iterator[bytes]:
@@ -59,11 +62,14 @@ class KernelLog:
 
     def _send(self, line: str) -> None:
         head, _, text = line.partition(";")
-        found = self._XID.search(text)
-        if not found:
+        xid, killed = self._XID.search(text), self._KILLED.search(text)
+        if xid:
+            event: Json = {"t": "xid", "bus_id": xid.group(1), "xid": int(xid.group(2)), "text": text[:500]}
+        elif killed:
+            event = {"t": "oom", "pid": int(killed.group(1)), "name": killed.group(2), "text": text[:500]}
+        else:
             return
         parts = head.split(",")
-        event: Json = {"t": "xid", "bus_id": found.group(1), "xid": int(found.group(2)), "text": text[:500]}
         if self._boot is not None and len(parts) > 2 and parts[2].isdigit():
             event["at"] = round(self._boot + int(parts[2]) / 1e6, 3)
         self._out.put(event)
