@@ -8,6 +8,7 @@ import pytest
 
 from tests.support import states
 from tuner.domain.events import ProblemSeen
+from tuner.domain.findings import Finding, Severity
 from tuner.domain.link import LinkPhase
 from tuner.domain.server import START_PHASES, Phase
 from tuner.domain.state import HostState, LinkState
@@ -65,6 +66,16 @@ def test_a_start_that_says_nothing_any_more_is_told_and_which_ranks_do_nothing()
     assert "2:10; TP6, TP7 without work while other ranks have some" in shown(130.0, busy=6)
     phase = states.starting().servers[0].phase
     assert "silent" not in shown(130.0, usual={phase: (500.0, 520.0)}), "it always takes so long"
+
+
+def test_a_start_that_is_found_to_stand_still_is_told_by_its_card_alone() -> None:
+    state = states.starting()
+    server = state.servers[0]
+    server = states.REPLACE(server, log=states.REPLACE(server.log, grown_at=state.mono - 130.0))
+    assert notes.silence(state, server)
+    for cause in ("start-hang", "graph-capture-hang"):
+        found = Finding(cause=cause, severity=Severity.ERROR)
+        assert notes.silence(state, states.REPLACE(server, findings=(found,))) == ""
 
 
 def test_an_unknown_phase_says_what_is_waited_for() -> None:
