@@ -147,7 +147,8 @@ class Sieve:
         self._limits = limits
         self._dull: set[bytes] = set()
         """Shapes that are routine, or came too often."""
-        self._counts: dict[bytes, int] = {}
+        self._counts: dict[int, int] = {}
+        """How often shapes came that are not routine, by their hash: they may be long."""
         self._lines = 0
         self._notable: list[Kept] = []
         self._notable_bytes = 0
@@ -222,8 +223,9 @@ class Sieve:
             self._thin()
 
     def _tally(self, form: bytes) -> None:
-        if len(form) <= _LONG and (form in self._counts or len(self._counts) < _MOST_COUNTED):
-            count = self._counts[form] = self._counts.get(form, 0) + 1
+        key = hash(form)
+        if len(form) <= _LONG and (key in self._counts or len(self._counts) < _MOST_COUNTED):
+            count = self._counts[key] = self._counts.get(key, 0) + 1
             if count == FLOOD and len(self._dull) < _MOST_SHAPES:
                 self._dull.add(form)
 
