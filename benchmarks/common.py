@@ -62,6 +62,7 @@ def status_kb(pid: int, name: str) -> int:
 def own_home(folder: Path) -> None:
     """Neither read nor write what belongs to whoever measures; child processes inherit this."""
     os.environ["HOME"] = str(folder)
+    (folder / "config").mkdir(parents=True, exist_ok=True)  # without it some programs write where they stand
     for kind in ("CONFIG", "STATE", "DATA", "CACHE"):
         os.environ[f"XDG_{kind}_HOME"] = str(folder / kind.lower())
     for name in ("SSH_AUTH_SOCK", "GPUTUNER_HOME", "NO_COLOR"):
