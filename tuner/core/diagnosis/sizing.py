@@ -7,15 +7,11 @@ import msgspec
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import TOO_MUCH, Asked, asked_of, down, interval, raised, smaller_weights, up
 from tuner.core.diagnosis.proposals import option
+from tuner.core.diagnosis.tenants import FOREIGN_GIB, foreign_at_load, less_than_before, poor_rank
 from tuner.core.share import least
 from tuner.core.versions import at_least
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
-from tuner.domain.starts import Figure, RankStory, Sign
-
-UNEVEN = 0.9
-"""SGLang's own measure: a rank with less than this share of another's free memory is out of line."""
-FOREIGN_GIB = 2.0
-"""Less than this may be contexts and libraries."""
+from tuner.domain.starts import Sign
 
 
 def no_pool(case: Case) -> Finding | None:
@@ -26,9 +22,11 @@ def no_pool(case: Case) -> Finding | None:
     told = asked_of(case)
     facts = _pool_evidence(case, told, sign)
     everywhere = case.all_ranks if case.share is not None else case.ranks
-    poor = _poor_rank(case, lambda rank: rank.before_weights)
+    poor = poor_rank(case)
     if poor is not None:
-        return _foreign_at_load(case, poor, facts)
+        return foreign_at_load(case, poor, facts)
+    if (before := less_than_before(case, facts)) is not None:
+        return before
     share = case.share
     if share is None or told is None:
         knob = (
@@ -188,37 +186,6 @@ def _lora(case: Case, pool: float, facts: list[Evidence | None]) -> Finding | No
         ],
         confidence=Confidence.MEDIUM,
         refuted_by="the same failure without adapters",
-    )
-
-
-def _poor_rank(case: Case, of: object) -> tuple[RankStory, Figure, Figure] | None:
-    """The rank that has far less than its siblings, its number and theirs."""
-    known = [(rank, figure) for rank in case.start.ranks if (figure := of(rank)) is not None]  # type: ignore[operator]
-    if len(known) < 2:
-        return None
-    rank, low = min(known, key=lambda each: each[1].value)
-    _, high = max(known, key=lambda each: each[1].value)
-    if low.value >= UNEVEN * high.value or high.value - low.value < FOREIGN_GIB:
-        return None
-    return rank, low, high
-
-
-def _foreign_at_load(case: Case, poor: tuple[RankStory, Figure, Figure], facts: list[Evidence | None]) -> Finding:
-    rank, low, high = poor
-    return case.finding(
-        "foreign-process-on-gpu",
-        f"{rank.tag} had {low.value:.2f} GB free before the weights, other ranks {high.value:.2f} GB: something else"
-        f" holds {high.value - low.value:.1f} GiB on its GPU. The pool is sized by the poorest rank.",
-        evidence=[
-            case.figure(f"avail before load, {rank.tag}", low),
-            case.figure("avail before load, others", high),
-            case.derived("used by others", round(high.value - low.value, 2), "GiB"),
-            *facts,
-        ],
-        remedies=[case.advice("gpu-processes", f"find and end the process on the GPU of {rank.tag}: nvidia-smi")],
-        ranks=(rank.number,),
-        wrong_advice=["raising the fraction, as the message says, shares less memory and not the foreign one"],
-        refuted_by="nvidia-smi showing no other process on that GPU",
     )
 
 

@@ -6,11 +6,17 @@ from collections.abc import Iterable
 
 from tuner.core import facts as f
 from tuner.core.diagnosis.case import Case
+from tuner.core.diagnosis.fraction import asked_of
 from tuner.core.diagnosis.oom import Oom, evidence_of, fragmentation
-from tuner.core.diagnosis.sizing import FOREIGN_GIB
 from tuner.core.quantity import to_gib
+from tuner.core.share import least
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
+from tuner.domain.starts import Figure, RankStory
 
+UNEVEN = 0.9
+"""SGLang's own measure: a rank with less than this share of another's free memory is out of line."""
+FOREIGN_GIB = 2.0
+"""Less than this may be contexts and libraries."""
 _CONTEXT_GIB = 1.5
 """What a CUDA context and libraries take before the first line about memory, at most."""
 _SUMS_GIB = 1.0
@@ -123,3 +129,64 @@ def _look(case: Case, oom: Oom) -> Remedy:
 
 def _each(case: Case, others: Iterable[tuple[object, float]]) -> Iterable[Evidence]:
     return (case.derived(f"process {pid}", round(amount, 2), "GiB") for pid, amount in others)
+
+
+def poor_rank(case: Case) -> tuple[RankStory, Figure, Figure] | None:
+    """The rank that had far less before its weights than its siblings: it, its number and theirs."""
+    known = [(rank, figure) for rank in case.start.ranks if (figure := rank.before_weights) is not None]
+    if len(known) < 2:
+        return None
+    rank, low = min(known, key=lambda each: each[1].value)
+    _, high = max(known, key=lambda each: each[1].value)
+    if low.value >= UNEVEN * high.value or high.value - low.value < FOREIGN_GIB:
+        return None
+    return rank, low, high
+
+
+def foreign_at_load(case: Case, poor: tuple[RankStory, Figure, Figure], facts: list[Evidence | None]) -> Finding:
+    """A pool that the poorest rank has no room for, because something else is on its GPU."""
+    rank, low, high = poor
+    return case.finding(
+        "foreign-process-on-gpu",
+        f"{rank.tag} had {low.value:.2f} GB free before the weights, other ranks {high.value:.2f} GB: something else"
+        f" holds {high.value - low.value:.1f} GiB on its GPU. The pool is sized by the poorest rank.",
+        evidence=[
+            case.figure(f"avail before load, {rank.tag}", low),
+            case.figure("avail before load, others", high),
+            case.derived("used by others", round(high.value - low.value, 2), "GiB"),
+            *facts,
+        ],
+        remedies=[case.advice("gpu-processes", f"find and end the process on the GPU of {rank.tag}: nvidia-smi")],
+        ranks=(rank.number,),
+        wrong_advice=["raising the fraction, as the message says, shares less memory and not the foreign one"],
+        refuted_by="nvidia-smi showing no other process on that GPU",
+    )
+
+
+def less_than_before(case: Case, facts: list[Evidence | None]) -> Finding | None:
+    """A pool there is no room for, where good starts of this LLM on this host found far more memory free."""
+    now = least(case.start.ranks, lambda rank: rank.before_weights)
+    then = next((known for past in case.past if (known := least(past.ranks, lambda r: r.before_weights))), None)
+    if now is None or then is None or now.value >= UNEVEN * then.value or then.value - now.value < FOREIGN_GIB:
+        return None
+    held, told, share = then.value - now.value, asked_of(case), case.share
+    if told is None or share is None or share.after is None or share.knob != "mem_fraction_static":
+        return None
+    pool = share.after.value + held - then.value * (1 - told.effective)
+    if pool <= 0:
+        return None
+    return case.finding(
+        "foreign-process-on-gpu",
+        f"{now.value:.2f} GB were free before the weights, and {then.value:.2f} GB in a start of this LLM that worked:"
+        f" something else holds {held:.1f} GiB on the GPU. With that memory the same fraction gives a pool of"
+        f" {pool:.1f} GiB; a larger one, as the message says, shares what is left.",
+        evidence=[
+            case.figure("avail before load", now),
+            case.derived("avail before load, good start", then.value, "GB"),
+            case.derived("used by others", round(held, 2), "GiB"),
+            *facts,
+        ],
+        remedies=[case.advice("gpu-processes", "find and end the process that holds it: nvidia-smi")],
+        confidence=Confidence.MEDIUM,
+        refuted_by="the good start having run on larger GPUs",
+    )

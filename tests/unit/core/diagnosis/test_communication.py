@@ -137,6 +137,14 @@ def test_what_nccl_says_itself_makes_it_sure(line: str, knob: str, word: str) ->
     assert word in finding.explanation
 
 
+def test_an_interface_that_was_asked_for_is_no_longer_asked_for() -> None:
+    said = "box:1:1 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to =ib9\n"
+    line = "box:1:1 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found\n"
+    finding = verdict(failed_init(UNHANDLED_SYSTEM, said + line))
+    assert proposed(finding)["NCCL_SOCKET_IFNAME"] == ("unset", None)
+    assert "ib9" in finding.explanation
+
+
 def test_ranks_of_a_failed_start_are_those_that_show_it() -> None:
     text = (
         sglang("dist-init", tp=4)

@@ -220,6 +220,42 @@ def test_a_crash_in_native_code(line: str) -> None:
     assert (finding.cause, finding.confidence) == ("rank-died", Confidence.MEDIUM)
 
 
+CRASH = "Fatal Python error: Aborted\n"
+ENDS = "[2026-03-01 10:05:02] Subprocess scheduler_{} (pid=211) crashed with exit code -6. Triggering SIGQUIT\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "number", "ranks"),
+    [({}, 1, (1,)), ({}, 0, (0,)), ({"dp_size": 2}, 0, None), ({"nnodes": 2, "node_rank": 0}, 0, None)],
+)
+def test_the_main_process_says_whose_crash_it_was(
+    settings: dict[str, object], number: int, ranks: tuple[int, ...] | None
+) -> None:
+    """With replicas the process of that name deals out requests to them; with nodes its number is its own node's."""
+    finding = verdict(sglang("serving", **settings) + CRASH + ENDS.format(number))  # type: ignore[arg-type]
+    assert (finding.cause, finding.ranks) == ("rank-died", ranks)
+    assert shown(finding)["exitcode"] == -6
+
+
+def test_threads_that_cannot_be_made_make_it_a_limit() -> None:
+    limit = "Resource temporarily unavailable (src/thread.cpp:241)\n"
+    text = sglang("dist-init") + limit + CRASH + ENDS.format(1)
+    finding = verdict(text)
+    assert (finding.cause, finding.confidence, finding.ranks) == ("process-limits", Confidence.MEDIUM, (1,))
+    assert "thread.cpp" in str(shown(finding)["error"])
+    apart = sglang("dist-init") + limit + "[2026-03-01 10:00:09 TP0] something else\n" * 5 + CRASH + ENDS.format(1)
+    assert verdict(apart).cause == "rank-died"
+
+
+def test_a_node_that_serves_no_clients_is_ready_when_it_answers_health_checks() -> None:
+    text = sglang("graph-capture", nnodes=2, node_rank=1).replace("TP0", "TP2").replace("TP1", "TP3") + (
+        "[2026-03-01 10:00:53] Dummy health check server started in background thread at 127.0.0.1:30000\n"
+    )
+    assert start_of(text).outcome is Outcome.READY
+    finding = verdict(text + "[2026-03-01 10:04:00] Scheduler or DataParallelController 4711 terminated with -9\n")
+    assert (finding.cause, finding.phase) == ("rank-died", "runtime")
+
+
 # --- Peers ------------------------------------------------------------------------------------------------------------
 
 PEER = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [{}]:29105"

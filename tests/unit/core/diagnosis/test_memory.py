@@ -47,6 +47,17 @@ def test_in_graph_capture_the_fraction_goes_down(version: str, ranks: tuple[int,
     assert graphs.flag == ("--cuda-graph-max-bs-decode" if at_least(version, "0.5.14") else "--cuda-graph-max-bs")
 
 
+@pytest.mark.parametrize(("version", "known"), [("0.5.13", False), ("0.5.16", True), ("0.5.23", True)])
+def test_graphs_of_prefill_steps_can_be_left_out_alone(version: str, known: bool) -> None:
+    frames = ("managers/scheduler.py:run_scheduler_process", "model_executor/piecewise_cuda_graph_runner.py:capture")
+    log = loaded(version).pool(200_000, 13.0, 2.0).capture(free=2.0).fail(oom("128.00 MiB", "108.31 MiB"), frames)
+    finding = findings(log.lines)[0]
+    assert (finding.cause, finding.phase) == ("mem-fraction-too-high-graph-capture", "graph-capture")
+    proposed = {remedy.knob: remedy.move for remedy in finding.remedies}
+    assert "cuda_graph_max_bs" not in proposed
+    assert (proposed.get("cuda_graph_backend_prefill") is Move.SET) is known
+
+
 def test_no_fraction_is_advised_that_would_fail_the_other_way() -> None:
     log = SGLang("0.5.9", before=94.0, weights=82.0, fraction=0.88).communicators().load()
     log.pool(9_000, 0.6, 0.8).capture(free=0.8).fail(oom("448.00 MiB", "11.31 MiB"), CAPTURE_FRAMES)
@@ -76,6 +87,7 @@ def test_logits_of_a_prompt_are_told_by_their_size() -> None:
     log = served().prefill(10_688).fail(oom("6.05 GiB", "5.94 GiB"), frames)
     finding = findings(log.lines)[0]
     assert finding.cause == "logprobs-oom"
+    assert fraction_moves(finding) == {Move.LOWER}
     assert "151," in finding.explanation or "152," in finding.explanation  # words of the vocabulary
 
 

@@ -114,3 +114,28 @@ def test_the_check_for_equal_memory_blames_the_rank_that_does_not_raise() -> Non
 def test_other_words_about_memory_are_nothing(text: str) -> None:
     log = SGLang("0.5.9").communicators().load().pool(100_000, 10.0, 8.0).capture(7.0).ready(100_000).main(text)
     assert findings(log.lines) == ()
+
+
+def test_a_draft_beside_the_weights_can_go() -> None:
+    log = SGLang("0.5.16", weights=60.0, fraction=0.62, extra="speculative_algorithm='EAGLE'").communicators()
+    finding = findings(log.load(draft=8.0).fail(OLD, POOL_FRAMES).lines)[0]
+    assert (finding.cause, finding.phase) == ("mem-fraction-too-low", "kv-alloc")
+    assert {(remedy.knob, remedy.move) for remedy in finding.remedies} == {
+        ("mem_fraction_static", Move.RAISE),
+        ("speculative_draft_model_path", Move.UNSET),
+    }
+    without = SGLang("0.5.16", weights=68.0, fraction=0.62).communicators().load().fail(OLD, POOL_FRAMES)
+    assert [remedy.knob for remedy in findings(without.lines)[0].remedies] == ["mem_fraction_static"]
+
+
+@pytest.mark.parametrize(("tokens", "page", "short"), [(32, 64, True), (63, 64, True), (64, 64, False), (5, 1, False)])
+def test_a_pool_of_less_than_a_page_is_not_the_fractions_fault(tokens: int, page: int, short: bool) -> None:
+    extra = f"max_total_tokens={tokens}, page_size={page}"
+    log = SGLang("0.5.16", weights=20.0, fraction=0.8, extra=extra).communicators().load()
+    finding = findings(log.fail(OLD, POOL_FRAMES).lines)[0]
+    assert (finding.cause == "bad-argument") is short
+    assert not any(remedy.knob == "mem_fraction_static" for remedy in finding.remedies)
+    if short:
+        assert [(r.knob, r.move, r.min) for r in finding.remedies if r.knob == "max_total_tokens"] == [
+            ("max_total_tokens", Move.RAISE, page)
+        ]
