@@ -19,6 +19,8 @@ _READ_GIB_PER_S = 1e12 / 2**30
 _SLOW = 2.5
 """A decode step of a few requests reads each weight once at most. One that takes this many times longer waits."""
 _FEW = 4
+_MOST_WEIGHTS = 0.9
+"""Of a GPU's free memory: with more in weights nothing useful is left for the KV pool."""
 
 
 def prefill_graphs(case: Case) -> Finding | None:
@@ -98,7 +100,7 @@ def _for_want_of_nvlink(case: Case, world: int, sign: Sign) -> Finding:
             Evidence(what="gate", value=sign.text.partition(". ")[0][:160], at=sign.at),
         ],
         remedies=[
-            case.remedy("tp_size", Move.LOWER, "two GPUs may use it without NVLink", value=2) if world > 2 else None,
+            _two_gpus(case, world),
             _for_pcie(case),
             case.remedy(
                 "nccl_p2p_level",
@@ -111,6 +113,19 @@ def _for_want_of_nvlink(case: Case, world: int, sign: Sign) -> Finding:
         refuted_by="the same decode step with two GPUs",
         at=sign.at,
     )
+
+
+def _two_gpus(case: Case, world: int) -> Remedy | None:
+    """Two ranks, unless the log shows that the weights are too large for them."""
+    first = next((r for r in case.start.ranks if r.weights_gib and r.before_weights), None)
+    if world == 2 or (
+        first is not None
+        and first.weights_gib is not None
+        and first.before_weights is not None
+        and first.weights_gib.value * world / 2 > _MOST_WEIGHTS * first.before_weights.value
+    ):
+        return None
+    return case.remedy("tp_size", Move.LOWER, "two GPUs may use it without NVLink", value=2)
 
 
 def _for_pcie(case: Case) -> Remedy | None:

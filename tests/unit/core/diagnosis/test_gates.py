@@ -42,3 +42,9 @@ def test_only_steps_that_reading_the_weights_does_not_explain_are_a_slowdown(
     assert ("reading the weights once, about" in [e.what for e in finding.evidence]) == (
         severity is Severity.PERFORMANCE
     )
+
+
+@pytest.mark.parametrize(("weights", "offered"), [(15.0, True), (60.0, False)])
+def test_two_gpus_are_no_advice_where_the_weights_do_not_fit_on_them(weights: float, offered: bool) -> None:
+    (finding,) = findings(served(weights, 4.0))
+    assert any(remedy.knob == "tp_size" for remedy in finding.remedies) is offered
