@@ -139,7 +139,7 @@ def failures(stream: Iterable[Record]) -> tuple[list[Failure], list[Record]]:
     open_blocks: list[_Block] = []
     closed: list[_Block] = []
     others: list[Record] = []
-    orphan: _Block | None = None
+    orphans: list[_Block] = []
     for record in stream:
         block = next((b for b in reversed(open_blocks) if b.open_to(record)), None)
         begins = TRACEBACK in record.message
@@ -158,16 +158,17 @@ def failures(stream: Iterable[Record]) -> tuple[list[Failure], list[Record]]:
             header = _HEADER_END.sub("", head) or _announced(others, record)
             open_blocks.append(_Block(record, header))
             continue
-        if not record.prefixed and _FRAME.match(record.message) and not open_blocks:
+        headless = not open_blocks if not record.prefixed else bool(record.source) and block is None
+        if headless and _FRAME.match(record.message):
             # The head of this one was cut off.
-            orphan = _Block(record, "")
-            orphan.add(record)
-            open_blocks.append(orphan)
+            orphans.append(_Block(record, ""))
+            orphans[-1].add(record)
+            open_blocks.append(orphans[-1])
             continue
         others.append(record)
     found = [(block, block.failure()) for block in (*closed, *open_blocks)]
     whole = [
-        msgspec.structs.replace(failure, whole=False) if block is orphan else failure
+        msgspec.structs.replace(failure, whole=False) if block in orphans else failure
         for block, failure in found
         if failure is not None
     ]

@@ -124,6 +124,32 @@ def _smaller_than_pool(case: Case) -> Finding:
     )
 
 
+def host_pool(case: Case) -> Finding | None:
+    """vLLM without a GPU: the KV cache lies in host memory, and more is asked for than is free."""  # noqa: D403
+    sign = case.root_sign("host-kv-short")
+    if sign is None:
+        return None
+    free, total, desired = (sign.fields.get(name) for name in ("free", "total", "desired"))
+    if not all(isinstance(each, int | float) for each in (free, total, desired)):
+        return None
+    return case.finding(
+        "bad-argument",
+        f"The KV cache lies in host memory here: {desired:g} GiB are asked for, and {free:g} of {total:g} GiB are free"
+        f" on NUMA node {sign.fields.get('node')}. Nothing was killed, and no GPU is involved.",
+        evidence=[
+            case.quote("KV cache asked for", sign, "desired", "GiB"),
+            case.quote("free", sign, "free", "GiB"),
+            case.quote("memory of the node", sign, "total", "GiB"),
+        ],
+        remedies=[
+            variable(case, "VLLM_CPU_KVCACHE_SPACE", Move.LOWER, f"whole GiB, fewer than the {free:g} that are free"),
+            option(case, "kv_cache_memory_bytes", "--kv-cache-memory-bytes", Move.LOWER, "where it was given instead"),
+            case.advice("host-memory", "free -g and numactl -H: what else uses the memory of that node"),
+        ],
+        refuted_by=f"more than {desired:g} GiB free on that node when it is started",
+    )
+
+
 def disk_full(case: Case) -> Finding | None:
     """A file could not be written."""
     sign = case.root_sign("disk-full")
@@ -215,6 +241,7 @@ def numa(case: Case) -> Finding | None:
 
 JUDGES: tuple[Callable[[Case], Finding | None], ...] = (
     hierarchical_cache,
+    host_pool,
     out_of_host_memory,
     disk_full,
     limits,

@@ -351,3 +351,31 @@ def test_a_rank_that_may_not_bind_to_its_node(line: str) -> None:
 
 def test_such_a_line_in_a_server_that_serves_is_no_failure() -> None:
     assert findings("set_mempolicy: Operation not permitted\n" + sglang("serving")) == ()
+
+
+KV = "(Worker pid=30) ERROR 05-14 08:16:00 [multiproc_executor.py:1063] "
+ON_THE_HOST = "".join(
+    f"{KV}{line}\n"
+    for line in (
+        "WorkerProc hit an exception.",
+        "Traceback (most recent call last):",
+        '  File "/venv/vllm/v1/executor/multiproc_executor.py", line 1053, in worker_busy_loop',
+        '  File "/venv/vllm/v1/worker/cpu_worker.py", line 219, in determine_available_memory',
+        "ValueError: Available memory on node 0 (21.8/23.54 GiB) on kv cache allocation is less than requested memory"
+        " for kv (500.0 GiB). Decrease --kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE, or reduce CPU memory used by"
+        " other processes.",
+    )
+) + (
+    "(EngineCore pid=22) ERROR 05-14 08:16:01 [multiproc_executor.py:315] Worker proc VllmWorker-0 died unexpectedly"
+    " (exit code: 0), shutting down executor.\n"
+)
+
+
+@pytest.mark.parametrize("cut", [0, 2, 3])
+def test_a_kv_cache_in_host_memory_that_is_larger_than_it(cut: int) -> None:
+    """Also where the head of the traceback is missing: the worker did print an error before it ended."""
+    finding = verdict(vllm("args", tp=1, version="0.32.0") + "\n".join(ON_THE_HOST.split("\n")[cut:]))
+    assert (finding.cause, finding.phase) == ("bad-argument", "kv-alloc")
+    assert finding.ranks == (None if cut else (0,))
+    assert (shown(finding)["free"], shown(finding)["KV cache asked for"]) == (21.8, 500.0)
+    assert proposed(finding)["VLLM_CPU_KVCACHE_SPACE"][0] == "lower"
