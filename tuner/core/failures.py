@@ -170,7 +170,8 @@ def failures(stream: Iterable[Record]) -> tuple[list[Failure], list[Record]]:
     whole = [
         msgspec.structs.replace(failure, whole=False) if block in orphans else failure
         for block, failure in found
-        if failure is not None
+        # Frames alone, with a prefix, are a stack that was only shown.
+        if failure is not None and (failure.exception or block not in orphans or not block.first.prefixed)
     ]
     return sorted(whole, key=lambda failure: failure.at), others
 

@@ -379,3 +379,12 @@ def test_a_kv_cache_in_host_memory_that_is_larger_than_it(cut: int) -> None:
     assert finding.ranks == (None if cut else (0,))
     assert (shown(finding)["free"], shown(finding)["KV cache asked for"]) == (21.8, 500.0)
     assert proposed(finding)["VLLM_CPU_KVCACHE_SPACE"][0] == "lower"
+
+
+def test_a_stack_that_is_only_shown_is_no_failure() -> None:
+    shown_only = "".join(
+        f"(EngineCore_DP0 pid=22) WARNING 05-14 08:17:00 [core.py:11] {line}\n"
+        for line in ("Stack (most recent call last):", '  File "/venv/vllm/x.py", line 1, in step', "    run()")
+    )
+    assert findings(vllm("ready") + shown_only) == ()
+    assert start_of(vllm("ready") + shown_only).outcome is Outcome.READY
