@@ -184,7 +184,8 @@ def explained(state: HostState, server: ServerState, engine: Engine) -> ServerSt
     if told.at is not None and not news and 0 <= state.mono - told.at < wait:
         return server
     start = _start(server, engine)
-    if start is not None and _unfinished(start) and 0 <= state.mono - (told.grown_at or 0.0) < URGENT_S:
+    talking = not server.gone and told.grown_at is not None and 0 <= state.mono - told.grown_at < URGENT_S
+    if start is not None and talking and (_announced(server) or _unfinished(start)):
         return server
     if start is None:
         return _with(server, due=False, urgent=False, at=state.mono, seen=seen)
@@ -193,6 +194,8 @@ def explained(state: HostState, server: ServerState, engine: Engine) -> ServerSt
         own = tuple(line for line in told.lines if line.at >= start.first)
         server = _with(server, lines=own, batches=tuple(line for line in told.batches if line.at >= start.first))
     found = completed(diagnose(start, engine, server.past), start, engine, scene)
+    if talking and any(finding.cause == "inconclusive" for finding in found):
+        return server  # the line that says it is about to come
     if found == told.diagnosed:
         found = told.diagnosed
     server = _with(server, due=False, urgent=False, at=state.mono, seen=seen, diagnosed=found)
@@ -214,6 +217,11 @@ def _start(server: ServerState, engine: Engine) -> Start | None:
         version_inferred=server.version is None and start.version_inferred,
         env=start.env | (server.identity.env or {}),
     )
+
+
+def _announced(server: ServerState) -> bool:
+    """The last error only says that another follows, which says why."""
+    return bool(server.errors) and server.errors[-1].header
 
 
 def _unfinished(start: Start) -> bool:

@@ -154,6 +154,31 @@ def test_wherever_a_log_is_cut_into_events_the_findings_are_the_same(seed: int) 
     assert play.tick().tick().tick().server.findings == whole
 
 
+def test_an_error_that_announces_an_exception_is_not_judged_before_it() -> None:
+    core = "(EngineCore pid=20) ERROR 11-29 14:10:00 [core.py:1110] "
+    raised = (
+        "EngineCore encountered a fatal error.\n",
+        "Traceback (most recent call last):\n",
+        '  File "/opt/site/vllm/v1/worker/gpu_model_runner.py", line 36, in execute_model\n    y = f(x)\n',
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of"
+        " 80.00 GiB of which 812.25 MiB is free.\n",
+    )
+    play = Play(engine="vllm").opened()
+    play.log("INFO 11-29 14:00:00 [api_server.py:1] vLLM API server version 0.32.0\n").tick(5)
+    for piece in raised:
+        play.log("".join(f"{core}{line}\n" for line in piece.splitlines()))
+    assert [causes for causes in play.findings if causes] == [play.causes]
+    assert play.root not in (None, "inconclusive")
+
+
+def test_an_exception_that_never_ends_is_told_after_a_moment() -> None:
+    play = Play().opened().log(HEALTHY).tick(5)
+    play.log("[2026-02-26 21:00:00 TP0] Scheduler hit an exception: Traceback (most recent call last):\n")
+    play.log('  File "/opt/site/sglang/srt/managers/scheduler.py", line 4640, in run_scheduler_process\n    f()\n')
+    assert play.root is None
+    assert play.tick().root == "inconclusive"
+
+
 # --- Which lines are its own ------------------------------------------------------------------------------------------
 
 
