@@ -13,13 +13,6 @@ from tuner.domain.findings import Finding, Move, Remedy
 from tuner.domain.starts import RankStory, Start
 
 EVIDENCE = Path(__file__).parent / "evidence"
-_AS_SEEN: dict[str, dict[str, Any]] = {
-    # It died behind `Init parallel ends`, while nothing of the weights was begun.
-    "sglang-0.5.23-cpu/memory-limit": {"phase_also": ["dist-init", "args", "weight-load"]},
-    # The only rank prints the failure itself.
-    "vllm-0.32.0-cpu/memory-limit": {"ranks": [0]},
-}
-"""Where a log shows less, or more, than its label has."""
 _ALIKE = (
     {"foreign process", "gpu-processes"},
     {"ulimit -n", "ulimit", "--ulimit"},
@@ -38,7 +31,7 @@ def names() -> list[str]:
 @functools.cache
 def label(name: str) -> dict[str, Any]:
     """What was done, and what a diagnosis owes."""
-    return tomllib.loads((EVIDENCE / name / "case.toml").read_text("utf-8")) | _AS_SEEN.get(name, {})
+    return tomllib.loads((EVIDENCE / name / "case.toml").read_text("utf-8"))
 
 
 @functools.cache

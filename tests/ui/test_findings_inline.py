@@ -115,9 +115,7 @@ async def test_a_key_copies_a_remedy_and_the_key_bar_says_which(app_on: AppOn, k
         await pilot.press("A")
         assert app.clipboard == "--mem-fraction-static 0.88"
         await pilot.press("B")
-        assert app.clipboard.startswith("A smaller LLM")
-        await pilot.press("C")
-        assert app.clipboard.startswith("A smaller LLM"), "there is no third remedy"
+        assert app.clipboard == "--mem-fraction-static 0.88", "nobody can type `a smaller LLM`"
 
 
 async def test_enter_in_the_overview_goes_to_the_line(app_on: AppOn) -> None:
@@ -155,7 +153,7 @@ async def test_keys_move_in_an_unfolded_card_and_enter_jumps_to_the_evidence(app
         top = next(index for index, line in enumerate(lines) if "FAILED in kv-alloc" in line)
         assert "RuntimeError: Not enough memory" in lines[top - 1]
         assert any("esc folds" in line for line in lines[top:]), "all of it is on the screen"
-        await pilot.press("down", "down", "down", "down", "enter")
+        await pilot.press("down", "down", "down", "enter")
         await pilot.pause()
         current = view.current_row()
         assert current is not None

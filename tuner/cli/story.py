@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tuner.cli.paper import Paper
 from tuner.cli.tables import plain
-from tuner.core.report import EvidenceReport, FindingReport, PhaseReport, PlanReport, RankReport, RemedyReport, Report
-from tuner.domain.findings import Move, Outcome, Severity
+from tuner.core.remedies import order, safe
+from tuner.core.report import EvidenceReport, FindingReport, PhaseReport, PlanReport, RankReport, Report
+from tuner.domain.findings import Outcome, Severity
 from tuner.domain.forecast import Fit
 from tuner.domain.server import START_PHASES, Phase
 from tuner.units import format_duration
@@ -119,35 +120,13 @@ def _inside(finding: FindingReport, paper: Paper) -> Iterator[str]:
     if finding.remedies:
         yield ""
         for number, remedy in enumerate(finding.remedies):
-            text = move(remedy) + (f": {remedy.why}" if remedy.why else "")
+            text = order(remedy) + (f" ({safe(remedy)})" if safe(remedy) else "")
+            text += f": {remedy.why}" if remedy.why else ""
             yield from paper.wrapped(text, label="do" if number == 0 else "or", hang=_LABEL)
     for number, advice in enumerate(finding.wrong_advice):
         yield from paper.wrapped(advice, label="do not" if number == 0 else "", hang=_LABEL)
     if finding.refuted_by:
         yield from paper.wrapped(finding.refuted_by, label="unless", hang=_LABEL)
-
-
-def move(remedy: RemedyReport) -> str:
-    """A remedy as an order: `raise --mem-fraction-static to 0.88 (0.77 to 0.945 is safe)`."""
-    name = remedy.flag or remedy.env or remedy.knob.replace("_", " ").replace("-", " ")
-    value = "" if remedy.value is None else str(remedy.value)
-    switch = remedy.value is True
-    match remedy.move:
-        case Move.RAISE | Move.LOWER:
-            text = f"{remedy.move} {name}" + (f" to {value}" if value else "")
-        case Move.SET:
-            sign = "=" if remedy.env and not remedy.flag else " "
-            text = f"set {name}" if switch or not value else f"set {name}{sign}{value}"
-        case Move.UNSET:
-            text = f"leave out {name}" if remedy.flag else f"unset {name}"
-        case _:
-            text = f"{name} {value}".rstrip()
-    least, most = remedy.min, remedy.max
-    if least is not None and most is not None:
-        return f"{text} ({least} to {most} is safe)"
-    if least is not None:
-        return f"{text} (at least {least})"
-    return text if most is None else f"{text} (at most {most})"
 
 
 def plan(plan: PlanReport, paper: Paper) -> Iterator[str]:

@@ -200,7 +200,7 @@ def _shares(case: Case, work: Work | None) -> list[Evidence]:
 def _continue(case: Case, stopped: tuple[RankState, ...]) -> Remedy | None:
     if not stopped:
         return None
-    return case.advice("process", f"kill -CONT {' '.join(str(rank.pid) for rank in stopped)}: it goes on")
+    return case.advice("process", "it goes on", f"kill -CONT {' '.join(str(rank.pid) for rank in stopped)}")
 
 
 def _look(case: Case, server: ServerState, stopped: tuple[RankState, ...], work: Work | None) -> Remedy | None:
@@ -208,9 +208,12 @@ def _look(case: Case, server: ServerState, stopped: tuple[RankState, ...], work:
     if stopped:
         return None
     asked = work.idle if work is not None and work.mixed else server.ranks
-    pids = [f"{rank.pid} ({rank.tag})" for rank in asked if rank.pid is not None][:4]
-    of = f"--pid {', '.join(pids)}" if pids else "--pid of each rank"
-    return case.advice("py-spy", f"py-spy dump {of}: where it waits")
+    known = [rank for rank in asked if rank.pid is not None][:4]
+    if not known:
+        return case.advice("py-spy", "py-spy dump --pid of each rank shows where it waits")
+    others = ", ".join(f"{rank.pid} ({rank.tag})" for rank in known[1:])
+    where = f"where {known[0].tag} waits" + (f"; then {others}" if others else "")
+    return case.advice("py-spy", where, f"py-spy dump --pid {known[0].pid}")
 
 
 def _tags(ranks: tuple[RankState, ...]) -> str:

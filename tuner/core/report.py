@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from tuner.core.redact import mask
 from tuner.core.report_comparison import SCHEMA, ComparisonReport, Locate, digits
-from tuner.domain.findings import Confidence, Evidence, Finding, Move, Number, Outcome, Remedy, Severity
+from tuner.domain.findings import Confidence, Evidence, Finding, Number, Outcome, Remedy, Severity
 from tuner.domain.forecast import Fit, Forecast, ForecastRow, Source
 from tuner.domain.starts import Figure, PhaseSpan, RankStory, Start
 from tuner.units import GIB
@@ -37,19 +37,6 @@ class EvidenceReport(Struct, frozen=True, kw_only=True):
     derived: bool
 
 
-class RemedyReport(Struct, frozen=True, kw_only=True):
-    """A proposed change."""
-
-    knob: str
-    flag: str | None
-    env: str | None
-    move: Move
-    value: Number | str | bool | None
-    min: Number | None
-    max: Number | None
-    why: str
-
-
 class FindingReport(Struct, frozen=True, kw_only=True):
     """One cause with its evidence."""
 
@@ -61,7 +48,7 @@ class FindingReport(Struct, frozen=True, kw_only=True):
     title: str
     explanation: str
     evidence: tuple[EvidenceReport, ...]
-    remedies: tuple[RemedyReport, ...]
+    remedies: tuple[Remedy, ...]
     wrong_advice: tuple[str, ...]
     refuted_by: str
 
@@ -275,13 +262,13 @@ def _evidence(evidence: Evidence, locate: Locate) -> EvidenceReport:
     )
 
 
-def _remedy(remedy: Remedy) -> RemedyReport:
+def _remedy(remedy: Remedy) -> Remedy:
     value, least, most = remedy.value, remedy.min, remedy.max
     if remedy.knob in FRACTIONS:
         value = rounded_up(value) if isinstance(value, float) else value
         least = rounded_up(least) if isinstance(least, float) else least
         most = math.floor(round(most * 1000, 6)) / 1000 if isinstance(most, float) else most
-    return RemedyReport(
+    return Remedy(
         knob=remedy.knob,
         flag=remedy.flag,
         env=remedy.env,

@@ -241,7 +241,7 @@ def _by_driver(case: Case, root: Finding, scene: Scene) -> Finding:
         evidence=[*evidence, *root.evidence],
         remedies=[
             case.advice("dmesg", "which card, and which Xid", "dmesg -T | grep -i xid"),
-            case.advice("nvidia-smi", "nvidia-smi -q -d ECC,ROW_REMAPPER of that card"),
+            case.advice("nvidia-smi", "errors of that card's memory", "nvidia-smi -q -d ECC,ROW_REMAPPER"),
         ],
         phase=root.phase,
         ranks=ranks or root.ranks,

@@ -6,11 +6,13 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
+from tuner.core.remedies import typed
 from tuner.domain.findings import Finding
 from tuner.domain.state import ServerState
 from tuner.screens.base import TunerScreen
 from tuner.widgets.finding_card import REMEDY_KEYS, Card, CardLine
-from tuner.widgets.finding_words import copied_text, tags_of
+from tuner.widgets.finding_words import tags_of
+from tuner.widgets.spans import clean
 
 ON_A_FINDING = "On a finding"
 """Heading of these keys in the help."""
@@ -78,7 +80,7 @@ class Explained(TunerScreen):
     def key_words(self) -> dict[str, str]:
         """What remedies copy, by the id of their key; the key bar says it where there is room."""
         remedies = self.card.remedies if self.card is not None else ()
-        words = {f"finding.remedy-{at + 1}": f"copies {copied_text(remedy)}" for at, remedy in enumerate(remedies)}
+        words = {f"finding.remedy-{at + 1}": f"copies {clean(typed(remedy))}" for at, remedy in enumerate(remedies)}
         if self.card is not None and self.card.unfolded:
             words["finding.unfold"] = "Fold"
         if count := len(self.cards):
@@ -97,7 +99,7 @@ class Explained(TunerScreen):
         """Copy what a remedy changes."""
         card = self.card
         if card is not None and index < len(card.remedies):
-            text = copied_text(card.remedies[index])
+            text = clean(typed(card.remedies[index]))
             self.app.copy_to_clipboard(text)
             self.notify(f"Copied: {text}", timeout=4, markup=False)
 

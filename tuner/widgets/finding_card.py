@@ -9,16 +9,13 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from tuner.core.remedies import order, safe, typed
 from tuner.domain.findings import Finding, Remedy, Severity
 from tuner.widgets.finding_words import (
     SURE,
-    command_of,
-    copied_text,
     outcome_text,
     place_text,
     ranks_text,
-    remedy_text,
-    safe_text,
     severity_span,
     value_text,
 )
@@ -39,6 +36,7 @@ class CardLine(Struct, frozen=True):
     at: int | None = None
     """The place in the log that enter goes to."""
     remedy: int | None = None
+    """Of those that have a key."""
 
     @property
     def leads(self) -> bool:
@@ -82,8 +80,8 @@ class Card:
 
     @property
     def remedies(self) -> tuple[Remedy, ...]:
-        """Those that have a key."""
-        return self.finding.remedies[: len(self._keys)]
+        """Those that have a key: they can be typed as they stand."""
+        return tuple(each for each in self.finding.remedies if typed(each))[: len(self._keys)]
 
     @property
     def mark(self) -> tuple[str, int | None]:
@@ -193,8 +191,8 @@ class Card:
         finding, glyphs = self.finding, self._glyphs
         lines = [CardLine(((each, "strong"),)) for each in _paragraphs(finding.title, width)]
         lines += [CardLine(((each, "text"),)) for each in _paragraphs(finding.explanation, width)]
-        for index, remedy in enumerate(finding.remedies):
-            lines += self._remedy(index, remedy, width)
+        for remedy in finding.remedies:
+            lines += self._remedy(remedy, width)
         for advice in finding.wrong_advice:
             lines += _labelled((f"{glyphs.warn} wrong", "warn"), clean(advice), width)
         lines += self._evidence(width)
@@ -225,26 +223,25 @@ class Card:
             lines.append(CardLine((head, *body, *right), at=at))
         return lines
 
-    def _remedy(self, index: int, remedy: Remedy, width: int) -> list[CardLine]:
-        key: Span = (f"{self._keys[index] if index < len(self._keys) else ' '}  ", "busy")
-        does = "" if index >= len(self._keys) or command_of(remedy) else "copies this: "
-        words, safe = remedy_text(remedy), safe_text(remedy)
-        rest = "" if words == clean(remedy.why) else clean(remedy.why)
-        first: list[Span] = [key, (f"{does}{words}", "strong")]
-        if safe:
-            first.append((f"   {safe}", "ok"))
-        if rest and width_of(first) + 3 + width_of(((rest, ""),)) <= width:
-            first.append((f"   {rest}", "dim"))
-            rest = ""
+    def _remedy(self, remedy: Remedy, width: int) -> list[CardLine]:
+        index = self.remedies.index(remedy) if remedy in self.remedies else None
+        key: Span = (f"{self._keys[index]}  ", "busy") if index is not None else ("   ", "text")
+        words, interval, why = clean(order(remedy)), safe(remedy), clean(remedy.why)
+        first: list[Span] = [key, (words, "strong")]
+        if interval:
+            first.append((f"   {interval}", "ok"))
+        if why and width_of(first) + 3 + width_of(((why, ""),)) <= width:
+            first.append((f"   {why}", "dim"))
+            why = ""
         lines: list[CardLine] = []
         if width_of(first) > width:
-            chunks = wrap_words(f"{does}{words}", width - 3)
+            chunks = wrap_words(words, width - 3)
             lines.append(CardLine((key, (chunks[0], "strong")), remedy=index))
             lines += [CardLine((("   ", "text"), (chunk, "strong"))) for chunk in chunks[1:]]
-            rest = ". ".join(part for part in (safe, rest) if part)
+            why = ". ".join(part for part in (interval, why) if part)
         else:
             lines.append(CardLine(tuple(first), remedy=index))
-        lines += [CardLine((("   ", "text"), (each, "dim"))) for each in (wrap_words(rest, width - 3) if rest else ())]
+        lines += [CardLine((("   ", "text"), (each, "dim"))) for each in (wrap_words(why, width - 3) if why else ())]
         return lines
 
     def _brief(self, width: int, most: int) -> tuple[Line, ...]:
@@ -295,8 +292,8 @@ class Card:
                 parts.append((("up down ", "busy"), (f"{below} more below" if below else "more above", "text")))
             parts += [(("enter ", "busy"), ("its line", "text")), (("esc ", "busy"), ("folds", "text"))]
         elif active:
-            if self.finding.remedies:
-                copied = copied_text(self.finding.remedies[0])
+            if self.remedies:
+                copied = clean(typed(self.remedies[0]))
                 words = f"copies {clip(copied, max(16, width - 46), glyphs.ellipsis)}"
                 parts.append(((f"{self._keys[0]} ", "busy"), (words, "text")))
             parts.append((("u ", "busy"), ("unfolds", "text")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tuner.domain.findings import Confidence, Evidence, Finding, Move, Number, Remedy, Severity
+from tuner.domain.findings import Confidence, Evidence, Finding, Number, Severity
 from tuner.domain.state import HostState, ServerState
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.spans import Span, clean
@@ -65,58 +65,12 @@ def value_text(value: Number | str | bool | None, unit: str = "") -> str:
     return f"{text} {unit}".rstrip()
 
 
-def plain_value(value: Number | str | bool | None) -> str:
-    """A value as one types it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return f"{value:.6f}".rstrip("0").rstrip(".")
-    return "" if value is None else clean(str(value))
-
-
 def place_text(evidence: Evidence) -> str:
     """Where a log says it: a line, or a byte of a log that is followed."""
     if evidence.line is not None:
         where = f"line {evidence.line:,}"
         return f"{clean(evidence.file)} {where}" if evidence.file else where
     return "computed" if evidence.at is None else f"byte {evidence.at:,}"
-
-
-def command_of(remedy: Remedy) -> str:
-    """What a remedy changes in a command line or an environment; empty where it is no such change."""
-    value = plain_value(remedy.value)
-    if remedy.env:
-        return f"unset {remedy.env}" if remedy.move is Move.UNSET else f"{remedy.env}={value}" if value else ""
-    if not remedy.flag or remedy.move is Move.UNSET:
-        return ""
-    switch = isinstance(remedy.value, bool)
-    if not value and remedy.move is not Move.SET:
-        return ""
-    return remedy.flag if switch or not value else f"{remedy.flag} {value}"
-
-
-def remedy_text(remedy: Remedy) -> str:
-    """What to do, in a few words."""
-    name = clean(remedy.flag or remedy.env or remedy.knob)
-    value = "" if isinstance(remedy.value, bool) else plain_value(remedy.value)
-    if remedy.move is Move.OTHER:
-        return clean(remedy.why) or name
-    if remedy.move is Move.UNSET:
-        return f"leave out {name}" if remedy.flag else f"unset {name}"
-    return f"{remedy.move} {name}" + (f" to {value}" if value and remedy.move is not Move.SET else f" {value}").rstrip()
-
-
-def safe_text(remedy: Remedy) -> str:
-    """The interval in which the value is safe; empty where none is known."""
-    low, high = plain_value(remedy.min), plain_value(remedy.max)
-    if low and high:
-        return f"safe {low} to {high}"
-    return f"at least {low}" if low else f"at most {high}" if high else ""
-
-
-def copied_text(remedy: Remedy) -> str:
-    """What its key copies: the change of the command line, or else what to do."""
-    return command_of(remedy) or remedy_text(remedy)
 
 
 def new_failures(before: HostState | None, after: HostState) -> dict[str, str]:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tuner.core.knobs import read_value
+from tuner.core.remedies import as_typed
 from tuner.domain.knobs import KnobType
 from tuner.domain.planning import PlanKnob
-from tuner.widgets.finding_words import plain_value
 from tuner.widgets.spans import clean
 
 _FRACTION_STEP = 0.005
@@ -45,7 +45,7 @@ def value_words(each: PlanKnob, value: Any) -> str:
         return f"{value >> 20} MiB" if value % (1 << 20) == 0 else f"{value >> 10} KiB"
     if isinstance(value, int) and value >= 10_240 and value % 1024 == 0:
         return f"{value >> 10}k"
-    return plain_value(value)
+    return clean(as_typed(value))
 
 
 def next_value(each: PlanKnob, value: Any, step: int) -> Any:
@@ -134,7 +134,7 @@ def command_line(argv: Sequence[str], knobs: Sequence[PlanKnob], values: Mapping
 def _typed(each: PlanKnob, value: Any) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"
-    return plain_value(value)
+    return clean(as_typed(value))
 
 
 def _argument(each: PlanKnob, value: Any) -> str:

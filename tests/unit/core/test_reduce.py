@@ -8,7 +8,7 @@ import pytest
 from tests.support.plain_engine import PlainEngine
 from tuner.core.reduce import initial, reduce
 from tuner.domain import events as e
-from tuner.domain.commands import KeepStart, LookUpStarts
+from tuner.domain.commands import KeepMemory, KeepStart, LookUpStarts
 from tuner.domain.gpu import GpuInfo, GpuProcess, GpuSample, ProcessInfo
 from tuner.domain.history import UsualTimes
 from tuner.domain.link import LinkPhase
@@ -269,8 +269,9 @@ def test_an_old_log_becomes_history_without_touching_the_server() -> None:
     old = f"@{BORN:.0f} !version model=llama\n" + LOG.replace(f"{BORN + 31:.0f}", f"{BORN + 41:.0f}")
     state, commands = run(e.OldLog(key=KEY, path="/old.log", size=len(old), data=old), state=before)
     assert state.servers is before.servers
-    kept, look_up = commands
+    kept, memory, look_up = commands
     assert isinstance(kept, KeepStart)
+    assert isinstance(memory, KeepMemory), "what the next start is forecast from"
     assert isinstance(look_up, LookUpStarts), "what is usual is known only now"
     assert kept.record.source == "/old.log"
     assert kept.record.total_s == pytest.approx(40.0)

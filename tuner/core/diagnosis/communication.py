@@ -120,7 +120,7 @@ def p2p_unsupported(case: Case) -> Finding | None:
             variable(case, "NCCL_P2P_DISABLE", Move.SET, "NCCL goes through host memory", "1") if nccl else None,
             case.remedy("enable_p2p_check", Move.SET, "tests peer access at the start instead of assuming it",
                         value=True),
-            case.advice("topology", "nvidia-smi topo -p2p r shows which pairs have peer access"),
+            case.advice("topology", "shows which pairs have peer access", "nvidia-smi topo -p2p r"),
         ],
         wrong_advice=no_memory_advice(case),
         refuted_by="nvidia-smi topo -p2p r showing OK for every pair of these GPUs",

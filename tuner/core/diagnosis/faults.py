@@ -46,7 +46,7 @@ def hardware(case: Case) -> Finding | None:
         ],
         remedies=[
             case.advice("dmesg", "which card, and which Xid", "dmesg -T | grep -i xid"),
-            case.advice("nvidia-smi", "nvidia-smi -q -d ECC,ROW_REMAPPER of that card"),
+            case.advice("nvidia-smi", "errors of that card's memory", "nvidia-smi -q -d ECC,ROW_REMAPPER"),
             variable(case, "CUDA_VISIBLE_DEVICES", Move.SET, "leave that card out until it was reset or replaced"),
         ],
         wrong_advice=no_memory_advice(case),
@@ -127,7 +127,7 @@ def illegal_access(case: Case) -> Finding | None:
                    "the pass belongs to speculation: without it this kernel does not run") if speculative else None,
             None if speculative else other_attention(case, backend_of(case)),
             without_custom_all_reduce(case, "as a test") if case.phase == "graph-capture" else None,
-            case.advice("dmesg", "dmesg -T | grep -i xid: Xid 31 is software, 48, 63, 79 and 94 are the card") ,
+            case.advice("dmesg", "Xid 31 is software, 48, 63, 79 and 94 are the card", "dmesg -T | grep -i xid") ,
         ],
         wrong_advice=no_memory_advice(case),
         refuted_by="an Xid of the hardware in dmesg at that time, or the same request passing on another card",
@@ -175,7 +175,7 @@ def hanging_pass(case: Case) -> Finding | None:
             option(case, "watchdog_timeout", "--watchdog-timeout", Move.RAISE,
                    "only if the pass is slow and not hung (compilation, a very long prefill)")
             if case.start.engine != "vllm" else None,
-            case.advice("dmesg", "dmesg -T | grep -i xid: a GPU that fell out hangs its peers"),
+            case.advice("dmesg", "a GPU that fell out hangs its peers", "dmesg -T | grep -i xid"),
         ],
         wrong_advice=["the kill behind it is the watchdog's own work, not a lack of memory"],
         refuted_by="GPU power and clocks showing work all the while: then it is slow and not hung",

@@ -214,7 +214,7 @@ def no_cuda(case: Case) -> Finding | None:
         ],
         remedies=[
             case.advice("nvidia-smi", "shows the driver's version and the newest CUDA it can serve, or that there is"
-                        " none"),
+                        " none", "nvidia-smi"),
             case.advice("driver", "a newer driver, or packages built for an older CUDA") if not none else
             variable(case, "CUDA_VISIBLE_DEVICES", Move.SET, "GPUs that exist; in a container also --gpus all"),
             case.advice("packages", "python -c 'import torch; print(torch.version.cuda)' shows what torch was built"

@@ -47,8 +47,8 @@ def port_in_use(case: Case) -> Finding | None:
             *([_meeting_place(case, port)] if inside and case.start.engine == "sglang" else []),
             option(case, "port", "--port", Move.SET,
                    "another port: internal ones are counted from it" if inside else "another port"),
-            case.advice("listener", f"ss -ltnp 'sport = :{shown}' shows who listens" if shown is not None else
-                        "ss -ltnp shows who listens on which port"),
+            case.advice("listener", "shows who listens",
+                        "ss -ltnp" if shown is None else f"ss -ltnp 'sport = :{shown}'"),
         ],
         wrong_advice=["`The server is fired up and ready to roll!` in this log"] if ready else [],
         refuted_by=f"nothing listening on {f'port {shown}' if shown is not None else 'that port'} when it is started"
@@ -205,7 +205,7 @@ def more_ranks_than_gpus(case: Case) -> Finding | None:
         remedies=[
             case.remedy("tp_size", Move.LOWER, "as many ranks as GPUs", most=gpus if isinstance(gpus, int) else None),
             variable(case, "CUDA_VISIBLE_DEVICES", Move.SET, "as many GPUs as ranks, and only such as exist"),
-            case.advice("nvidia-smi", "nvidia-smi -L inside the container lists them"),
+            case.advice("nvidia-smi", "inside the container: lists them", "nvidia-smi -L"),
         ],
         refuted_by="nvidia-smi -L inside the container listing as many GPUs as there are ranks",
     )

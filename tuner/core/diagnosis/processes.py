@@ -149,7 +149,7 @@ def crashed(case: Case) -> Finding | None:
         " that moment; the fault itself is in a library they called.",
         evidence=[Evidence(what="crash", value=str(what), at=sign.at), *of_the_end(case, end or sign)],
         remedies=[
-            case.advice("dmesg", "dmesg -T | grep -i -E 'segfault|xid': the library and the address"),
+            case.advice("dmesg", "the library and the address", "dmesg -T | grep -i -E 'segfault|xid'"),
             case.advice("version", "packages of one release; a crash in a library is mended there"),
         ],
         refuted_by="an error of another rank before this line",
@@ -220,7 +220,7 @@ def _missed(case: Case, evidence: list[Evidence | None]) -> Finding:
         ],
         remedies=[
             case.advice("dmesg", "an out-of-memory line means host memory; a segfault line names the library; neither"
-                        " means that somebody killed it", f"{DMESG} -E 'segfault|xid'"),
+                        " means that somebody killed it", "dmesg -T | grep -i -E 'oom|killed process|segfault|xid'"),
         ],
         wrong_advice=no_memory_advice(case),
         refuted_by="an error of that rank in another file",
