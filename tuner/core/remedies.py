@@ -24,7 +24,7 @@ def typed(remedy: Remedy) -> str:
     if remedy.env:
         return f"unset {remedy.env}" if remedy.move is Move.UNSET else f"{remedy.env}={value}" if value else ""
     if not remedy.flag:
-        return value if remedy.move is Move.OTHER and isinstance(remedy.value, str) and _is_command(remedy) else ""
+        return value if remedy.move is Move.OTHER and _is_command(remedy) else ""
     if remedy.move is Move.UNSET or (not value and remedy.move is not Move.SET):
         return ""
     return remedy.flag if isinstance(remedy.value, bool) or not value else f"{remedy.flag} {value}"
@@ -41,7 +41,7 @@ def order(remedy: Remedy) -> str:
         return f"set {name}{sign}{value}" if value else f"set {name}"
     if remedy.move is Move.UNSET:
         return f"leave out {name}" if remedy.flag else f"unset {name}"
-    if not remedy.flag and not remedy.env and value and _is_command(remedy):
+    if not remedy.flag and not remedy.env and _is_command(remedy):
         return value
     return f"{name} {value}".rstrip()
 
@@ -57,5 +57,5 @@ def safe(remedy: Remedy) -> str:
 
 
 def _is_command(remedy: Remedy) -> bool:
-    """Advice that turns no knob brings a command along, or the versions it is about."""
-    return remedy.knob != "version"
+    """Advice that turns no knob is called by the command it brings along; another value is what it is about."""
+    return isinstance(remedy.value, str) and remedy.value.split(" ")[0] == remedy.knob

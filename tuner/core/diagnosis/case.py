@@ -227,7 +227,7 @@ class Case:
 
     @staticmethod
     def advice(subject: str, why: str, value: str | None = None, flag: str | None = None) -> Remedy:
-        """Something to do that turns no knob: check, free, update, a flag of the container."""
+        """Something to do that turns no knob: check, free, update. Where its value is a command, it is called by it."""
         return Remedy(knob=subject, flag=flag, move=Move.OTHER, value=value, why=why)
 
     def finding(

@@ -73,7 +73,8 @@ def hierarchical_cache(case: Case) -> Finding | None:
         return None
     kept = _KEPT_BACK_GIB * GIB / 1e9
     usable = round(free.value - kept, 1)
-    ranks = case.layout.world
+    nodes = case.setting("nnodes")
+    ranks = case.layout.world // max(1, nodes if isinstance(nodes, int) else 1)
     most = max(0, math.floor(free.value - kept))
     sized = bool(case.setting("hicache_size"))
     several = f" Each of the {ranks} ranks of this host takes as much for itself." if ranks > 1 else ""
@@ -91,7 +92,8 @@ def hierarchical_cache(case: Case) -> Finding | None:
             case.arg("hicache_ratio"),
         ],
         remedies=[
-            case.remedy("hicache_size", Move.LOWER, f"at most {most} GB fit now, per rank", value=most, most=most)
+            case.remedy("hicache_size", Move.LOWER if sized else Move.SET, f"at most {most} GB fit now, per rank",
+                        value=most, most=most)
             if sized or most else None,
             case.remedy("hicache_ratio", Move.LOWER, "the pool is this many times the one on the GPU")
             if not sized else None,
@@ -182,10 +184,14 @@ def limits(case: Case) -> Finding | None:
         return None
     end = processes.end_of(case, crash) if crash is not None else None
     files = sign.id == "open-files"
-    what = "open files (sockets count)" if files else "threads and processes"
+    words = (
+        "The process has as many open files (sockets count) as it may have."
+        if files
+        else "A thread or process could not be made: their number is limited, or the address space for their stacks."
+    )
     return case.finding(
         "process-limits",
-        f"The process has as many {what} as it may have. Neither GPU memory nor host memory is lacking.",
+        f"{words} Neither GPU memory nor host memory is lacking.",
         evidence=[
             Evidence(what="error", value=first_line(case.message.replace("\n", " ") if own else sign.text), at=sign.at),
             case.quote("errno", sign, "errno"),
@@ -194,14 +200,13 @@ def limits(case: Case) -> Finding | None:
         ranks=case.ranks or (processes.numbers(case, end) if end is not None else None),
         confidence=Confidence.HIGH if own else Confidence.MEDIUM,
         remedies=[
-            container("--ulimit", "nofile=65535", "in systemd LimitNOFILE; check with ulimit -n", Move.RAISE)
+            container("--ulimit", "nofile=65535", "in systemd LimitNOFILE; check with ulimit -n")
             if files
             else container(
                 "--pids-limit",
                 "-1",
                 "in systemd TasksMax; check with ulimit -u; and ulimit -v,"
                 " which bounds the address space for the stacks of threads",
-                Move.RAISE,
             ),
         ],
         refuted_by="a limit far above what /proc/PID shows in use",

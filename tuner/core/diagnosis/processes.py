@@ -64,7 +64,7 @@ def memory_remedies(case: Case) -> list[Remedy | None]:
     offload = case.setting("cpu_offload_gb")
     return [
         case.advice("dmesg", "the kernel's own line about it, with the process and its size", DMESG),
-        container("--memory", "more", "the container's limit, and the host's memory", Move.RAISE),
+        container("--memory", None, "the container's limit, and the host's memory", Move.RAISE),
         case.remedy("hicache_size", Move.LOWER, "per rank: all ranks of the host add up") if hicache else None,
         case.remedy("cpu_offload_gb", Move.LOWER, "weights kept in host memory") if offload else None,
     ]

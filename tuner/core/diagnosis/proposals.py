@@ -12,7 +12,7 @@ POSSIBLE_SOLUTIONS = "Possible solutions"
 """Heads the list of memory settings that SGLang prints under whatever ended a graph capture."""
 
 
-def container(flag: str, value: str, why: str, move: Move = Move.SET) -> Remedy:
+def container(flag: str, value: str | None, why: str, move: Move = Move.SET) -> Remedy:
     """A flag of the container the server runs in."""
     return Remedy(knob=flag.lstrip("-"), flag=flag, move=move, value=value, why=why)
 

@@ -54,6 +54,12 @@ def test_the_host_pool_against_what_is_usable(asked: str, free: str, usable: flo
 
 def test_every_rank_takes_as_much() -> None:
     assert "Each of the 4 ranks" in verdict(hicache("80.00", "70.00", tp=4)).explanation
+    assert "Each of the 2 ranks of this host" in verdict(hicache("80.00", "70.00", tp=4, nnodes=2)).explanation
+
+
+def test_a_size_that_was_not_given_is_set() -> None:
+    finding = verdict(hicache("80.00", "70.00", hicache_size=0))
+    assert proposed(finding)["hicache_size"] == ("set", 59)
 
 
 def test_less_free_than_is_kept_back_leaves_nothing_to_use() -> None:
@@ -243,6 +249,8 @@ def test_threads_that_cannot_be_made_make_it_a_limit() -> None:
     finding = verdict(text)
     assert (finding.cause, finding.confidence, finding.ranks) == ("process-limits", Confidence.MEDIUM, (1,))
     assert "thread.cpp" in str(shown(finding)["error"])
+    assert "or the address space for their stacks" in finding.explanation
+    assert proposed(finding)["pids-limit"] == ("set", "-1")
     apart = sglang("dist-init") + limit + "[2026-03-01 10:00:09 TP0] something else\n" * 5 + CRASH + ENDS.format(1)
     assert verdict(apart).cause == "rank-died"
 
@@ -324,7 +332,7 @@ def test_too_many_open_files() -> None:
     )
     finding = verdict(text)
     assert finding.cause == "process-limits"
-    assert proposed(finding)["ulimit"] == ("raise", "nofile=65535")
+    assert proposed(finding)["ulimit"] == ("set", "nofile=65535")
 
 
 @pytest.mark.parametrize(
