@@ -9,6 +9,7 @@ import pytest
 from textual.widgets import OptionList
 
 from tests.support import explained, states
+from tests.support.golden_starts import last_start
 from tests.support.sessions import FakeSession, settled, shelf
 from tuner.core.compare import compare
 from tuner.domain.comparison import Comparison, Difference, Group, Origin, Role
@@ -139,6 +140,21 @@ async def test_a_start_that_worked_is_the_baseline_whichever_is_on_screen(app_on
         head = next(line for line in lines if "this start" in line)
         assert head.split() == ["this", "start", "the", "other"]
         assert "0.88 -> 0.55" in " ".join(shown(app).split())
+
+
+async def test_remedies_are_those_of_the_other_start_where_it_is_the_one_that_failed(app_on: AppOn) -> None:
+    failed, worked = (
+        last_start(f"evidence/sglang-0.5.16-h200/{name}/server.log") for name in ("oom-pool", "retractions")
+    )
+    state = states.serving()
+    held = states.REPLACE(state.servers[0], start=worked, findings=())
+    app, _ = app_on(states.REPLACE(state, servers=(held,)), read_starts=shelf(bad=[failed]))
+    async with app.run_test(size=WIDE) as pilot:
+        await pilot.press("d", "c")
+        await settled(pilot)
+        await pilot.press(*"bad.log", "enter")
+        await settled(pilot)
+        assert "mem_fraction_static 0.8 -> 0.998 is the only change that matters" in " ".join(shown(app).split())
 
 
 async def test_starts_of_the_history_are_offered(app_on: AppOn) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from tuner.cli import FINE, PROBLEM
 from tuner.cli.paper import Paper
 from tuner.core.compare import compare as compared
-from tuner.core.compare import same_llm
+from tuner.core.compare import findings_that_weigh, same_llm
 from tuner.core.engine import Engine
 from tuner.core.gates import all_reduce
 from tuner.core.reading import starts_of
@@ -151,7 +151,8 @@ def _compared(good: Told, bad: Told, engines: dict[str, Engine], *, with_noise: 
         if not told.start.engine:
             raise UsageProblem(told.findings[0].title, ", ".join(told.start.files), told.findings[0].explanation)
     engine = engines[bad.start.engine] if good.start.engine == bad.start.engine else None
-    comparison = compared(good.start, bad.start, engine, bad.findings or good.findings)
+    findings = findings_that_weigh(good.start, bad.start, good.findings, bad.findings)
+    comparison = compared(good.start, bad.start, engine, findings)
     return report_comparison(comparison, good.locate, bad.locate, noise=with_noise)
 
 

@@ -33,7 +33,7 @@ def compare(good: Start, bad: Start, engine: Engine | None = None, findings: Seq
         good: The baseline: the one that worked, or the first one named.
         bad: The one that is judged.
         engine: Of both. It knows what versions do to a fraction after they printed it; None: not known, or two.
-        findings: Of the one that failed, the root cause first: their remedies tell which knobs matter.
+        findings: Of the one that `findings_that_weigh` picks, the root cause first: remedies tell which knobs matter.
     """
     case = Case(
         good=_side(good, engine),
@@ -61,6 +61,14 @@ def compare(good: Start, bad: Start, engine: Engine | None = None, findings: Seq
         measures=case.measures,
     )
     return msgspec.structs.replace(comparison, summary=_summary(comparison, case))
+
+
+def findings_that_weigh(
+    good: Start, bad: Start, of_good: Sequence[Finding], of_bad: Sequence[Finding]
+) -> tuple[Finding, ...]:
+    """The findings of the start that failed where the other did not, else of the one that is judged."""
+    only_good = good.outcome is Outcome.FAILED and bad.outcome is not Outcome.FAILED
+    return tuple(of_good if only_good else of_bad)
 
 
 def same_llm(one: Start, other: Start) -> bool:

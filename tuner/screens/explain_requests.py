@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.core.compare import compare, same_llm
+from tuner.core.compare import compare, findings_that_weigh, same_llm
+from tuner.core.diagnosis import diagnose
 from tuner.core.engine import Engine
 from tuner.core.knobs import read_value
-from tuner.domain.findings import Outcome
+from tuner.domain.comparison import Comparison
+from tuner.domain.findings import Finding, Outcome
 from tuner.domain.knobs import Knob, KnobKind
 from tuner.domain.planning import PlanKnob, Planned, StartChoice
 from tuner.domain.starts import Start
@@ -115,11 +117,29 @@ async def comparison(state: HostState, ask: ComparisonRequested, read: ReadStart
         post(ComparisonArrived(ask, None, "No start of an inference server is told in there"))
         return
     own = server.start
-    good, bad = (own, other) if _worked(own) and not _worked(other) else (other, own)
-    engine = engines().get(bad.engine) if good.engine == bad.engine else None
-    findings = server.findings if bad is own else ()
-    made = await asyncio.to_thread(compare, good, bad, engine, findings)
-    post(ComparisonArrived(ask, made, own_is_good=good is own))
+    made, own_is_good = await asyncio.to_thread(_held_against, state, server, own, ask.choice, other)
+    post(ComparisonArrived(ask, made, own_is_good=own_is_good))
+
+
+def _held_against(
+    state: HostState, server: ServerState, own: Start, choice: str, other: Start
+) -> tuple[Comparison, bool]:
+    """The comparison, and whether the server's own start is the baseline."""
+    own_is_good = _worked(own) and not _worked(other)
+    engine = engines().get(own.engine) if own.engine == other.engine else None
+    of_other = _findings(state, server, choice, other)
+    if own_is_good:
+        return compare(own, other, engine, findings_that_weigh(own, other, server.findings, of_other)), True
+    return compare(other, own, engine, findings_that_weigh(other, own, of_other, server.findings)), False
+
+
+def _findings(state: HostState, server: ServerState, choice: str, start: Start) -> tuple[Finding, ...]:
+    """What is wrong with the start that was chosen: as its server shows it, else as its log tells."""
+    held = _server(state, choice.removeprefix("server:")) if choice.startswith("server:") else None
+    engine = engines().get(start.engine)
+    if held is not None or engine is None:
+        return held.findings if held is not None else ()
+    return diagnose(start, engine, _Known(state, server).worked())
 
 
 def _worked(start: Start) -> bool:

@@ -178,6 +178,14 @@ def test_two_starts_as_json(told: Any) -> None:
     assert {each["group"] for each in data["measures"]} >= {"phase", "memory", "pool", "graphs"}
 
 
+def test_remedies_are_those_of_the_one_that_failed_whichever_is_named_first(told: Any) -> None:
+    logs = [GOLDEN / "evidence/sglang-0.5.16-h200" / name / "server.log" for name in ("oom-pool", "retractions")]
+    _, out, _ = told("compare", *logs)
+    assert "mem_fraction_static 0.998 -> 0.8 is the only change that matters" in out, out
+    _, out, _ = told("compare", *reversed(logs))
+    assert "mem_fraction_static 0.8 -> 0.998 is the only change that matters" in out, out
+
+
 def test_two_llms_do_not_compare_and_are_shown_all_the_same(told: Any) -> None:
     code, out, _ = told("compare", WORKED, REAL / "base/server.log")
     assert code == 0
