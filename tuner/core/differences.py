@@ -12,6 +12,7 @@ from typing import Any
 
 from tuner.core.literals import parse_settings
 from tuner.core.surroundings import environment, parts
+from tuner.core.talk import effective_channels
 from tuner.core.versions import Version, parse_version
 from tuner.domain.comparison import Difference, Group, Measure, Origin, RankPair, Role, Value
 from tuner.domain.server import START_PHASES
@@ -180,6 +181,9 @@ def measures(good: Start, bad: Start) -> Iterator[Measure]:
             good=None if before is None else before.value,
             bad=None if after is None else after.value,
         )
+    channels = effective_channels(good), effective_channels(bad)
+    if channels != (None, None):
+        yield Measure(group=Group.LIMIT, name="NCCL channels", good=channels[0], bad=channels[1])
 
 
 def missing(measure: Measure, good: Start, bad: Start) -> bool:

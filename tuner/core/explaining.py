@@ -216,6 +216,7 @@ def _start(server: ServerState, engine: Engine) -> Start | None:
         version=server.version or start.version,
         version_inferred=server.version is None and start.version_inferred,
         env=start.env | (server.identity.env or {}),
+        env_read=server.identity.env is not None,
     )
 
 

@@ -77,7 +77,7 @@ class Held:
         self.rules = engine.gates()
         self.hardware = hardware or Hardware()
         self.env = environment(start)
-        self.env_known = bool(start.env)
+        self.env_known = start.env_read
         self.version = parse_version(start.version) or _NEWEST
         self.nccl = parts(start).get("nccl")
         self.world = engine.layout(start.settings)[0] if start.settings else len(start.ranks)
@@ -351,4 +351,5 @@ def start_of(server: ServerState) -> Start:
         version=server.version or start.version,
         settings={**start.settings, **server.settings},
         env=server.identity.env or {},
+        env_read=server.identity.env is not None,
     )

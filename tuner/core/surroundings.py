@@ -32,9 +32,6 @@ def environment(start: Start) -> dict[str, str]:
     for line in start.lines:
         if "=" in line.text and (told := _ASSIGNED.search(line.text)) is not None:
             found.setdefault(told["name"], told["value"])
-    channels = {str(sign.fields["coll_channels"]) for sign in start.signs if "coll_channels" in sign.fields}
-    if channels:
-        found["NCCL channels"] = ", ".join(sorted(channels))
     return mask_env(found | start.env)
 
 

@@ -33,7 +33,7 @@ class Group(enum.StrEnum):
     GRAPHS = "graphs"
     """CUDA graphs: sizes, GiB, seconds."""
     LIMIT = "limit"
-    """What the capacity line at the end of a start grants."""
+    """What the capacity line at the end of a start grants, and the channels that NCCL set up."""
 
 
 class Role(enum.StrEnum):

@@ -173,6 +173,8 @@ class Start(Struct, frozen=True, kw_only=True):
     """What its operator asked for, where the log says that apart."""
     env: dict[str, str] = {}
     """Environment variables that the log proves, or that were read from the process."""
+    env_read: bool = False
+    """The environment of the process was read: a variable that is not in `env` is not set."""
     versions: dict[str, str] = {}
     """Of parts: nccl, torch, cuda, flashinfer, commit, ..."""
     ranks: tuple[RankStory, ...] = ()

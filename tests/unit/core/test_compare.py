@@ -10,10 +10,11 @@ import pytest
 from tests.support.golden_starts import last_start
 from tuner.core.compare import compare
 from tuner.core.differences import flat, llm, same
+from tuner.core.surroundings import environment
 from tuner.domain.comparison import Difference, Group, Origin, Role
 from tuner.domain.findings import Finding, Move, Outcome, Remedy, Severity
 from tuner.domain.server import Phase
-from tuner.domain.starts import Figure, GraphCapture, PhaseSpan, RankStory, Start
+from tuner.domain.starts import Figure, GraphCapture, PhaseSpan, RankStory, Sign, Start
 
 BASE = "real/sglang-0.5.16-2xH200/base/server.log"
 
@@ -233,6 +234,16 @@ def test_a_version_that_is_a_range_differs_only_where_it_must(one: str, other: s
     names = [d.name for d in compare(*pair).differences]
     assert ("engine" in names) is differs
     assert ("engine" in [d.name for d in compare(*reversed(pair)).differences]) is differs
+
+
+def test_channels_of_nccl_are_a_measure_and_no_variable() -> None:
+    line = Sign(id="nccl-channels", at=5, kind="info", fields={"coll_channels": 2})
+    bad = msgspec.structs.replace(start(), signs=(line,))
+    assert environment(bad) == {}
+    compared = compare(start(), bad)
+    assert [(m.group, m.good, m.bad) for m in compared.measures if m.name == "NCCL channels"] == [
+        (Group.LIMIT, None, 2)
+    ]
 
 
 def test_variables_that_one_log_proves() -> None:

@@ -296,6 +296,22 @@ def test_real_hosts_with_an_nvswitch() -> None:
         assert way.state is (PathState.CLOSED if flag else PathState.PROVEN)
 
 
+def test_one_variable_in_a_log_says_nothing_of_the_others() -> None:
+    texts = [
+        "[2026-02-26 19:52:30] server_args=ServerArgs(model_path='m', tp_size=8, disable_custom_all_reduce=False)",
+        "[2026-02-26 19:52:39 TP0] Init torch distributed begin.",
+        f"{NCCL}NCCL_BUFFSIZE set by environment to 4194304.",
+    ]
+    start = msgspec.structs.replace(starts_of(list(enumerate(texts, 1)), ENGINES)[-1], version="0.5.16")
+    assert start.env == {"NCCL_BUFFSIZE": "4194304"}
+    for read, words in ((False, "is not in the log"), (True, "is not set")):
+        known = msgspec.structs.replace(start, env_read=read)
+        told = [gate for gate in paths(known)["custom-v2"].gates if "CUSTOM_ALL_REDUCE_V2" in gate.told]
+        assert [(words in gate.told, gate.assumed) for gate in told] == [(True, not read)]
+    server = states.serving().servers[0]
+    assert start_of(server).env_read is (server.identity.env is not None)
+
+
 # --- Settings without effect ----------------------------------------------------------------------------------------
 
 
