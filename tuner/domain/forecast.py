@@ -44,6 +44,8 @@ class Effective(Struct, frozen=True, kw_only=True):
     """In words: `its arguments`, `1 - (21.71 - 10.42) / 94.04, from the KV pool`."""
     at: int | None = None
     """The line that says it."""
+    multiplied_by: str = ""
+    """The setting whose value makes the engine multiply what was said; empty where none does."""
 
 
 class ForecastRow(Struct, frozen=True, kw_only=True):

@@ -30,6 +30,8 @@ class Asked(Struct, frozen=True):
     effective: float
     why: str = ""
     """What makes the two differ, in words."""
+    multiplied_by: str = ""
+    """The setting whose value multiplies it."""
     told: Evidence | None = None
     """Where the log says the effective one."""
 
@@ -50,7 +52,7 @@ def asked_of(case: Case) -> Asked | None:
         return Asked(knob, told.value, told.value)
     elsewhere = told.at is not None and told.at != start.settings_at
     line = Evidence(what=f"effective {knob}", value=told.value, at=told.at) if elsewhere else None
-    return Asked(knob, told.said, told.value, told.how, line)
+    return Asked(knob, told.said, told.value, told.how, told.multiplied_by, line)
 
 
 class Interval(Struct, frozen=True):

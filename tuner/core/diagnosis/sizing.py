@@ -160,11 +160,11 @@ def _pool_evidence(case: Case, told: Asked | None, sign: Sign) -> list[Evidence 
 
 def _avoidable(told: Asked) -> bool:
     """The multiplier goes with a backend that can be left."""
-    return told.factor != 1.0 and "aiter" in told.why
+    return told.multiplied_by == "attention_backend"
 
 
 def _without_factor(case: Case, told: Asked) -> list[Remedy | None]:
-    own = msgspec.structs.replace(told, effective=told.value, why="")
+    own = msgspec.structs.replace(told, effective=told.value, why="", multiplied_by="")
     return [
         case.remedy("attention_backend", Move.SET, "without aiter the fraction is not multiplied", value="triton"),
         raised(case, own, why="with that backend, above the minimum there is a pool at all"),

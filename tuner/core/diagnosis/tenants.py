@@ -17,6 +17,8 @@ UNEVEN = 0.9
 """SGLang's own measure: a rank with less than this share of another's free memory is out of line."""
 FOREIGN_GIB = 2.0
 """Less than this may be contexts and libraries."""
+_CONTAINER_GIB = 0.1
+"""A process that torch says has less in use is one whose own number it does not know: in a container it cannot tell."""
 _CONTEXT_GIB = 1.5
 """What a CUDA context and libraries take before the first line about memory, at most."""
 _SUMS_GIB = 1.0
@@ -35,7 +37,7 @@ def foreign(case: Case, oom: Oom) -> Finding | None:
     if taken is not None and taken > FOREIGN_GIB:
         return _there_before(case, oom, taken, others)
     held = sum(amount for _, amount in others)
-    if held <= FOREIGN_GIB or oom.in_use is None or oom.in_use <= 0.1:
+    if held <= FOREIGN_GIB or oom.in_use is None or oom.in_use <= _CONTAINER_GIB:
         # Without a figure of its own, the process that torch names by its number is this one, seen from a container.
         return None
     if before is None:
@@ -64,11 +66,16 @@ def _taken_at_load(case: Case, oom: Oom) -> float | None:
 
 def _there_before(case: Case, oom: Oom, taken: float, others: Iterable[tuple[object, float]]) -> Finding:
     before = case.story.before_weights if case.story is not None else None
-    missing = (oom.capacity or 0.0) - oom.free - (oom.allocated or 0.0) - (oom.reserved or 0.0)
+    counted = oom.in_use is not None and oom.in_use > _CONTAINER_GIB
+    own = oom.in_use if counted else (oom.allocated or 0.0) + (oom.reserved or 0.0)
+    missing = (oom.capacity or 0.0) - oom.free - (own or 0.0)
+    whose = (
+        "belong to somebody else" if counted else "are not torch's: somebody else's, but for this process's own context"
+    )
     return case.finding(
         "foreign-process-on-gpu",
         f"Of {oom.capacity:.2f} GiB only {before.value if before else 0:.2f} were free before the weights were"
-        f" loaded; {missing:.1f} GiB belong to somebody else. The fraction plays no part in that.",
+        f" loaded; {missing:.1f} GiB {whose}. The fraction plays no part in that.",
         evidence=[
             *evidence_of(case, oom),
             case.derived("used by others", round(missing, 1), "GiB"),

@@ -79,7 +79,8 @@ def effective_fraction(start: Start) -> Effective | None:
     told = None
     if said is not None:
         value = said * factor
-        told = Effective(value=value, said=said, how=why or "its arguments", at=at)
+        multiplied_by = "attention_backend" if factor != 1.0 else ""
+        told = Effective(value=value, said=said, how=why or "its arguments", at=at, multiplied_by=multiplied_by)
     if (reduced := _reduced(start)) is not None:
         told = Effective(
             value=reduced[0], error=0.0005, said=said, how="reduced by itself for a multimodal model", at=reduced[1]

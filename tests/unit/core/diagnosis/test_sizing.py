@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.startlogs import POOL_FRAMES, SGLang, findings
+from tests.support.startlogs import ENGINES, POOL_FRAMES, SGLang, findings, read
 from tuner.domain.findings import Confidence, Move
 
 OLD = "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
@@ -96,6 +96,17 @@ def test_a_multimodal_factor_is_in_the_sums() -> None:
     values = {each.what: each.value for each in finding.evidence}
     assert values["effective mem_fraction_static"] == 0.792
     assert values["minimum fraction"] == pytest.approx(18.82 / 22.46 / 0.9, abs=1e-3)
+
+
+@pytest.mark.parametrize("backend", ["aiter", "triton"])
+def test_a_multiplier_of_a_backend_goes_with_it(backend: str) -> None:
+    log = SGLang("0.5.2", weights=72.0, fraction=0.88, extra=f"attention_backend='{backend}'").communicators().load()
+    start = read(log.fail(OLD, POOL_FRAMES).lines)
+    told = ENGINES["sglang"].effective_fraction(start)
+    multiplied = backend == "aiter"
+    assert told is not None and told.multiplied_by == ("attention_backend" if multiplied else "")
+    finding = findings(log.lines)[0]
+    assert any(remedy.knob == "attention_backend" for remedy in finding.remedies) == multiplied
 
 
 def test_the_check_for_equal_memory_blames_the_rank_that_does_not_raise() -> None:
