@@ -126,14 +126,15 @@ def test_a_fraction_that_is_too_low_whoever_is_there(before: float, fraction: fl
 
 
 @pytest.mark.parametrize(
-    ("own", "what", "amount"),
-    [("62.00 GiB", "used by others", 32.9), ("", "not torch's", 16.7)],
+    ("own", "words", "amount"),
+    [("62.00 GiB", "somebody else", 32.9), ("", "not torch's", 16.7)],
     ids=["told", "untold"],
 )
-def test_what_this_process_holds_beside_torch_is_not_others(own: str, what: str, amount: float) -> None:
+def test_what_this_process_holds_beside_torch_is_not_others(own: str, words: str, amount: float) -> None:
     """Context and NCCL are in what it has in use, and not in what torch allocated."""
     log = SGLang("0.5.16", before=66.0, weights=60.0).communicators().load()
     message = beside("2.00 GiB", "40.00 MiB", held="32.93 GiB", own=own)
     finding = findings(log.fail(message, LOAD_FRAMES).lines)[0]
     assert finding.cause == "foreign-process-on-gpu"
-    assert {each.what: each.value for each in finding.evidence}[what] == amount
+    assert {each.what: each.value for each in finding.evidence}["used by others"] == amount
+    assert words in finding.explanation
