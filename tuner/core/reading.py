@@ -21,6 +21,7 @@ from tuner.domain.server import START_PHASES, Phase
 from tuner.domain.starts import BatchLine, Failure, Figure, PhaseSpan, RankStory, Sign, Start
 
 KEPT_LINES = 20_000
+"""Lines of a start whose text is kept; the places of all of them are."""
 _BATCHES = frozenset({f.DECODE, f.PREFILL, f.STATS})
 _PAST_ARGS = frozenset({f.WEIGHTS, f.KV_POOL, f.GRAPHS, f.READY, f.LIMITS, f.HTTP_UP, *_BATCHES})
 _ENDS = frozenset({f.STOPPED, f.STOPPING, f.STOP_ASKED, f.DIED, f.ERROR})
@@ -110,6 +111,7 @@ def start_of(lines: Sequence[LineRead], engine: Engine) -> Start:
         ready_at=ready,
         limits=_limits(facts),
         lines=tuple(_line(record) for record in read[:KEPT_LINES]),
+        places=tuple(record.at for record in read),
         facts=tuple(facts),
         signs=tuple(signs),
         batches=tuple(batches),

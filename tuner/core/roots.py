@@ -122,8 +122,7 @@ def survived(start: Start, sign: Sign) -> bool:
 
 def _lines_between(start: Start, first: int, last: int) -> int:
     """Places are lines of a file or bytes of a live log; how far two are apart is a number of lines in both."""
-    places = [line.offset for line in start.lines]
-    return bisect.bisect_left(places, last) - bisect.bisect_left(places, first)
+    return bisect.bisect_left(start.places, last) - bisect.bisect_left(start.places, first)
 
 
 def _stands_alone(sign: Sign) -> bool:

@@ -182,7 +182,9 @@ class Start(Struct, frozen=True, kw_only=True):
     limits: dict[str, Figure] = {}
     """The capacity line at the end of a start: max_total_num_tokens, max_running_requests, ..."""
     lines: tuple[LogLine, ...] = ()
-    """Those that may matter: everything but batch, access and progress lines."""
+    """The first of those that may matter: everything but batch, access and progress lines."""
+    places: tuple[int, ...] = ()
+    """Places of all lines that were read, also of those that `lines` has not: distances are measured on them."""
     facts: tuple[LogFact, ...] = ()
     failures: tuple[Failure, ...] = ()
     signs: tuple[Sign, ...] = ()

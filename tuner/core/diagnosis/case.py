@@ -100,7 +100,7 @@ class Case:
 
     def just_before(self, sign: Sign, *ids: str) -> Sign | None:
         """One of these on one of the three lines before another sign: what made the process end so."""
-        places = [line.offset for line in self.start.lines]
+        places = self.start.places
         index = bisect.bisect_left(places, sign.at)
         near = places[max(0, index - 3) : index]
         return next((s for s in self.start.signs if s.id in ids and s.at in near), None)
