@@ -23,7 +23,7 @@ LITTLE_GIB = 4.0
 _LEAST_GIB, _MOST_GIB = 1e-3, 1 << 16
 _MOST_TOKENS = 1 << 44
 _AFTER_POOL = frozenset({"autotune", "graph-capture", "warmup", "prefill", "decode", "runtime"})
-_ACTIVATION_GIB = 192 / (1 << 20)
+ACTIVATION_KIB = 192
 """Activations of one token of a prefill step: 1.5 GiB for 8,192 tokens. Large models measured 0.6 to 2.4."""
 
 
@@ -94,6 +94,11 @@ def in_bytes(gib: float) -> int | None:
     return round(gib * GIB) if math.isfinite(gib) and abs(gib) < 1 << 20 else None
 
 
+def activation_gib(tokens: int) -> float:
+    """What a pass of so many tokens takes by the rule of thumb."""
+    return tokens * ACTIVATION_KIB / (1 << 20)
+
+
 def activation_need(starts: Iterable[Start], tokens: int) -> Row:
     """What a forward pass takes beside everything static: the most that was seen, or an estimate by its tokens.
 
@@ -102,10 +107,10 @@ def activation_need(starts: Iterable[Start], tokens: int) -> Row:
         tokens: Of the longest prefill step.
     """
     seen = [rank.activation_gib.value for start in starts for rank in start.ranks if rank.activation_gib is not None]
-    estimate = _ACTIVATION_GIB * max(tokens, 2048)
+    estimate = activation_gib(max(tokens, 2048))
     if seen and max(seen) >= estimate:
         return Row(max(seen), Source.MEASURED, 0.0, "the most that was seen while serving")
-    note = f"{tokens} tokens x 192 KiB" + (f"; {max(seen):.2f} GiB were seen" if seen else "")
+    note = f"{tokens} tokens x {ACTIVATION_KIB} KiB" + (f"; {max(seen):.2f} GiB were seen" if seen else "")
     return Row(estimate, Source.ESTIMATE, max(0.5, estimate * 0.6), note)
 
 

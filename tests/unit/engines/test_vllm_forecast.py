@@ -130,3 +130,21 @@ def test_a_log_that_does_not_tell_the_card() -> None:
     card = start(rank={"total_gib": None, "before_weights": None})
     assert VLLM.forecast(card, {}).fit is Fit.UNKNOWN
     assert VLLM.forecast(card, {}, [start()]).fit is Fit.FITS, "another start on the host tells it"
+
+
+def test_graphs_of_past_starts_count_by_their_own_number() -> None:
+    """51 graphs of the base, 11 of a past start: a line through both, and each as it was."""
+    graphs = (GraphCapture(what="decode", at=4, used_gib=0.2),)
+    few = start(given={"cudagraph_capture_sizes": list(range(8, 96, 8))}, rank={"graphs": graphs})
+    again = VLLM.forecast(start(), {}, [few])
+    assert gib(again, "graphs") == pytest.approx(0.44, abs=0.01)
+    fewer = VLLM.forecast(start(), {"cuda_graph_bs": list(range(8, 96, 8))}, [few])
+    assert gib(fewer, "graphs") == pytest.approx(0.2, abs=0.01)
+
+
+def test_scaled_activations_leave_the_kv_cache_unsure() -> None:
+    errors = []
+    for batched in (8192, 16_384):
+        made = VLLM.forecast(start(), {"max_num_batched_tokens": batched})
+        errors.append(next(row.error_bytes or 0 for row in made.rows if row.what == "kv_pool") / GIB)
+    assert errors[1] - errors[0] == pytest.approx(2.1 / 2, abs=0.05)

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from tuner.core.fit import ROUNDING_GIB, Capture, fit_captures, least
-from tuner.core.forecast import HEADROOM_GIB, Row, differences, in_bytes, notes, sound, verdict
+from tuner.core.forecast import (
+    ACTIVATION_KIB,
+    HEADROOM_GIB,
+    Row,
+    activation_gib,
+    differences,
+    in_bytes,
+    notes,
+    sound,
+    verdict,
+)
 from tuner.core.knobs import KnobTable
 from tuner.domain.forecast import Forecast, ForecastRow, Source
 from tuner.domain.starts import Figure, RankStory, Start
@@ -17,7 +27,6 @@ from tuner.engines.argv import as_int
 from tuner.engines.vllm import memory
 from tuner.units import GIB
 
-_KIB_PER_TOKEN = 192
 _MIB_PER_SEQUENCE = 0.5
 """Logits of one sequence in 32 bits with a vocabulary of 128k."""
 _DTYPE_BYTES = (("fp8", 1.0), ("int8", 1.0), ("nvfp4", 0.5625), ("float32", 4.0))
@@ -68,8 +77,9 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
     known = [each for each in spent if each is not None]
     if total is None or not known:
         return verdict(new.share, None, None, None, unknown=unknown, changed=moved, warnings=said)
-    graphs = _graphs(base, past, old, new)
-    counted = (graphs.gib if new.counted else 0.0) - (_graphs(base, past, old, old).gib if old.counted else 0.0)
+    captures = _captures([(base, old), *((start, _read(start, {}, knobs)) for start in past)])
+    graphs = _graphs(captures, new)
+    counted = (graphs.gib if new.counted else 0.0) - (_graphs(captures, old).gib if old.counted else 0.0)
     used = max(known) + counted
     pool = memory.requested_gib(base.version, total, new.share) - used
     if new.kv_bytes_given is not None:
@@ -87,11 +97,10 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
         said.append(
             f"the KV cache holds {tokens:,} tokens, fewer than one request of {new.context:,}: vLLM refuses to start"
         )
-    result = verdict(
+    return verdict(
         new.share, f_min, f_max, tokens, rows=rows if tokens is not None else (), unknown=unknown, changed=moved,
         warnings=said, helps="a shorter context_length, 8-bit KV, more GPUs (tp_size), fewer max_num_batched_tokens",
     )  # fmt: skip
-    return result
 
 
 def _read(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> _Start:
@@ -154,15 +163,19 @@ def _with_total(rank: RankStory, total: float) -> RankStory:
 
 
 def _activation(rank: RankStory, old: _Start) -> float:
-    return old.batched * _KIB_PER_TOKEN / (1 << 20) if rank.activation_gib is None else rank.activation_gib.value
+    return activation_gib(old.batched) if rank.activation_gib is None else rank.activation_gib.value
 
 
-def _graphs(base: Start, past: Sequence[Start], old: _Start, new: _Start) -> Row:
-    captures = [
-        Capture(old.graphs, old.graphs, max(rank.graphs_gib or 0.0 for rank in start.ranks))
-        for start in (base, *past)
-        if start.ranks and any(rank.graphs_gib for rank in start.ranks)
+def _captures(starts: Iterable[tuple[Start, _Start]]) -> list[Capture]:
+    """What the graphs of each start took, each with its own number of them."""
+    return [
+        Capture(read.graphs, read.graphs, max(rank.graphs_gib or 0.0 for rank in start.ranks))
+        for start, read in starts
+        if any(rank.graphs_gib for rank in start.ranks)
     ]
+
+
+def _graphs(captures: Sequence[Capture], new: _Start) -> Row:
     found = fit_captures(captures, new.graphs)
     if found is None:
         return Row(0.5, Source.ESTIMATE, 0.5, "no graphs were seen")
@@ -183,7 +196,9 @@ def _rows(
     tokens: int | None, graphs: Row,
 ) -> list[ForecastRow]:  # fmt: skip
     weights = Row.of(rank.weights_gib, old.tp / new.tp, f"divided by {new.tp} ranks instead of {old.tp}")
-    activation = _activation(rank, old) * new.batched / old.batched
+    before = _activation(rank, old)
+    activation = before * new.batched / old.batched
+    scaled = abs(activation - before) / 2
     measured = rank.activation_gib is not None and new.batched == old.batched
     kv = max(0.0, pool)
     other = max(0.0, used - weights.gib - activation - (graphs.gib if new.counted else 0.0))
@@ -197,12 +212,12 @@ def _rows(
         weights.row(number, "weights"),
         ForecastRow(
             rank=number, what="kv_pool", size_bytes=in_bytes(kv), tokens=tokens, source=Source.FORMULA,
-            error_bytes=in_bytes(2 * ROUNDING_GIB + weights.error + graphs.error), note=note,
+            error_bytes=in_bytes(2 * ROUNDING_GIB + weights.error + graphs.error + scaled), note=note,
         ),
         graphs.row(number, "graphs"),
         Row(
             activation, Source.MEASURED if measured else Source.ESTIMATE, 0.0 if measured else activation / 2,
-            "the profile run's peak" if rank.activation_gib is not None else f"{new.batched} tokens x 192 KiB",
+            "the profile run's peak" if rank.activation_gib is not None else f"{new.batched} tokens x {ACTIVATION_KIB} KiB",
         ).row(number, "activation"),
         Row(other, Source.MEASURED, 0.1, "context, communicators and what the profile run left").row(number, "context"),
         Row(total - kv - max(used, 0.0) - beside, Source.ESTIMATE, graphs.error + 0.2, "what remains").row(
