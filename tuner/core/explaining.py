@@ -89,7 +89,7 @@ def noted(server: ServerState, lines: Iterable[LogLine], engine: Engine, begins:
     notable = [
         (line, shape)
         for line, shape in zip(own, shapes, strict=True)
-        if shape not in dull and not _is_routine(line.text, shape, routine)
+        if shape not in dull and (shape in told.shapes or not _is_routine(line.text, shape, routine))
     ]
     batches = told.batches
     if len(notable) < len(own):
