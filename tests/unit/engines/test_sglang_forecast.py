@@ -13,9 +13,10 @@ from tuner.domain.forecast import Fit, Forecast, Source
 from tuner.domain.logs import LogFact
 from tuner.domain.starts import Figure, GraphCapture, RankStory, Start
 from tuner.engines import load_engines
-from tuner.engines.sglang import memory
+from tuner.engines.sglang import links, memory
 from tuner.engines.sglang.defaults import AutoInputs, auto_chunk, auto_fraction, auto_graph_bs, card_of, graph_sizes
 from tuner.engines.sglang.defaults import prefill_sizes as prefill_sizes_of
+from tuner.engines.sglang.shape import shape_of
 from tuner.units import GIB
 
 SGLANG = load_engines()["sglang"]
@@ -126,6 +127,16 @@ def test_fewer_channels_and_no_custom_all_reduce() -> None:
     seen = SGLANG.forecast(real("base"), TWO_CHANNELS, [there])
     assert seen.kv_tokens == pytest.approx(tokens(there), rel=1e-3)
     assert gib(seen, "graphs") == pytest.approx(graphs(there), abs=0.05)
+
+
+def test_custom_all_reduce_alone_takes_what_it_was_measured_to_take() -> None:
+    evidence = "evidence/sglang-0.5.16-h200/{}/server.log"
+    with_it, without = (last_start(evidence.format(name)) for name in ("tp2-ok-80l-f88", "tp2-oom-pool"))
+    free = [min(rank.before_weights.value for rank in made.ranks if rank.before_weights) for made in (with_it, without)]
+    settings = with_it.settings | {"disable_custom_all_reduce": True}
+    gained = links.shift(with_it, [], shape_of(with_it, None), shape_of(Start(engine="sglang", version=with_it.version,
+                         settings=settings), None), free[0])  # fmt: skip
+    assert gained.gib == pytest.approx(free[1] - free[0], abs=0.011)
 
 
 def test_back_from_the_start_that_reduced_otherwise() -> None:

@@ -217,7 +217,7 @@ def _rows(
         graphs.row(number, "graphs"),
         Row(
             activation, Source.MEASURED if measured else Source.ESTIMATE, 0.0 if measured else activation / 2,
-            "the profile run's peak" if rank.activation_gib is not None else f"{new.batched} tokens x {ACTIVATION_KIB} KiB",
+            f"{new.batched} tokens x {ACTIVATION_KIB} KiB" if rank.activation_gib is None else "the profile run's peak",
         ).row(number, "activation"),
         Row(other, Source.MEASURED, 0.1, "context, communicators and what the profile run left").row(number, "context"),
         Row(total - kv - max(used, 0.0) - beside, Source.ESTIMATE, graphs.error + 0.2, "what remains").row(
