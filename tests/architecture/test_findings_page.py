@@ -19,7 +19,7 @@ def test_page_is_in_step() -> None:
 def test_every_cause_that_a_judge_names_is_in_the_table() -> None:
     named = {
         cause
-        for path in (*JUDGES.glob("diagnosis/*.py"), JUDGES / "advice.py")
+        for path in (*JUDGES.glob("diagnosis/*.py"), JUDGES / "advice.py", JUDGES / "hang.py")
         for cause in _NAMED.findall(path.read_text("utf-8"))
     }
     assert len(named) > 30
@@ -27,5 +27,7 @@ def test_every_cause_that_a_judge_names_is_in_the_table() -> None:
 
 
 def test_every_cause_in_the_table_is_named_by_a_judge() -> None:
-    source = "\n".join(path.read_text("utf-8") for path in (*JUDGES.glob("diagnosis/*.py"), JUDGES / "advice.py"))
+    source = "\n".join(
+        path.read_text("utf-8") for path in (*JUDGES.glob("diagnosis/*.py"), JUDGES / "advice.py", JUDGES / "hang.py")
+    )
     assert [cause for cause in CAUSES if f'"{cause}"' not in source] == []

@@ -223,6 +223,18 @@ _CAUSES = (
         "nvcc, ninja, a compiler or headers are missing or too old for just-in-time compilation.",
     ),
     Cause(
+        "compile-cache-damaged",
+        "A cache of compiled graphs is damaged",
+        "vLLM finds a compiled graph of an earlier start that it cannot use: cut off, or made by other packages, as in"
+        " `leading to a corrupted compilation artifact`. Remove the cache; the next start compiles again.",
+    ),
+    Cause(
+        "capture-refused",
+        "Something cannot be captured in a CUDA graph",
+        "CUDA refuses an operation while a graph is captured, as in `operation not permitted when stream is capturing`:"
+        " a kernel or library waits for the GPU or uses another stream. Another backend or version; it is not memory.",
+    ),
+    Cause(
         "driver-too-old",
         "The NVIDIA driver is too old, or there is none",
         "CUDA cannot be initialised: the driver is older than the build needs, or no GPU is visible.",
@@ -310,6 +322,12 @@ _CAUSES = (
         "The start stands still",
         "No line for far longer than this phase took in earlier starts or usually takes, and the GPUs do nothing: a"
         " collective that one rank never reaches, or a process that was stopped.",
+    ),
+    Cause(
+        "start-timeout",
+        "The start took longer than it may",
+        "vLLM: the main process gave up waiting for its engine, which was still loading or compiling, as in `Timed out"
+        " waiting for engine core processes to start`. Raise VLLM_ENGINE_READY_TIMEOUT_S; end workers that are left.",
     ),
     Cause(
         "requests-capped",

@@ -17,6 +17,7 @@ from tuner.core.diagnosis import (
     kernels,
     launch,
     memory,
+    named,
     performance,
     refusals,
     serving,
@@ -38,6 +39,7 @@ JUDGES = (
     *sizing.JUDGES,
     *memory.JUDGES,
     *serving.JUDGES,
+    *named.JUDGES,
     *refusals.LAST,
 )
 """Of failures, in the order in which they are asked."""

@@ -164,7 +164,7 @@ def damaged_cache(case: Case) -> Finding | None:
     if sign is None:
         return None
     return case.finding(
-        "jit-toolchain-missing",
+        "compile-cache-damaged",
         "A compiled graph from an earlier start cannot be used again: it was cut off, or made by other packages.",
         evidence=[Evidence(what="error", value=said(case, sign), at=sign.at)],
         remedies=[

@@ -36,7 +36,7 @@ class Oom(Struct, frozen=True):
 
 def oom_of(case: Case) -> Oom | None:
     """The failed allocation of the root failure, by torch's own words."""
-    sign = case.root_sign("cuda-oom")
+    sign = case.root_sign("cuda-oom", "cuda-oom-async")
     tried, free = gib_of(sign, "tried"), gib_of(sign, "free")
     if sign is None or tried is None:
         return None

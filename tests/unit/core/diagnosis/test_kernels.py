@@ -394,7 +394,7 @@ def test_a_damaged_cache_of_compiled_graphs() -> None:
         " artifact.\n"
     )
     finding = verdict(text)
-    assert finding.cause == "jit-toolchain-missing"
+    assert finding.cause == "compile-cache-damaged"
     assert "cache" in proposed(finding)
 
 
