@@ -19,7 +19,6 @@ from tuner.core.knobs import read_value
 from tuner.core.reading import starts_of
 from tuner.core.redact import mask
 from tuner.core.report import PlanReport, PlanRow, model_of, plan_report
-from tuner.domain.findings import Outcome
 from tuner.domain.forecast import Fit
 from tuner.domain.knobs import KnobKind
 from tuner.domain.starts import Start
@@ -125,7 +124,7 @@ def _starts(files: Sequence[str], host: str | None, engines: dict[str, Engine]) 
     found = [_told(file, engines) for file in files]
     known = [] if host is None else _remembered(host)
     if found:
-        good = [start for start in found[0] if _worked(start)]
+        good = [start for start in found[0] if start.worked]
         base = good[-1] if good else found[0][-1]
         if not base.ranks:
             raise UsageProblem("The log tells of no rank's memory", files[0], "Give the log of a start that worked")
@@ -136,7 +135,7 @@ def _starts(files: Sequence[str], host: str | None, engines: dict[str, Engine]) 
             "No start was watched there yet", host or "", "Give the log of one that worked with --from GOOD.log"
         )
     others = [start for starts in (*found, known) for start in starts if start is not base]
-    return base, [start for start in others if start.engine == base.engine and _worked(start) and same_llm(start, base)]
+    return base, [start for start in others if start.engine == base.engine and start.worked and same_llm(start, base)]
 
 
 def _told(file: str, engines: dict[str, Engine]) -> list[Start]:
@@ -151,10 +150,6 @@ def _told(file: str, engines: dict[str, Engine]) -> list[Start]:
 def _remembered(host: str) -> list[Start]:
     """What starts on a host measured, newest first."""
     return [record.start for record in History(history_file()).memories(host)]
-
-
-def _worked(start: Start) -> bool:
-    return start.ready_at is not None or start.outcome is Outcome.READY
 
 
 def _change(engine: Engine, base: Start, text: str) -> tuple[str, Any]:

@@ -192,6 +192,11 @@ class Start(Struct, frozen=True, kw_only=True):
     """First, last and evenly chosen ones, and those around a retraction."""
     files: tuple[str, ...] = ()
 
+    @property
+    def worked(self) -> bool:
+        """It became ready, whatever came later."""
+        return self.ready_at is not None or self.outcome is Outcome.READY
+
     def setting(self, *names: str) -> Any:
         """The first of several server args that is known and not None."""
         return next((self.settings[n] for n in names if self.settings.get(n) is not None), None)

@@ -81,7 +81,7 @@ class _Known:
             if start != own:
                 self._add(f"past:{number}", f"earlier start, {_named(start)}", start, own)
         # What worked with the same LLM tells most.
-        self.choices.sort(key=lambda each: (not each.same_llm, not _worked(self.starts[each.id])))
+        self.choices.sort(key=lambda each: (not each.same_llm, not self.starts[each.id].worked))
 
     def _add(self, name: str, title: str, start: Start, own: Start | None) -> None:
         alike = own is None or same_llm(start, own)
@@ -91,7 +91,7 @@ class _Known:
     def worked(self) -> list[Start]:
         """Those of the same LLM that became ready, newest first."""
         alike = [each.id for each in self.choices if each.same_llm]
-        return [start for name, start in self.starts.items() if name in alike and _worked(start)]
+        return [start for name, start in self.starts.items() if name in alike and start.worked]
 
 
 def starts(state: HostState, ask: StartsRequested) -> None:
@@ -125,7 +125,7 @@ def _held_against(
     state: HostState, server: ServerState, own: Start, choice: str, other: Start
 ) -> tuple[Comparison, bool]:
     """The comparison, and whether the server's own start is the baseline."""
-    own_is_good = _worked(own) and not _worked(other)
+    own_is_good = own.worked and not other.worked
     engine = engines().get(own.engine) if own.engine == other.engine else None
     of_other = _findings(state, server, choice, other)
     if own_is_good:
@@ -140,10 +140,6 @@ def _findings(state: HostState, server: ServerState, choice: str, start: Start) 
     if held is not None or engine is None:
         return held.findings if held is not None else ()
     return diagnose(start, engine, _Known(state, server).worked())
-
-
-def _worked(start: Start) -> bool:
-    return start.ready_at is not None or start.outcome is Outcome.READY
 
 
 async def _other(state: HostState, server: ServerState, choice: str, read: ReadStarts | None) -> Start | None:

@@ -322,8 +322,8 @@ def base_line(planned: Planned, width: int, glyphs: Glyphs) -> Line:
     start = planned.base
     name = {"sglang": "SGLang", "vllm": "vLLM"}.get(start.engine, clean(start.engine))
     words = f" planned from the start of {name} {clean(start.version or '')}".rstrip()
-    failed, ready = start.outcome is Outcome.FAILED, start.ready_at is not None or start.outcome is Outcome.READY
-    words += f", which {'failed' if failed else 'worked' if ready else 'is not ready yet'}"
+    failed = start.outcome is Outcome.FAILED
+    words += f", which {'failed' if failed else 'worked' if start.worked else 'is not ready yet'}"
     helping = f"{planned.past} earlier starts help" if planned.past > 1 else "an earlier start helps"
     more = f"{helping} " if planned.past else ""
     return spread(((words, "text"),), ((more, "dim"),) if more else (), width, glyphs.ellipsis)
