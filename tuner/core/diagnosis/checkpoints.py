@@ -12,6 +12,7 @@ from tuner.domain.starts import Sign
 _LLM_FILES = re.compile(r"\.(?:json|safetensors|bin|gguf|model|pt|pth|jinja|txt)$|safetensors|\.bin files")
 _LOADER = ("loader.py", "weight_utils", "load_model", "hf_transformers", "get_config", "transformers/", "tokenizer",
            "huggingface_hub", "model_config")  # fmt: skip
+_ADAPTER = re.compile(r"Failed to load LoRA adapter (?P<name>[^\s:]+)")
 _SHAPES = ("weights-mismatch", "block-not-divisible")
 
 
@@ -27,13 +28,16 @@ def not_found(case: Case) -> Finding | None:
     sign = missing if missing is not None and missing.id == "llm-not-found" else denied or missing or offline or damaged
     if sign is None:
         return None
-    name = sign.fields.get("model") or case.setting("model_path", "model")
-    words, remedies = _words(case, f"`{name}`" if name else "The LLM", sign)
+    adapter = _ADAPTER.search(case.message)
+    own = adapter["name"] if adapter is not None else case.setting("model_path", "model")
+    name = sign.fields.get("model") or own
+    words, remedies = _words(case, f"`{name}`" if name else "the LLM", sign, adapter=adapter is not None)
     return case.finding(
         "model-not-found",
-        words,
+        words[:1].upper() + words[1:],
+        title="The files of a LoRA adapter were not found" if adapter is not None else None,
         evidence=[
-            Evidence(what="model", value=str(name), at=sign.at) if name else None,
+            Evidence(what="model" if adapter is None else "adapter", value=str(name), at=sign.at) if name else None,
             case.quote("file", sign, "missing_path") or case.quote("file", sign, "file_path")
             or case.quote("file", sign, "damaged_path"),
             case.quote("detail", sign, "detail"),
@@ -46,10 +50,10 @@ def not_found(case: Case) -> Finding | None:
     )  # fmt: skip
 
 
-def _words(case: Case, named: str, sign: Sign) -> tuple[str, list[Remedy | None]]:
-    """What a sign means for the LLM, and what helps."""
+def _words(case: Case, named: str, sign: Sign, *, adapter: bool) -> tuple[str, list[Remedy | None]]:
+    """What a sign means for the LLM or an adapter of it, and what helps."""
     why = "an absolute path inside the container that holds config.json and the weights, or NAMESPACE/NAME"
-    path = option(case, "model_path", "--model-path", Move.SET, why)
+    path = _path_of_adapter(case) if adapter else option(case, "model_path", "--model-path", Move.SET, why)
     if sign.id == "llm-gated":
         return (
             f"{named} may not be downloaded: it is gated or private, and no token of somebody with access was sent.",
@@ -69,10 +73,17 @@ def _words(case: Case, named: str, sign: Sign) -> tuple[str, list[Remedy | None]
              variable(case, "HF_HUB_OFFLINE", Move.UNSET, "where it forbids the download")],
         )  # fmt: skip
     return (
-        f"{named} leads to no usable LLM: there is no such path here, or it lacks a file, or the hub has no such name."
+        f"{named} leads to no usable {'adapter' if adapter else 'LLM'}: there is no such path here, or it lacks a file,"
+        " or the hub has no such name."
         " A path that does not exist is taken for a name of the hub, whose complaint is about the name's form.",
         [path, case.advice("mounts", "ls the path inside the container: volumes that are not mounted look so")],
     )
+
+
+def _path_of_adapter(case: Case) -> Remedy:
+    why = "NAME=PATH, an absolute path inside the container that holds adapter_config.json and its weights"
+    name = "lora_modules" if case.start.engine == "vllm" else "lora_paths"
+    return option(case, name, f"--{name.replace('_', '-')}", Move.SET, why)
 
 
 def _file_of_llm(case: Case) -> Sign | None:

@@ -224,6 +224,25 @@ def test_an_invalid_repository_of_vllm() -> None:
     assert (finding.cause, shown(finding)["model"]) == ("model-not-found", "/models/no")
 
 
+def test_an_adapter_that_is_not_there_is_not_the_llm() -> None:
+    error = (
+        "RuntimeError: Failed to load LoRA adapter a: Repo id must be in the form 'repo_name' or"
+        " 'namespace/repo_name': '/models/none-lora'. Use `repo_type` argument if needed."
+    )
+    finding = verdict(sglang("kv-alloc") + raised("TP0", ("srt/lora/lora_manager.py", "load"), error=error) + SIGQUIT)
+    assert (finding.cause, shown(finding)["adapter"]) == ("model-not-found", "/models/none-lora")
+    assert proposed(finding)["lora_paths"][0] == "set"
+    assert "model_path" not in proposed(finding)
+    assert "LoRA" in finding.title and "no usable adapter" in finding.explanation
+
+
+def test_an_llm_without_a_name_begins_a_sentence_only_where_it_does() -> None:
+    error = "safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge"
+    head = "".join(line for line in sglang("weight-load").splitlines(True) if "server_args" not in line)
+    text = head + raised("TP1", ("srt/model_loader/loader.py", "load_model"), error=error)
+    assert verdict(text).explanation.startswith("A file of the LLM is damaged")
+
+
 def test_a_gated_llm_asks_for_a_token() -> None:
     finding = verdict(sglang_args(
         "OSError: You are trying to access a gated repo.\nMake sure to have access to it at"
