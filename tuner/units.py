@@ -56,3 +56,10 @@ def format_duration(seconds: float | None) -> str:
     if total < 86_400:
         return f"{total // 3600}h{total % 3600 // 60:02d}m"
     return f"{total // 86_400}d {total % 86_400 // 3600}h"
+
+
+def format_seconds(seconds: float | None, unit: str = "") -> str:
+    """`0.8` with its unit, `8:34` from a minute on, which needs none; `-` for None."""
+    if seconds is None:
+        return "-"
+    return f"{seconds:.1f}{unit}" if seconds < 60 else format_duration(seconds)

@@ -48,7 +48,7 @@ def test_two_starts_of_any_kind(one: str, other: str) -> None:
         comparison = compare(good, bad)
         made = report_comparison(comparison, locate, locate, noise=True)
         json.dumps(as_data(made), allow_nan=False)
-        narrow(list(side_by_side.lines(made, NARROW)))
+        narrow(list(side_by_side.lines(comparison, NARROW, noise=True)))
         if good.outcome is Outcome.FAILED and bad.outcome is Outcome.FAILED:
             assert not comparison.explaining, "both failed: nothing turned one outcome into the other"
         if comparison.obstacles:

@@ -97,20 +97,20 @@ def test_what_differs_between_any_two_starts_is_counted_and_shown_when_asked() -
             ("nothing_told", None, Origin.UNKNOWN),
         )
     )
-    home = Difference(group=Group.ENVIRONMENT, name="HOME", bad="/root", bad_origin=Origin.MEASURED)
-    comparison = states.REPLACE(case(), differences=(*case().differences, *noise, home))
-    assert "i 2 more differ between any two starts" in text(comparison)
+    alone = Difference(group=Group.ENVIRONMENT, name="CUDA_LAUNCH_BLOCKING", bad="1", bad_origin=Origin.MEASURED)
+    comparison = states.REPLACE(case(), differences=(*case().differences, *noise, alone))
+    assert "i 2 more differ, as between any two starts" in text(comparison)
     assert "random_seed" not in text(comparison)
     shown_text = text(comparison, noise=True)
     assert "random_seed" in shown_text
     assert "nothing_told" not in shown_text
-    assert "HOME" not in shown_text
-    assert "NCCL_BUFFSIZE" in shown_text, "an engine's own variable that one log proves"
+    assert "CUDA_LAUNCH_BLOCKING" not in shown_text, "only one log tells it, and nothing says that it matters"
+    assert "NCCL_BUFFSIZE" in shown_text, "one that is acquitted by a number"
 
 
 def test_starts_that_do_not_compare_say_why() -> None:
     comparison = states.REPLACE(case(), obstacles=("another LLM",))
-    assert "▲ these two do not compare: another LLM" in text(comparison)
+    assert "▲ These two do not compare: another LLM" in text(comparison)
 
 
 @pytest.mark.parametrize("width", [60, 79, 120, 159, 240])

@@ -18,6 +18,7 @@ from tuner.core.gates import all_reduce
 from tuner.core.reading import starts_of
 from tuner.core.report import Report, as_data, report
 from tuner.core.report_comparison import ComparisonReport, Locate, report_comparison
+from tuner.domain.comparison import Comparison
 from tuner.domain.findings import Confidence, Finding, Remedy, Severity
 from tuner.domain.forecast import Forecast
 from tuner.domain.starts import Start
@@ -55,8 +56,11 @@ def diagnose(files: Sequence[str], baseline: str | None, *, as_json: bool, with_
     engines = load_engines()
     good = None if baseline is None else _told([baseline], engines)
     told = _told(files, engines, () if good is None else (good.start,))
-    comparison = None if good is None else _compared(good, told, engines, with_noise=with_noise)
-    made = _report(told, comparison)
+    comparison = None if good is None else _compared(good, told, engines)
+    promised = None
+    if good is not None and comparison is not None:
+        promised = report_comparison(comparison, good.locate, told.locate, noise=with_noise)
+    made = _report(told, promised)
     if as_json:
         _print_json(made)
     else:
@@ -66,7 +70,7 @@ def diagnose(files: Sequence[str], baseline: str | None, *, as_json: bool, with_
         _print(story.lines(made, paper))
         _print_all_reduce(told, engines, paper, everything=with_noise)
         if comparison is not None:
-            _print(side_by_side.against(comparison, paper))
+            _print(side_by_side.against(comparison, paper, noise=with_noise))
     return PROBLEM if made.proven else FINE
 
 
@@ -83,13 +87,14 @@ def compare(first: str, second: str, *, as_json: bool, with_noise: bool) -> int:
         UsageProblem: A file cannot be read, or is no log of an engine.
     """
     engines = load_engines()
-    comparison = _compared(_told([first], engines), _told([second], engines), engines, with_noise=with_noise)
+    good, bad = _told([first], engines), _told([second], engines)
+    comparison = _compared(good, bad, engines)
     if as_json:
-        _print_json(comparison)
+        _print_json(report_comparison(comparison, good.locate, bad.locate, noise=with_noise))
     else:
         from tuner.cli import side_by_side
 
-        _print(side_by_side.lines(comparison, Paper.of()))
+        _print(side_by_side.lines(comparison, Paper.of(), noise=with_noise))
     return FINE
 
 
@@ -118,7 +123,7 @@ def _told(files: Sequence[str], engines: dict[str, Engine], past: Sequence[Start
     worked = [
         start
         for start in (*past, *reversed(earlier))
-        if start.ready_at is not None and start.engine == last.engine and same_llm(start, last)
+        if start.worked and start.engine == last.engine and same_llm(start, last)
     ]
     return Told(
         start=last,
@@ -146,14 +151,13 @@ def _report(told: Told, comparison: ComparisonReport | None) -> Report:
     return report(told.start, told.findings, told.forecast, told.locate, earlier=told.earlier, comparison=comparison)
 
 
-def _compared(good: Told, bad: Told, engines: dict[str, Engine], *, with_noise: bool) -> ComparisonReport:
+def _compared(good: Told, bad: Told, engines: dict[str, Engine]) -> Comparison:
     for told in (good, bad):
         if not told.start.engine:
             raise UsageProblem(told.findings[0].title, ", ".join(told.start.files), told.findings[0].explanation)
     engine = engines[bad.start.engine] if good.start.engine == bad.start.engine else None
     findings = findings_that_weigh(good.start, bad.start, good.findings, bad.findings)
-    comparison = compared(good.start, bad.start, engine, findings)
-    return report_comparison(comparison, good.locate, bad.locate, noise=with_noise)
+    return compared(good.start, bad.start, engine, findings)
 
 
 def _print_all_reduce(told: Told, engines: dict[str, Engine], paper: Paper, *, everything: bool) -> None:

@@ -9,18 +9,21 @@ is acquitted by the same arithmetic. Where a start failed of something else, the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from tuner.core import share as shares
 from tuner.core.differences import arguments, llm, measures, missing, unlike, variables, versions
 from tuner.core.engine import Engine
+from tuner.core.redact import mask
 from tuner.core.share import Share, pool_of, share_of
 from tuner.core.weighing import WORDS, Case, follows, judge
 from tuner.domain.comparison import Comparison, Difference, Group, Measure, Origin, Role, Side
 from tuner.domain.findings import Finding, Outcome, Severity
 from tuner.domain.starts import Start
 
+T = TypeVar("T")
 _ROLES = (Role.EXPLAINS, Role.POSSIBLE, Role.FOLLOWS, Role.ACQUITTED, Role.NOISE)
 _GROUPS = tuple(Group)
 _MODEL = ("model_path", "model", "model_tag")
@@ -60,7 +63,7 @@ def compare(good: Start, bad: Start, engine: Engine | None = None, findings: Seq
         differences=tuple(sorted(_once(judged), key=_rank)),
         measures=case.measures,
     )
-    return msgspec.structs.replace(comparison, summary=_summary(comparison, case))
+    return _masked(msgspec.structs.replace(comparison, summary=_summary(comparison, case)))
 
 
 def findings_that_weigh(
@@ -75,6 +78,26 @@ def same_llm(one: Start, other: Start) -> bool:
     """Whether two starts serve the same LLM, as far as their logs name it."""
     names = [start.setting(*_MODEL) for start in (one, other)]
     return not all(names) or llm(names[0]) == llm(names[1])
+
+
+def _masked(comparison: Comparison) -> Comparison:
+    """Without secrets, whoever shows it."""
+    replace = msgspec.structs.replace
+    return replace(
+        comparison,
+        good=replace(comparison.good, model=_harmless(comparison.good.model)),
+        bad=replace(comparison.bad, model=_harmless(comparison.bad.model)),
+        obstacles=tuple(mask(text) for text in comparison.obstacles),
+        summary=mask(comparison.summary),
+        differences=tuple(
+            replace(each, good=_harmless(each.good), bad=_harmless(each.bad), note=mask(each.note))
+            for each in comparison.differences
+        ),
+    )
+
+
+def _harmless(value: T) -> T | str:
+    return mask(value) if isinstance(value, str) else value
 
 
 def _unproven(each: Difference) -> Difference:
@@ -200,7 +223,7 @@ def _summary(comparison: Comparison, case: Case) -> str:
         alone = "is the only change that matters" if len(explaining) == 1 else "matters most"
         return f"{_change(first)} {alone}: {first.note}"
     if case.failed is not None:
-        told = comparison.of(Role.POSSIBLE)
+        told = [each for each in comparison.of(Role.POSSIBLE) if not each.untold]
         if not told:
             return (
                 "The logs tell no difference that could explain it. What they do not tell may: files and packages"

@@ -105,6 +105,14 @@ class Difference(Struct, frozen=True, kw_only=True):
         return self.role is Role.EXPLAINS
 
     @property
+    def untold(self) -> bool:
+        """Only one log tells of it, and nothing more is known: of a variable no number or remedy either."""
+        if Origin.UNKNOWN not in (self.good_origin, self.bad_origin):
+            return False
+        weighed = self.role in (Role.EXPLAINS, Role.ACQUITTED) or bool(self.note)
+        return self.role is Role.NOISE or (self.group is Group.ENVIRONMENT and not weighed)
+
+    @property
     def ratio(self) -> float | None:
         """Bad over good, of numbers above zero."""
         return ratio(self.good, self.bad)

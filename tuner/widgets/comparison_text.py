@@ -2,47 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 
-from tuner.domain.comparison import Comparison, Difference, Group, Measure, Origin, RankPair, Role, Side, Value
-from tuner.domain.findings import Outcome
-from tuner.units import format_duration
+from tuner.core import comparison_words as words
+from tuner.domain.comparison import Comparison, Difference, Group, Measure, Role
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.notes import ranges
 from tuner.widgets.spans import Line, clean, clip, width_of, wrap_words
 
-_ROLES = {
-    Role.EXPLAINS: ("what explains it", "bad"),
-    Role.POSSIBLE: ("what may have a part in it", "warn"),
-    Role.ACQUITTED: ("changed, and not the reason", "ok"),
-    Role.NOISE: ("differ between any two starts", "dim"),
-}
-"""The kinds that have a list of their own; what follows from others is in the tables below."""
-_GROUPS = {
-    Group.ARGUMENT: "arguments",
-    Group.ENVIRONMENT: "environment",
-    Group.VERSION: "versions",
-    Group.PHASE: "phases, seconds of the slowest rank",
-    Group.MEMORY: "memory, GiB of the weakest rank",
-    Group.POOL: "KV pool",
-    Group.GRAPHS: "CUDA graphs",
-    Group.LIMIT: "limits",
-}
-_NAMES = {
-    "total": "the card",
-    "communicators": "NCCL, all-reduce",
-    "before weights": "free before weights",
-    "after weights": "free after weights",
-    "after pool": "free after pool",
-    "at ready": "free at ready",
-}
-_ECHOES = frozenset({"max_total_num_tokens", "available_gpu_mem"})
-"""Limits that repeat a row above."""
-_TELLING = ("NCCL", "SGL", "VLLM", "CUDA", "TORCH", "PYTORCH", "FLASHINFER", "TRITON", "NVSHMEM")
-"""How variables begin that engines and their libraries read."""
-_MOST = 20
+_STYLES = {Role.EXPLAINS: "bad", Role.POSSIBLE: "warn", Role.ACQUITTED: "ok", Role.NOISE: "dim"}
+_LISTS = {Group.ARGUMENT: "arguments", Group.ENVIRONMENT: "environment", Group.VERSION: "versions"}
+"""What has no numbers: all that differs, by name."""
 _INDENT = 3
 
 
@@ -117,18 +89,19 @@ def told(
     page = _Page(comparison, names, width, glyphs)
     if comparison.summary:
         page.words(comparison.summary, "strong")
-    for text in comparison.obstacles:
-        page.words(f"{glyphs.warn} these two do not compare: {text}", "warn")
+    for text in words.obstacles(comparison):
+        page.words(f"{glyphs.warn} {text}", "warn")
     page.lines.append(())
     page.row("", names, style="head")
-    for role, (title, style) in _ROLES.items():
-        found = tuple(each for each in comparison.of(role) if not _untold(each))
-        _role(page, found, title, style, shown=role is not Role.NOISE or noise)
+    for role, title in words.TITLES.items():
+        _role(page, words.told(comparison, role), title, _STYLES[role], shown=role is not Role.NOISE or noise)
     page.heading("the two starts")
-    for what, cells in _sides(comparison.good, comparison.bad):
-        page.row(what, cells, style="strong" if what == "outcome" else "text")
-    for group, title in _GROUPS.items():
-        _group(page, group, title, each_rank=each_rank)
+    for row in words.sides(comparison):
+        page.row(row.name, row.values, style="strong" if row.name == "outcome" else "text")
+    for group, title in _LISTS.items():
+        _list(page, group, title)
+    for group, title in words.GROUPS.items():
+        _table(page, group, title, each_rank=each_rank)
     return Told(tuple(page.lines), tuple(page.headings))
 
 
@@ -137,164 +110,57 @@ def _role(page: _Page, found: Sequence[Difference], title: str, style: str, *, s
         return
     sign = {"bad": page.glyphs.bad, "warn": page.glyphs.warn, "ok": page.glyphs.ok}.get(style, page.glyphs.note)
     if not shown:
-        words = "one more thing differs, as between any two starts" if len(found) == 1 else f"{len(found)} more {title}"
-        page.heading(f"{sign} {words}", style)
+        one, many = "one more thing differs", f"{len(found)} more differ"
+        page.heading(f"{sign} {one if len(found) == 1 else many}, as between any two starts", style)
         return
     page.heading(f"{sign} {title}", style)
-    last = ""
-    for each in found[:_MOST]:
-        page.row(_named(each.group, each.name), (_side(each, good=True), _side(each, good=False)), style="strong")
-        if each.note and each.note != last and each.note not in page.comparison.summary:
-            page.words(each.note, "dim", indent=_INDENT + 3)
-        last = each.note
-    if len(found) > _MOST:
-        page.words(f"and {len(found) - _MOST} more", "dim", indent=_INDENT)
+    for row in words.rows(page.comparison, found[: words.MOST]):
+        page.row(row.name, row.values, style="strong")
+        if row.note:
+            page.words(row.note, "dim", indent=_INDENT + 3)
+    if len(found) > words.MOST:
+        page.words(f"and {len(found) - words.MOST} more", "dim", indent=_INDENT)
 
 
-def _group(page: _Page, group: Group, title: str, *, each_rank: bool) -> None:
-    """All that differs of a kind, or all that both starts tell of it."""
-    measures = [each for each in page.comparison.measures if each.group is group and each.name not in _ECHOES]
-    others = [each for each in page.comparison.differences if each.group is group and not _untold(each)]
-    if group in (Group.ARGUMENT, Group.ENVIRONMENT, Group.VERSION):
-        wanted = [each for each in others if each.role is not Role.NOISE]
-        if not wanted:
-            page.heading(
-                f"{title}: the same in both" if not others else f"{title}: nothing that matters differs", "dim"
-            )
-            return
-        page.heading(title)
-        for each in sorted(wanted, key=lambda each: each.name):
-            page.row(each.name, (_side(each, good=True), _side(each, good=False)))
+def _list(page: _Page, group: Group, title: str) -> None:
+    """All that differs of a kind and matters."""
+    found = [each for each in page.comparison.differences if each.group is group]
+    told = [each for each in found if not each.untold]
+    wanted = [each for each in told if each.role is not Role.NOISE]
+    if not wanted:
+        what = "nothing that matters differs" if told else "nothing that both tell differs"
+        page.heading(f"{title}: {what if found else 'the same in both'}", "dim")
         return
+    page.heading(title)
+    for each in sorted(wanted, key=lambda each: each.name):
+        page.row(each.name, words.values(each))
+
+
+def _table(page: _Page, group: Group, title: str, *, each_rank: bool) -> None:
+    """All numbers of a kind."""
+    measures = words.measured(page.comparison, group)
     if not measures:
         return
     page.heading(title)
     for measure in measures:
-        values = _numbers(measure, measure.good, measure.bad)
+        values = words.numbers(measure, measure.good, measure.bad)
         odd = measure.good is None or measure.bad is None or _unlike(measure)
-        page.row(_named(group, measure.name), values, _beside(measure), "strong" if odd else "text", right=True)
+        page.row(words.name_of(measure), values, words.beside(measure), "strong" if odd else "text", right=True)
         if each_rank and len(measure.pairs) > 1:
             for cells, ranks in _alike(measure).items():
-                words = f"  all {len(ranks)} alike" if len(ranks) == len(measure.pairs) else f"  rank {ranges(ranks)}"
-                page.row(words, cells, style="dim", right=True)
-
-
-def _untold(each: Difference) -> bool:
-    """What only one of the two tells is no difference that anybody knows of, unless it is a variable that matters."""
-    if Origin.UNKNOWN not in (each.good_origin, each.bad_origin):
-        return False
-    return each.role is Role.NOISE or (each.group is Group.ENVIRONMENT and not each.name.startswith(_TELLING))
+                name = f"  all {len(ranks)} alike" if len(ranks) == len(measure.pairs) else f"  rank {ranges(ranks)}"
+                page.row(name, cells, style="dim", right=True)
 
 
 def _alike(measure: Measure) -> dict[tuple[str, str], list[int]]:
     """Ranks by their numbers as they are shown."""
     found: dict[tuple[str, str], list[int]] = {}
     for pair in measure.pairs:
-        cells = _numbers(measure, pair.good, pair.bad)
+        cells = words.numbers(measure, pair.good, pair.bad)
         found.setdefault(cells, []).append(pair.rank)
     return found
-
-
-def _numbers(measure: Measure, good: float | None, bad: float | None) -> tuple[str, str]:
-    """Both sides; the unit stands in the heading where all rows have the same."""
-    unit = f" {measure.unit}" if measure.group in (Group.POOL, Group.GRAPHS) and measure.unit in ("s", "GiB") else ""
-    one, other = number_text(good, measure.unit), number_text(bad, measure.unit)
-    return one if good is None else one + unit, other if bad is None else other + unit
-
-
-def _named(group: Group, name: str) -> str:
-    return _NAMES.get(name, name) if group is Group.MEMORY else name
 
 
 def _unlike(measure: Measure) -> bool:
     good, bad = measure.good or 0.0, measure.bad or 0.0
     return abs(good - bad) > max(0.05 * abs(good), 0.05 if measure.unit == "GiB" else 0.5)
-
-
-def _sides(good: Side, bad: Side) -> Iterator[tuple[str, tuple[str, str]]]:
-    """What tells the two starts apart; a row that both leave empty is left out."""
-    rows = (
-        ("engine", lambda side: " ".join(part for part in (side.engine, side.version) if part)),
-        ("LLM", lambda side: (side.model or "").rstrip("/").rpartition("/")[2]),
-        ("ranks", lambda side: str(side.ranks) if side.ranks else ""),
-        ("outcome", _outcome),
-        ("fraction", _fraction),
-        ("least fraction", lambda side: "" if side.f_min is None else f"{side.f_min:.4f}"),
-        ("KV pool, weakest rank", lambda side: "" if side.pool_gib is None else f"{side.pool_gib:.2f} GiB"),
-    )
-    for what, of in rows:
-        cells = (of(good), of(bad))
-        if any(cells):
-            yield what, cells
-
-
-def _outcome(side: Side) -> str:
-    if side.outcome is Outcome.FAILED:
-        return "FAILED while serving" if side.phase == "ready" else f"FAILED in {side.phase}"
-    return str(side.outcome)
-
-
-def _fraction(side: Side) -> str:
-    if side.fraction is None:
-        return ""
-    return f"{side.fraction:g}{' by its pool' if side.fraction_origin is Origin.EFFECTIVE else ''}"
-
-
-def _side(each: Difference, *, good: bool) -> str:
-    value, origin = (each.good, each.good_origin) if good else (each.bad, each.bad_origin)
-    if value is None:
-        return "not told" if origin is Origin.UNKNOWN else "not set"
-    words = {Origin.GIVEN: " (given)", Origin.EFFECTIVE: " (in effect)"}.get(origin, "")
-    return value_text(value, each.unit) + words
-
-
-def value_text(value: Value, unit: str = "") -> str:
-    """A value of one side."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, tuple):
-        many = len(value) > 4
-        return f"{len(value)} from {min(value)} to {max(value)}" if many else ", ".join(str(each) for each in value)
-    if isinstance(value, int | float) and unit:
-        return number_text(value, unit)
-    return str(value)
-
-
-def number_text(value: float | None, unit: str) -> str:
-    """A number with its unit; seconds and GiB stand in the heading and have none."""
-    if value is None:
-        return "-"
-    if unit == "s":
-        return f"{value:.1f}" if value < 60 else format_duration(value)
-    if unit == "GiB":
-        return f"{value:.2f}"
-    text = f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 1000 else f"{value:.2f}"
-    return f"{text} {unit}" if unit and unit != "tokens" else text
-
-
-def _beside(measure: Measure) -> str:
-    """How the two compare, and the ranks that are not as the others."""
-    parts: list[str] = []
-    good, bad, times = measure.good, measure.bad, measure.ratio
-    if good is not None and bad is not None and good != bad:
-        if measure.unit == "GiB":
-            parts += [f"{bad - good:+.2f}"] if abs(bad - good) >= 0.005 else []
-        elif measure.unit == "s":
-            parts += [f"x {times:.2f}"] if times is not None and abs(bad - good) >= 0.5 else []
-        elif times is not None and abs(times - 1) >= 0.001:
-            parts.append(f"{(times - 1) * 100:+.1f} %")
-    odd = list(_odd(measure.pairs, measure.unit))
-    parts += odd[:2] + ([f"{len(odd) - 2} more ranks differ"] if len(odd) > 2 else [])
-    return "  ".join(parts)
-
-
-def _odd(pairs: Sequence[RankPair], unit: str) -> Iterator[str]:
-    """Ranks whose change is another than that of the rank in the middle."""
-    known = [(pair, pair.bad - pair.good) for pair in pairs if pair.good is not None and pair.bad is not None]
-    if len(known) < 3:
-        return
-    middle = sorted(gap for _, gap in known)[len(known) // 2]
-    least = 1.0 if unit == "s" else 0.1
-    for pair, gap in known:
-        if abs(gap - middle) > max(least, 0.2 * abs(middle)):
-            yield f"rank {pair.rank}: {number_text(pair.good, unit)} and {number_text(pair.bad, unit)}"

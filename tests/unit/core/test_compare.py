@@ -8,10 +8,13 @@ import msgspec
 import pytest
 
 from tests.support.golden_starts import last_start
+from tuner.cli import side_by_side
+from tuner.cli.paper import Paper
+from tuner.core import comparison_words as words
 from tuner.core.compare import compare
 from tuner.core.differences import flat, llm, same
 from tuner.core.surroundings import environment
-from tuner.domain.comparison import Difference, Group, Origin, Role
+from tuner.domain.comparison import Difference, Group, Measure, Origin, RankPair, Role
 from tuner.domain.findings import Finding, Move, Outcome, Remedy, Severity
 from tuner.domain.server import Phase
 from tuner.domain.starts import Figure, GraphCapture, PhaseSpan, RankStory, Sign, Start
@@ -306,6 +309,46 @@ def test_a_variable_that_one_log_does_not_tell_explains_nothing_for_sure() -> No
     assert roles["communicators"] is Role.EXPLAINS, "0.61 GiB less, and the pool grew by 0.52"
     assert roles["disable_custom_all_reduce"] is Role.EXPLAINS
     assert roles["NCCL_MAX_NCHANNELS"] is Role.POSSIBLE
+
+
+def test_a_variable_that_one_log_does_not_tell_is_shown_only_where_something_speaks_for_it() -> None:
+    bad = broken(env={"CUDA_DEVICE_MAX_CONNECTIONS": "8"})
+    alone = compare(start(), bad)
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in alone.summary
+    assert [each.name for each in alone.of(Role.POSSIBLE) if each.untold] == ["CUDA_DEVICE_MAX_CONNECTIONS"]
+    for text in (words.told(alone, Role.POSSIBLE), list(side_by_side.lines(alone, Paper(width=100), noise=True))):
+        assert "CUDA_DEVICE_MAX_CONNECTIONS" not in str(text)
+    named = Remedy(knob="x", env="CUDA_DEVICE_MAX_CONNECTIONS", move=Move.UNSET)
+    finding = Finding(cause="rank-died", severity=Severity.FATAL, remedies=(named,))
+    assert not found("CUDA_DEVICE_MAX_CONNECTIONS", start(), bad, finding).untold, "a remedy is about it"
+    both = compare(start(env={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}), bad)
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" in both.summary
+
+
+def test_numbers_of_a_comparison_in_words() -> None:
+    pair = Measure(
+        group=Group.PHASE,
+        name="weight-load",
+        unit="s",
+        good=10,
+        bad=200,
+        pairs=(RankPair(0, 10, 10), RankPair(1, 10, 200)),
+    )
+    assert words.numbers(pair, 10, 200) == ("10.0", "3:20")
+    assert words.beside(pair) == "x 20.00  rank 0 10.0 -> 10.0  rank 1 10.0 -> 3:20", "of two that differ, both"
+    pool = Measure(group=Group.POOL, name="size", unit="GiB", good=10.42, bad=-20.62)
+    assert words.numbers(pool, pool.good, None) == ("10.42 GiB", "-")
+    assert (words.number(159277, "tokens"), words.value_of(60.0, "s"), words.value_of(True)) == (
+        "159,277",
+        "1:00",
+        "on",
+    )
+
+
+def test_secrets_are_masked_whoever_shows_them() -> None:
+    word = "hf_" + "Ab1" * 8
+    made = compare(start(settings={"note": "x"}), broken(settings={"note": word}))
+    assert word not in str(made)
 
 
 def test_a_cap_on_the_pool_explains_a_pool_that_is_too_small() -> None:

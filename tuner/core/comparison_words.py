@@ -1,0 +1,184 @@
+"""How two starts differ, in words: the same on paper and on the screen."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from tuner.domain.comparison import Comparison, Difference, Group, Measure, Origin, Role, Side, Value
+from tuner.domain.findings import Outcome
+from tuner.units import format_seconds
+
+TITLES = {
+    Role.EXPLAINS: "what explains it",
+    Role.POSSIBLE: "what may have a part in it",
+    Role.ACQUITTED: "changed, and not the reason",
+    Role.NOISE: "differs between any two starts",
+}
+"""The kinds that have a list of their own, in order; what follows from others is in the tables."""
+GROUPS = {
+    Group.PHASE: "phases, seconds of the slowest rank",
+    Group.MEMORY: "memory, GiB of the weakest rank",
+    Group.POOL: "KV pool",
+    Group.GRAPHS: "CUDA graphs",
+    Group.LIMIT: "limits",
+}
+"""The tables of numbers, in order."""
+MOST = 20
+"""Differences of one kind that are shown; more are counted."""
+_NAMES = {
+    "total": "the card",
+    "communicators": "NCCL, all-reduce",
+    "before weights": "free before weights",
+    "after weights": "free after weights",
+    "after pool": "free after pool",
+    "at ready": "free at ready",
+}
+_ECHOES = frozenset({"max_total_num_tokens", "available_gpu_mem"})
+"""Limits that repeat a row above."""
+_ORIGINS = {Origin.GIVEN: " (given)", Origin.EFFECTIVE: " (in effect)"}
+_ODD_RANKS = 2
+
+
+class Row(Struct, frozen=True):
+    """One difference: its name, both values, and a note where it says something new."""
+
+    name: str
+    values: tuple[str, str]
+    note: str = ""
+
+
+def obstacles(comparison: Comparison) -> Iterator[str]:
+    """Why the two do not compare."""
+    for text in comparison.obstacles:
+        yield f"These two do not compare: {text}"
+
+
+def told(comparison: Comparison, role: Role) -> tuple[Difference, ...]:
+    """The differences of a kind that both starts tell of, or of which more is known than that."""
+    return tuple(each for each in comparison.of(role) if not each.untold)
+
+
+def rows(comparison: Comparison, found: Sequence[Difference]) -> Iterator[Row]:
+    """Differences, without notes that repeat the summary or the row above."""
+    last = ""
+    for each in found:
+        note = "" if each.note == last or each.note in comparison.summary else each.note
+        last = each.note
+        yield Row(name_of(each), values(each), note)
+
+
+def sides(comparison: Comparison) -> Iterator[Row]:
+    """What the two starts are; what neither tells is left out."""
+    lines = (
+        ("engine", lambda side: " ".join(part for part in (side.engine, side.version) if part)),
+        ("LLM", lambda side: (side.model or "").rstrip("/").rpartition("/")[2]),
+        ("ranks", lambda side: str(side.ranks) if side.ranks else ""),
+        ("outcome", _outcome),
+        ("fraction", _fraction),
+        ("least fraction", lambda side: "" if side.f_min is None else f"{side.f_min:.4f}"),
+        ("KV pool, weakest rank", _pool),
+    )
+    for name, of in lines:
+        cells = (of(comparison.good), of(comparison.bad))
+        if any(cells):
+            yield Row(name, cells)
+
+
+def measured(comparison: Comparison, group: Group) -> tuple[Measure, ...]:
+    """The numbers of a table."""
+    return tuple(each for each in comparison.measures if each.group is group and each.name not in _ECHOES)
+
+
+def name_of(each: Difference | Measure) -> str:
+    """What a row is called."""
+    return _NAMES.get(each.name, each.name) if each.group is Group.MEMORY else each.name
+
+
+def values(each: Difference) -> tuple[str, str]:
+    """Both sides, with where they come from."""
+    return _side(each.good, each.good_origin, each.unit), _side(each.bad, each.bad_origin, each.unit)
+
+
+def numbers(measure: Measure, good: float | None, bad: float | None) -> tuple[str, str]:
+    """Both sides of a row of a table; the unit stands in the heading where all its rows have the same."""
+    bare = measure.group in (Group.PHASE, Group.MEMORY)
+    return number(good, measure.unit, bare=bare), number(bad, measure.unit, bare=bare)
+
+
+def beside(measure: Measure) -> str:
+    """How the two compare, and the ranks that are not as the others."""
+    parts: list[str] = []
+    good, bad, times = measure.good, measure.bad, measure.ratio
+    if good is not None and bad is not None and good != bad:
+        if measure.unit == "GiB":
+            parts += [f"{bad - good:+.2f}"] if abs(bad - good) >= 0.005 else []
+        elif times is not None and measure.unit == "s":
+            parts += [f"x {times:.2f}"] if abs(times - 1) >= 0.05 and abs(bad - good) >= 0.5 else []
+        elif times is not None and abs(times - 1) >= 0.001:
+            parts.append(f"{(times - 1) * 100:+.1f} %")
+    odd = list(_odd(measure))
+    parts += odd[:_ODD_RANKS] + ([f"{len(odd) - _ODD_RANKS} more ranks differ"] if len(odd) > _ODD_RANKS else [])
+    return "  ".join(parts)
+
+
+def _odd(measure: Measure) -> Iterator[str]:
+    """Ranks whose change is another than that of the rank in the middle; of two that differ, both."""
+    known = [(pair, pair.bad - pair.good) for pair in measure.pairs if pair.good is not None and pair.bad is not None]
+    if len(known) < 2:
+        return
+    middle = statistics.median(gap for _, gap in known)
+    least = 1.0 if measure.unit == "s" else 0.1
+    for pair, gap in known:
+        if abs(gap - middle) > max(least, 0.2 * abs(middle)):
+            yield f"rank {pair.rank} {' -> '.join(numbers(measure, pair.good, pair.bad))}"
+
+
+def _side(value: Value, origin: Origin, unit: str) -> str:
+    if value is None:
+        return "not told" if origin is Origin.UNKNOWN else "not set"
+    return value_of(value, unit) + _ORIGINS.get(origin, "")
+
+
+def value_of(value: Value, unit: str = "") -> str:
+    """A value of one side."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        many = len(value) > 4
+        return f"{len(value)} from {min(value)} to {max(value)}" if many else ", ".join(map(str, value))
+    if isinstance(value, int | float) and unit:
+        return number(value, unit)
+    return str(value)
+
+
+def number(value: float | None, unit: str, *, bare: bool = False) -> str:
+    """A number with its unit, or without it; of tokens the row says the unit."""
+    if value is None:
+        return "-"
+    if unit == "s":
+        return format_seconds(value, "" if bare else " s")
+    text = f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 1000 else f"{value:.2f}"
+    if unit == "GiB":
+        text = f"{value:.2f}"
+    return text if bare or unit in ("", "tokens") else f"{text} {unit}"
+
+
+def _outcome(side: Side) -> str:
+    if side.outcome is Outcome.FAILED:
+        return "FAILED while serving" if side.phase == "ready" else f"FAILED in {side.phase}"
+    return str(side.outcome)
+
+
+def _fraction(side: Side) -> str:
+    if side.fraction is None:
+        return ""
+    return f"{side.fraction:g}" + (" by its pool" if side.fraction_origin is Origin.EFFECTIVE else "")
+
+
+def _pool(side: Side) -> str:
+    if side.pool_gib is None:
+        return ""
+    return f"{side.pool_gib:.2f} GiB" + (": none" if side.pool_gib <= 0 else "")
