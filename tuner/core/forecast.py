@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from tuner.core.fit import minimum_fraction
 from tuner.core.knobs import KnobTable
 from tuner.core.quantity import to_gib
+from tuner.core.share import down, line_of
 from tuner.domain.forecast import Fit, Forecast, ForecastRow, Source
 from tuner.domain.starts import Figure, RankStory, Start
 from tuner.units import GIB
@@ -140,10 +140,10 @@ def interval(total: float, available: float, beside: float) -> tuple[float | Non
     Returns:
         f_min to four digits, f_max rounded down to three; both within 0 and 1.
     """
-    f_min = minimum_fraction(total, available)
-    if f_min is None:
+    if not (math.isfinite(total) and total > 0 and math.isfinite(available)):
         return None, None
-    return max(0.0, f_min), max(0.0, min(1.0, math.floor((1 - beside / total) * 1000 + 1e-9) / 1000))
+    f_min = round(line_of(total, available).f_min, 4)
+    return max(0.0, f_min), max(0.0, min(1.0, down(1 - beside / total)))
 
 
 def verdict(

@@ -16,14 +16,11 @@ from msgspec import UNSET, Struct, UnsetType
 
 from tuner.core.redact import mask
 from tuner.core.report_comparison import SCHEMA, ComparisonReport, Locate, digits
-from tuner.domain.findings import Confidence, Evidence, Finding, Number, Outcome, Remedy, Severity
+from tuner.core.share import KNOBS, down, up
+from tuner.domain.findings import MOST_EVIDENCE, Confidence, Evidence, Finding, Number, Outcome, Remedy, Severity
 from tuner.domain.forecast import Fit, Forecast, ForecastRow, Source
 from tuner.domain.starts import Figure, PhaseSpan, RankStory, Start
 from tuner.units import GIB
-
-MOST_EVIDENCE = 12
-FRACTIONS = frozenset({"mem_fraction_static", "gpu_memory_utilization"})
-"""Knobs that are shares of the GPU's memory."""
 
 
 class EvidenceReport(Struct, frozen=True, kw_only=True):
@@ -226,11 +223,6 @@ def model_of(start: Start) -> str | None:
     return mask(str(name)) if name else None
 
 
-def rounded_up(fraction: float) -> float:
-    """An advised fraction: three digits, never below what was asked for."""
-    return math.ceil(round(fraction * 1000, 6)) / 1000
-
-
 def _finding(finding: Finding, locate: Locate) -> FindingReport:
     return FindingReport(
         cause=finding.cause,
@@ -264,10 +256,10 @@ def _evidence(evidence: Evidence, locate: Locate) -> EvidenceReport:
 
 def _remedy(remedy: Remedy) -> Remedy:
     value, least, most = remedy.value, remedy.min, remedy.max
-    if remedy.knob in FRACTIONS:
-        value = rounded_up(value) if isinstance(value, float) else value
-        least = rounded_up(least) if isinstance(least, float) else least
-        most = math.floor(round(most * 1000, 6)) / 1000 if isinstance(most, float) else most
+    if remedy.knob in KNOBS:
+        value = up(value) if isinstance(value, float) else value
+        least = up(least) if isinstance(least, float) else least
+        most = down(most) if isinstance(most, float) else most
     return Remedy(
         knob=remedy.knob,
         flag=remedy.flag,

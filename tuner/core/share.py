@@ -3,12 +3,16 @@
 SGLang sizes its pool as `after - before x (1 - fraction)`, both the least free memory of any rank: before the weights,
 and when the pool is sized. vLLM sizes it as `total x utilisation - what everything else takes`. Both are a straight
 line in the fraction, `pool = slope x fraction - rest`, and that is all that is needed to judge one.
+
+The line, its bounds and how a fraction is rounded are here and nowhere else; what a pool holds is in `core.fit`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
+import msgspec
 from msgspec import Struct
 
 from tuner.domain.starts import Figure, RankStory, Start
@@ -55,20 +59,30 @@ class Share(Struct, frozen=True, kw_only=True):
         return f"{self.formula.format(f=f'{fraction:g}')} = {self.pool(fraction):.2f} GiB"
 
 
+def line_of(before: float, after: float) -> Share:
+    """SGLang's line, of T and A: free before the weights, and when the pool is sized, GiB; T is more than nothing."""
+    formula = f"{after:.2f} - {before:.2f} x (1 - {{f}})"
+    return Share(knob=KNOBS[0], slope=before, rest=before - after, formula=formula)
+
+
+def up(fraction: float, digits: int = 3) -> float:
+    """A fraction as it is told to people: rounded, never below."""
+    scale = 10.0**digits
+    return math.ceil(round(fraction * scale, 6)) / scale
+
+
+def down(fraction: float, digits: int = 3) -> float:
+    """The same, never above."""
+    scale = 10.0**digits
+    return math.floor(round(fraction * scale, 6)) / scale
+
+
 def share_of(start: Start) -> Share | None:
     """The static share of a start; None where its log does not tell enough."""
     before = least(start.ranks, lambda rank: rank.before_weights)
     after = least(start.ranks, lambda rank: rank.after_weights)
     if before is not None and after is not None and before.value > 0:
-        total, free = before.value, after.value
-        return Share(
-            knob=KNOBS[0],
-            slope=total,
-            rest=total - free,
-            formula=f"{free:.2f} - {total:.2f} x (1 - {{f}})",
-            before=before,
-            after=after,
-        )
+        return msgspec.structs.replace(line_of(before.value, after.value), before=before, after=after)
     total_gib = least(start.ranks, lambda rank: rank.total_gib)
     pool, fraction = pool_of(start), _number(start.setting(KNOBS[1]))
     if total_gib is None or pool is None or fraction is None or total_gib.value <= 0:
@@ -121,8 +135,14 @@ def asked(start: Start) -> tuple[str, float] | None:
 
 def least(ranks: Iterable[RankStory], of: Callable[[RankStory], Figure | None]) -> Figure | None:
     """The smallest figure of any rank, and where it is."""
-    figures = [figure for figure in map(of, ranks) if figure is not None]
+    figures = [figure for figure in map(of, ranks) if figure is not None and math.isfinite(figure.value)]
     return min(figures, key=lambda figure: figure.value, default=None)
+
+
+def least_value(ranks: Iterable[RankStory], of: Callable[[RankStory], Figure | None]) -> float | None:
+    """The same without its place."""
+    figure = least(ranks, of)
+    return None if figure is None else figure.value
 
 
 def _number(value: object) -> float | None:

@@ -26,6 +26,10 @@ class Severity(enum.StrEnum):
     """Worth knowing: no failure and no proven slowdown."""
 
 
+MOST_EVIDENCE = 12
+"""Of one finding: what is cited beyond is left out."""
+
+
 class Confidence(enum.StrEnum):
     """How sure a finding is."""
 

@@ -10,57 +10,6 @@ from tuner.core import fit
 from tuner.core.fit import Capture
 from tuner.units import GIB
 
-KIMI = fit.mla_cell(61, 512, 64, 2)
-
-
-def test_the_pool_of_the_case_it_was_born_from() -> None:
-    total, available = 94.04, 21.71
-    pool = fit.pool_gib(total, available, 0.88)
-    assert fit.tokens_for(pool, KIMI) == pytest.approx(159_277, abs=80)
-    assert fit.pool_gib(total, available, 0.55) == pytest.approx(-20.6, abs=0.05)
-    assert fit.tokens_for(fit.pool_gib(total, available, 0.55), KIMI) == 0
-    assert fit.minimum_fraction(total, available) == pytest.approx(0.7692, abs=1.01e-4)
-    assert fit.minimum_fraction(94.04, 21.70) == 0.7692
-    assert fit.fraction_of_pool(total, available, 10.42) == pytest.approx(0.88, abs=3e-4)
-
-
-def test_the_minimum_that_a_real_server_printed() -> None:
-    assert fit.minimum_fraction(138.18, 73.93) == 0.4650
-
-
-@pytest.mark.parametrize(
-    ("total", "available"), [(None, 1.0), (1.0, None), (0.0, 1.0), (math.inf, 1.0), (1.0, math.nan)]
-)
-def test_there_is_no_minimum_without_numbers(total: float | None, available: float | None) -> None:
-    assert fit.minimum_fraction(total, available) is None
-
-
-def test_a_fraction_for_tokens_gives_them() -> None:
-    fraction = fit.fraction_for_tokens(94.04, 21.71, KIMI, 100_000)
-    assert fraction is not None
-    assert fit.tokens_for(fit.pool_gib(94.04, 21.71, fraction), KIMI) == pytest.approx(100_000, abs=1)
-
-
-def test_an_advised_fraction_is_rounded_up() -> None:
-    assert fit.advised(0.7692) == 0.770
-    assert fit.advised(0.88) == 0.88
-    assert fit.advised(0.4650) == 0.465
-
-
-@pytest.mark.parametrize(
-    ("cell", "bytes_per_token"),
-    [
-        (KIMI, 70_272),
-        (fit.mha_cell(32, 8, 128, 1, 2), 131_072),
-        (fit.mha_cell(80, 8, 128, 4, 2), 81_920),
-        (fit.mha_cell(80, 8, 128, 8, 2), 40_960),
-        (fit.mha_cell(94, 4, 128, 4, 2), 48_128),
-        (fit.mha_cell(94, 4, 128, 8, 2), 48_128),
-    ],
-)
-def test_cells_of_known_models(cell: float, bytes_per_token: int) -> None:
-    assert cell == bytes_per_token
-
 
 @pytest.mark.parametrize(
     ("size_gib", "tokens", "parts", "cell"),

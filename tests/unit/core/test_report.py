@@ -15,10 +15,11 @@ from tests.support.golden_starts import last_start
 from tuner.core import report as promised
 from tuner.core import report_comparison as promised_comparison
 from tuner.core.compare import compare
-from tuner.core.report import MOST_EVIDENCE, Report, as_data, report, rounded_up
+from tuner.core.report import Report, as_data, report
 from tuner.core.report_comparison import report_comparison
+from tuner.core.share import up
 from tuner.domain.comparison import Group, Origin, Role
-from tuner.domain.findings import Confidence, Evidence, Finding, Move, Outcome, Remedy, Severity
+from tuner.domain.findings import MOST_EVIDENCE, Confidence, Evidence, Finding, Move, Outcome, Remedy, Severity
 from tuner.domain.forecast import Fit, Forecast, ForecastRow, Source
 from tuner.domain.server import Phase
 from tuner.domain.starts import Failure, Figure, GraphCapture, PhaseSpan, RankStory, Start
@@ -297,7 +298,7 @@ def test_what_makes_the_exit_code(severity: Severity, proven: bool) -> None:
 
 
 def test_an_advised_fraction_is_rounded_up_to_three_digits() -> None:
-    assert [rounded_up(value) for value in (0.7692, 0.88, 0.7690000001, 0.9451)] == [0.77, 0.88, 0.769, 0.946]
+    assert [up(value) for value in (0.7692, 0.88, 0.7690000001, 0.9451)] == [0.77, 0.88, 0.769, 0.946]
     other = Remedy(knob="swa_full_tokens_ratio", value=0.12345, move=Move.SET)
     assert made(msgspec.structs.replace(FINDING, remedies=(other,))).findings[0].remedies[0].value == 0.12345
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.core import facts as f
-from tuner.core.fit import ROUNDING_GIB, fraction_of_pool, least
+from tuner.core.fit import ROUNDING_GIB
+from tuner.core.share import least_value, line_of
 from tuner.core.versions import in_range, parse_version, since
 from tuner.domain.forecast import Effective
 from tuner.domain.starts import RankStory, Start
@@ -34,12 +35,12 @@ _LATENT_BACKENDS = frozenset({"flashmla", "trtllm_mla", "cutlass_mla", "nsa", "d
 
 def before_weights(start: Start) -> float | None:
     """T in GiB."""
-    return least(rank.before_weights.value for rank in start.ranks if rank.before_weights is not None)
+    return least_value(start.ranks, lambda rank: rank.before_weights)
 
 
 def when_sized(start: Start) -> float | None:
     """A in GiB; where only the weights are known, what they leave of T."""
-    known = least(rank.after_weights.value for rank in start.ranks if rank.after_weights is not None)
+    known = least_value(start.ranks, lambda rank: rank.after_weights)
     if known is not None:
         return known
     left = [
@@ -47,7 +48,7 @@ def when_sized(start: Start) -> float | None:
         for rank in start.ranks
         if rank.before_weights is not None and rank.weights_gib is not None
     ]
-    return least(left)
+    return min(left, default=None)
 
 
 def counts(start: Start) -> bool:
@@ -131,7 +132,7 @@ def hidden_factor(start: Start) -> tuple[float, str]:
 def capped(start: Start) -> bool:
     """Whether `max_total_tokens`, not memory, bounds the pool."""
     cap = start.setting("max_total_tokens")
-    tokens = least(rank.kv_tokens.value for rank in start.ranks if rank.kv_tokens is not None)
+    tokens = least_value(start.ranks, lambda rank: rank.kv_tokens)
     page = whole(start.setting("page_size")) or 1
     return isinstance(cap, int) and tokens is not None and tokens >= cap - page
 
@@ -184,11 +185,12 @@ def whole(value: Any) -> int | None:
 
 def _shown(start: Start) -> Effective | None:
     total, available = before_weights(start), when_sized(start)
-    pool = least(static_gib(rank, with_draft=counts(start)) for rank in start.ranks)
-    if total is None or available is None or pool is None or capped(start):
+    sizes = [static_gib(rank, with_draft=counts(start)) for rank in start.ranks]
+    pool = min((size for size in sizes if size is not None), default=None)
+    if not total or total < 0 or available is None or pool is None or capped(start):
         return None
-    value = fraction_of_pool(total, available, pool)
-    if value is None or not 0 < value < 1:
+    value = line_of(total, available).fraction(pool)
+    if not 0 < value < 1:
         return None
     # A and the sizes are rounded, and T is in the divisor, where its own rounding hardly counts.
     parts = 1 + 2 * len({fact.text[:12] for fact in start.facts if fact.kind == f.KV_POOL})

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from tuner.core.fit import environment
 from tuner.core.versions import in_range, parse_version, since
 from tuner.domain.starts import Start
 from tuner.engines.sglang import memory
@@ -89,7 +88,7 @@ class Shape(Struct, frozen=True, kw_only=True):
 def shape_of(start: Start, gpu_mib: float | None) -> Shape:
     """The shape of a start by its own log."""
     settings, said = start.settings, memory.said_fraction(start)[0]
-    variables = environment(start)
+    variables = start.env
     limits = {name: figure.value for name, figure in start.limits.items()}
     shape = Shape(
         version=start.version,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 
-from tuner.core.fit import ROUNDING_GIB, Capture, fit_captures, least
+from tuner.core.fit import ROUNDING_GIB, Capture, fit_captures
 from tuner.core.forecast import (
     ACTIVATION_KIB,
     HEADROOM_GIB,
@@ -21,6 +20,7 @@ from tuner.core.forecast import (
     verdict,
 )
 from tuner.core.knobs import KnobTable
+from tuner.core.share import down, least_value, up
 from tuner.domain.forecast import Forecast, ForecastRow, Source
 from tuner.domain.starts import Figure, RankStory, Start
 from tuner.engines.argv import as_int
@@ -88,7 +88,7 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
     each = None if cell is None else cell * new.element / old.element * old.tp / new.tp
     tokens = None if each is None else max(0, int(pool * GIB / each)) // new.block * new.block
     whole = 0.0 if each is None or new.context is None else new.context * each / GIB
-    f_min = max(0.0, math.ceil((used + whole) / total * 10_000 - 1e-6) / 10_000)
+    f_min = max(0.0, up((used + whole) / total, 4))
     f_max = _most(base, total, 0.0 if new.counted else graphs.gib)
     rows: list[ForecastRow] = []
     for number, (rank, mine) in enumerate(zip(ranks, spent, strict=True)):
@@ -184,11 +184,11 @@ def _graphs(captures: Sequence[Capture], new: _Start) -> Row:
 
 def _most(base: Start, total: float, beside: float) -> float:
     """The largest U: what is free when a worker starts, and room for what is not counted."""
-    free = least(rank.before_weights.value for rank in base.ranks if rank.before_weights is not None)
+    free = least_value(base.ranks, lambda rank: rank.before_weights)
     bounds = [(total - beside - HEADROOM_GIB) / total]
     if free is not None:
         bounds.append(free / total)
-    return max(0.0, math.floor(min(bounds) * 1000) / 1000)
+    return max(0.0, down(min(bounds)))
 
 
 def _rows(

@@ -1,0 +1,54 @@
+"""The line of a static share and the rounding of fractions, against numbers that real servers printed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tuner.core.fit import tokens_for
+from tuner.core.forecast import interval
+from tuner.core.share import down, least, least_value, line_of, share_of, up
+from tuner.domain.starts import Figure, RankStory, Start
+from tuner.units import GIB
+
+KIMI = (512 + 64) * 61 * 2
+"""Bytes of a token: 61 layers of latent attention."""
+
+
+def test_the_pool_of_the_case_it_was_born_from() -> None:
+    share = line_of(94.04, 21.71)
+    assert tokens_for(share.pool(0.88), KIMI) == pytest.approx(159_277, abs=80)
+    assert share.pool(0.55) == pytest.approx(-20.6, abs=0.05)
+    assert tokens_for(share.pool(0.55), KIMI) == 0
+    assert round(line_of(94.04, 21.70).f_min, 4) == 0.7692
+    assert share.fraction(10.42) == pytest.approx(0.88, abs=3e-4)
+    assert share.pool(share.fraction(100_000 * KIMI / GIB)) * GIB == pytest.approx(100_000 * KIMI)
+
+
+def test_the_minimum_that_a_real_server_printed() -> None:
+    assert interval(138.18, 73.93, 10.0) == (0.465, 0.927)
+
+
+@pytest.mark.parametrize(("total", "available"), [(0.0, 1.0), (float("inf"), 1.0), (1.0, float("nan"))])
+def test_there_is_no_minimum_without_numbers(total: float, available: float) -> None:
+    assert interval(total, available, 1.0) == (None, None)
+
+
+def test_the_share_of_a_start_is_that_line() -> None:
+    rank = RankStory(tag="TP0", number=0, before_weights=Figure(94.04, 3), after_weights=Figure(21.70, 5))
+    share = share_of(Start(engine="sglang", ranks=(rank,)))
+    assert share is not None
+    assert (share.slope, share.rest, share.formula) == (94.04, 94.04 - 21.70, line_of(94.04, 21.70).formula)
+    assert (share.before, share.after) == (Figure(94.04, 3), Figure(21.70, 5))
+
+
+def test_told_fractions_are_rounded_to_their_safe_side() -> None:
+    assert [up(each) for each in (0.7692, 0.88, 0.4650, 0.7690000001)] == [0.77, 0.88, 0.465, 0.769]
+    assert [down(each) for each in (0.7692, 0.88, 0.9459, 0.9229999999)] == [0.769, 0.88, 0.945, 0.923]
+    assert (up(0.51231, 4), down(0.51239, 4)) == (0.5124, 0.5123)
+
+
+def test_the_least_of_all_ranks_is_a_number_that_can_be() -> None:
+    ranks = [RankStory(tag="", number=n, weights_gib=Figure(gib, n)) for n, gib in enumerate((4.0, float("nan"), 3.0))]
+    assert least(ranks, lambda rank: rank.weights_gib) == Figure(3.0, 2)
+    assert least_value(ranks, lambda rank: rank.weights_gib) == 3.0
+    assert least_value(ranks, lambda rank: rank.kv_gib) is None
