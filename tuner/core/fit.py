@@ -1,4 +1,4 @@
-"""The arithmetic of a server's GPU memory that holds for every engine: pools, fractions, cells, graphs.
+"""The arithmetic of a server's GPU memory that holds for every engine: cells, tokens, graphs, NCCL.
 
 GiB are floats here, as logs print them; whoever shows them turns them into bytes. Nothing raises: a number that makes
 no sense gives None or 0.
@@ -7,8 +7,7 @@ no sense gives None or 0.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -23,7 +22,6 @@ NARROW = 1e-3
 """A cell whose printed interval is narrower than this part of it is taken as its roundest number."""
 
 _MOST_TOKENS = float(1 << 50)
-_SET = re.compile(r"\b(NCCL_[A-Z0-9_]+) set by environment to (\S+)")
 
 
 def pool_gib(total_gib: float, available_gib: float, fraction: float) -> float:
@@ -37,30 +35,6 @@ def pool_gib(total_gib: float, available_gib: float, fraction: float) -> float:
     return available_gib - total_gib * (1.0 - fraction)
 
 
-def minimum_fraction(total_gib: float | None, available_gib: float | None) -> float | None:
-    """`1 - A/T` to four digits: at or below it there is no pool. None where T or A is not known."""
-    if total_gib is None or available_gib is None or not _positive(total_gib) or not math.isfinite(available_gib):
-        return None
-    return round(1.0 - available_gib / total_gib, 4)
-
-
-def fraction_of_pool(total_gib: float, available_gib: float, pool: float) -> float | None:
-    """The fraction that gives a pool of so many GiB: `1 - (A - pool)/T`."""
-    if not _positive(total_gib) or not math.isfinite(available_gib - pool):
-        return None
-    return 1.0 - (available_gib - pool) / total_gib
-
-
-def fraction_for_tokens(total_gib: float, available_gib: float, cell_bytes: float, tokens: int) -> float | None:
-    """The fraction that gives a pool of so many tokens."""
-    return fraction_of_pool(total_gib, available_gib, tokens * cell_bytes / GIB)
-
-
-def advised(fraction: float) -> float:
-    """A fraction that may be told to people: rounded up to three digits."""
-    return math.ceil(round(fraction * 1000, 6)) / 1000
-
-
 def tokens_for(pool: float, cell_bytes: float | None, page: int = 1, cap: int | None = None) -> int:
     """Tokens of a pool of so many GiB, whole pages, at most `cap`; 0 where there is no pool."""
     if cell_bytes is None or not _positive(cell_bytes) or not math.isfinite(pool) or pool <= 0:
@@ -69,16 +43,6 @@ def tokens_for(pool: float, cell_bytes: float | None, page: int = 1, cap: int | 
     if cap is not None and cap >= 0:
         tokens = min(tokens, cap)
     return tokens // max(page, 1) * max(page, 1)
-
-
-def environment(start: Start) -> dict[str, str]:
-    """Variables of a start's environment: those known, and those that NCCL says it read."""
-    said = {
-        found[1]: found[2].rstrip(".")
-        for line in start.lines
-        if " set by environment to " in line.text and (found := _SET.search(line.text)) is not None
-    }
-    return {**said, **start.env}
 
 
 class Cell(Struct, frozen=True):
@@ -131,17 +95,6 @@ def cell_bytes(start: Start) -> Cell | None:
         if (cell := printed_cell(rank.kv_gib.value, int(tokens.value), page, parts)) is not None
     ]
     return min(cells, key=lambda cell: cell.error, default=None)
-
-
-def mla_cell(layers: int, lora_rank: int, rope_dim: int, dtype_bytes: float) -> float:
-    """Bytes of a token where attention is latent: every rank of a TP group holds all of it."""
-    return (lora_rank + rope_dim) * layers * dtype_bytes
-
-
-def mha_cell(layers: int, kv_heads: int, head_dim: int, tp: int, dtype_bytes: float, v_head_dim: int = 0) -> float:
-    """Bytes of a token on one rank of plain or grouped attention: each holds at least one head, however many share."""
-    heads = max(1, kv_heads // max(tp, 1))
-    return heads * (head_dim + (v_head_dim or head_dim)) * layers * dtype_bytes
 
 
 class Capture(Struct, frozen=True):
@@ -250,8 +203,3 @@ def _positive(value: float) -> bool:
 
 def _int(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def spread(values: Sequence[float]) -> float:
-    """Greatest minus smallest; 0 of fewer than two."""
-    return max(values) - min(values) if len(values) > 1 else 0.0

@@ -17,8 +17,6 @@ from tuner.domain.starts import Figure, GraphCapture, PhaseSpan, RankStory
 
 _TAG = re.compile(r"(ATTN_CP|MOE_DP|DP|PP|TP|EP)(\d+)")
 _SIZES = re.compile(r"\d+")
-_SMALLEST_GIB = 0.005
-"""Half of the last digit that is printed."""
 
 
 class Layout(msgspec.Struct, frozen=True):

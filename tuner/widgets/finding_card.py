@@ -25,8 +25,6 @@ from tuner.widgets.spans import Line, Span, clean, clip, clip_line, fit, spread,
 REMEDY_KEYS = ("A", "B", "C", "D")
 """Keys of the remedies of the finding on screen, the best first."""
 _LABEL = 12
-_SHORT = 60
-"""Cells from which a line of a card holds what and why of a remedy."""
 
 
 class CardLine(Struct, frozen=True):

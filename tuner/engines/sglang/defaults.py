@@ -77,12 +77,6 @@ def auto_fraction(version: str | None, inputs: AutoInputs) -> float:
     return round((gpu - reserved) / gpu, 3)
 
 
-def vision_factor(layers: int, hidden: int) -> float:
-    """The factor of the automatic fraction for a multimodal model by its vision tower, 0.5.3 and later."""
-    growth = layers * hidden**2 / (24 * 1024**2) - 1.0
-    return 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * growth))
-
-
 def auto_chunk(version: str | None, gpu_mib: float) -> int:
     """Tokens of a prefill step when none are given."""
     if not since(version, "0.4.7"):
