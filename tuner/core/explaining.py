@@ -15,7 +15,7 @@ import msgspec
 
 from tuner.core import sift
 from tuner.core.advice import advise
-from tuner.core.diagnosis import diagnose
+from tuner.core.diagnosis import by_severity, diagnose
 from tuner.core.engine import Engine
 from tuner.core.logtext import clean, segments
 from tuner.core.reading import LineRead, parts_of, read_line, start_of
@@ -250,10 +250,10 @@ def advised(state: HostState, server: ServerState, engine: Engine) -> ServerStat
 
 
 def _shown(server: ServerState) -> ServerState:
-    """Findings of the log and of the numbers as one list, each cause once."""
+    """Findings of the log and of the numbers as one list, each cause once, the worst first."""
     told = server.explain
     causes = {finding.cause for finding in told.diagnosed}
-    findings = (*told.diagnosed, *(finding for finding in told.advice if finding.cause not in causes))
+    findings = by_severity((*told.diagnosed, *(each for each in told.advice if each.cause not in causes)))
     return server if findings == server.findings else msgspec.structs.replace(server, findings=findings)
 
 

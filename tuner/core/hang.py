@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from tuner.core.diagnosis.case import Case
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy, Severity
+from tuner.domain.gates import PathState
 from tuner.domain.server import Phase
 from tuner.domain.state import HostState, PhaseRecord, RankState, ServerState
 
@@ -76,7 +77,7 @@ def start(state: HostState, server: ServerState, case: Case) -> Finding | None:
     if stopped:
         words += f" {_pids(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped, as by SIGSTOP or a debugger."
     if usual is not None:
-        words += f" Earlier starts were through it in {usual[0]:.0f} to {usual[1]:.0f} s."
+        words += f" Earlier starts were through it in {_span(*usual)}."
     capture = server.phase is Phase.GRAPH_CAPTURE
     sure = bool(stopped)
     likely = usual is not None or (work is not None and bool(work.busy))
@@ -95,13 +96,26 @@ def start(state: HostState, server: ServerState, case: Case) -> Finding | None:
         remedies=[
             _continue(case, stopped),
             case.remedy("disable_custom_all_reduce", Move.SET, "an exception may hide behind its exchange", value=True)
-            if capture and not stopped else None,
+            if capture and not stopped and _exchanges(case) else None,
             _look(case, server, stopped, work),
             case.remedy("nccl_debug", Move.SET, "NCCL then says what it does", value="INFO") if not stopped else None,
         ],
         refuted_by="a line, memory that grows, or GPUs that begin to work",
         at=case.start.last or None,
     )  # fmt: skip
+
+
+def _span(least: float, most: float) -> str:
+    if most < 1.0:
+        return "less than a second"
+    low, high = f"{least:.0f}", f"{most:.0f}"
+    return f"{high} s" if low == high else f"{low} to {high} s"
+
+
+def _exchanges(case: Case) -> bool:
+    """Whether custom all-reduce may run, as far as is known."""
+    ways = [path for path in case.all_reduce.paths if path.id.startswith("custom")] if case.all_reduce else []
+    return not ways or any(path.state is not PathState.CLOSED for path in ways)
 
 
 def serving(state: HostState, server: ServerState, case: Case) -> Finding | None:

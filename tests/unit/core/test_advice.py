@@ -10,6 +10,7 @@ import pytest
 
 from tuner.core import hang
 from tuner.core.advice import advise
+from tuner.core.explaining import advised
 from tuner.core.reduce import initial
 from tuner.domain.events import GpuTable
 from tuner.domain.findings import Confidence, Finding, Severity
@@ -163,7 +164,8 @@ def test_ranks_that_spin_and_wait_for_others_that_do_nothing() -> None:
     assert (finding.ranks, finding.phase, finding.confidence) == ((1, 3), "graph-capture", Confidence.MEDIUM)
     assert "TP1, TP3 do nothing while TP0, TP2 spin" in finding.explanation
     assert finding.at == 777
-    assert any("12 (TP1), 14 (TP3)" in each.why for each in finding.remedies)
+    look = next(each for each in finding.remedies if each.knob == "py-spy")
+    assert (look.value, look.why) == ("py-spy dump --pid 12", "where TP1 waits; then 14 (TP3)")
 
 
 @pytest.mark.parametrize(
@@ -230,7 +232,7 @@ def test_a_rank_that_was_stopped_is_named_at_once() -> None:
     finding = found(host(1.0, 1.0, 0.0, 1.0), halted)["graph-capture-hang"]
     assert (finding.ranks, finding.confidence) == ((2,), Confidence.HIGH)
     assert "TP2 (pid 13) is stopped" in finding.explanation
-    assert any("kill -CONT 13" in each.why for each in finding.remedies)
+    assert any(each.value == "kill -CONT 13" for each in finding.remedies)
     assert found(host(1.0, 1.0, 0.0, 1.0), stopped(starting(5.0, 20.0), "TP2")) == {}
 
 
@@ -284,3 +286,14 @@ def test_gpus_are_called_idle_or_spinning_only_when_each_is(loads: tuple[float, 
 def test_without_a_wall_clock_no_phase_is_timed() -> None:
     blind = msgspec.structs.replace(host(1.0, 0.0, 1.0, 0.0), now=None)
     assert found(blind, starting(60.0, 70.0, done=11, total=20)) == {}
+
+
+def test_what_is_broken_stands_before_what_is_only_worth_knowing() -> None:
+    note = Finding(cause="custom-ar-disabled-pcie", severity=Severity.INFO)
+    still = starting(60.0, 70.0, done=11, total=20)
+    state, sglang = host(1.0, 0.0, 1.0, 0.0), ENGINES["sglang"]
+    seen = msgspec.structs.replace(
+        advised(state, still, sglang).explain, diagnosed=(note,), advised_at=None, still_since=MONO - 100.0
+    )
+    shown = advised(state, msgspec.structs.replace(still, explain=seen), sglang).findings
+    assert [each.cause for each in shown] == ["graph-capture-hang", "custom-ar-disabled-pcie"]

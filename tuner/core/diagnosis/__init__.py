@@ -8,7 +8,7 @@ apart, and every judge of it may find something.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tuner.core.diagnosis import (
     communication,
@@ -48,6 +48,11 @@ JUDGES = (
 _ORDER = tuple(Severity)
 
 
+def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The worst first; equal ones stay as they were."""
+    return tuple(sorted(findings, key=lambda each: _ORDER.index(each.severity)))
+
+
 def diagnose(start: Start, engine: Engine, past: Sequence[Start] = ()) -> tuple[Finding, ...]:
     """Findings of one start, the root cause first.
 
@@ -67,6 +72,6 @@ def diagnose(start: Start, engine: Engine, past: Sequence[Start] = ()) -> tuple[
         found = next((finding for judge in JUDGES if (finding := judge(case)) is not None), None)
         findings.append(found if found is not None else silence.unknown(case))
     asides = (judge(case) for judge in (*serving.ASIDES, *gates.JUDGES, *performance.JUDGES, *settings.JUDGES))
-    findings.extend(sorted((each for each in asides if each is not None), key=lambda each: _ORDER.index(each.severity)))
+    findings.extend(by_severity(each for each in asides if each is not None))
     causes = [finding.cause for finding in findings]
     return tuple(each for index, each in enumerate(findings) if each.cause not in causes[:index])
