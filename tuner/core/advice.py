@@ -34,7 +34,7 @@ def advise(state: HostState, server: ServerState, engine: Engine) -> tuple[Findi
         engine: Its engine.
     """
     case = Case(server.start or Start(engine=engine.name), None, engine)
-    judges = JUDGES[server.phase.starting] if server.phase.starting or server.phase is Phase.READY else ()
+    judges = STARTING if server.phase.starting else SERVING if server.phase is Phase.READY else ()
     return tuple(found for judge in judges if (found := judge(state, server, case)) is not None)
 
 
@@ -83,8 +83,7 @@ def _capped(state: HostState, server: ServerState, case: Case) -> Finding | None
     return case.finding(
         "requests-capped",
         f"For a minute {limit} requests ran, as many as are allowed, and others waited, with {seen[2]:.0%} of the"
-        " KV pool"
-        " in use at most.",
+        " KV pool in use at most.",
         severity=Severity.INFO,
         phase="decode",
         ranks=None,
@@ -124,8 +123,7 @@ def _order(state: HostState, server: ServerState, case: Case) -> Finding | None:
     return case.finding(
         "prefix-order",
         f"{hits:.0%} of the prompt tokens come from the prefix cache, and requests wait: served by longest shared"
-        " prefix,"
-        " more would.",
+        " prefix, more would.",
         severity=Severity.INFO,
         phase="prefill",
         ranks=None,
@@ -162,8 +160,5 @@ def _tenant(state: HostState, server: ServerState, case: Case) -> Finding | None
     )
 
 
-JUDGES = {
-    True: (hang.start, _tenant),
-    False: (hang.serving, _tenant, _capped, _conservative, _order),
-}
-"""By whether it is starting."""
+STARTING = (hang.start, _tenant)
+SERVING = (hang.serving, _tenant, _capped, _conservative, _order)

@@ -6,6 +6,9 @@ import shlex
 
 from tuner.domain.findings import Move, Number, Remedy
 
+_COMMANDS = frozenset({"dmesg", "nvidia-smi", "process", "py-spy"})
+"""Subjects of advice whose value is a command to run; that of another, as of `version`, is what it is about."""
+
 
 def as_typed(value: Number | str | bool | None) -> str:
     """A value as one types it."""
@@ -57,5 +60,4 @@ def safe(remedy: Remedy) -> str:
 
 
 def _is_command(remedy: Remedy) -> bool:
-    """Advice that turns no knob is called by the command it brings along; another value is what it is about."""
-    return isinstance(remedy.value, str) and remedy.value.split(" ")[0] == remedy.knob
+    return isinstance(remedy.value, str) and remedy.knob in _COMMANDS

@@ -9,20 +9,19 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from tuner.core.diagnosis.case import MOST_EVIDENCE, Case
+from tuner.core.diagnosis.case import Case
+from tuner.core.diagnosis.faults import HARDWARE_XIDS, broken_card
 from tuner.core.diagnosis.processes import memory_remedies
 from tuner.core.diagnosis.proposals import DMESG
 from tuner.core.engine import Engine
 from tuner.core.roots import root_of, stop_asked
 from tuner.domain.events import ProcessKilled
-from tuner.domain.findings import Confidence, Evidence, Finding, Remedy, Severity
+from tuner.domain.findings import MOST_EVIDENCE, Confidence, Evidence, Finding, Remedy, Severity
 from tuner.domain.server import Phase
 from tuner.domain.starts import Start
 from tuner.domain.state import ForeignProcess, HostState, ServerState
 from tuner.units import GIB
 
-HARDWARE_XIDS = frozenset({48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120})
-"""What the card, its memory or its links cause, and no kernel."""
 _BY_XID = ("illegal-memory-access", "rank-died", "peer-rank-died", "watchdog-hang", "nccl-init-failure", "inconclusive")
 """Causes of which the driver's own word may say more."""
 _MISSING = ("rank-died", "peer-rank-died", "inconclusive")
@@ -233,16 +232,11 @@ def _by_driver(case: Case, root: Finding, scene: Scene) -> Finding:
     ]
     if fault is None:
         return msgspec.structs.replace(root, evidence=(*evidence, *root.evidence)[:MOST_EVIDENCE])
-    return case.finding(
-        "gpu-hardware",
+    return broken_card(
+        case,
         f"The driver reported Xid {fault.code}{f' of GPU {fault.gpu}' if fault.gpu is not None else ''} while this"
-        " server ran: a fault of the card, its memory or its links. No setting of the engine causes or mends that, and"
-        " what its ranks print is the consequence.",
+        " server ran: a fault of the card, its memory or its links.",
         evidence=[*evidence, *root.evidence],
-        remedies=[
-            case.advice("dmesg", "which card, and which Xid", "dmesg -T | grep -i xid"),
-            case.advice("nvidia-smi", "errors of that card's memory", "nvidia-smi -q -d ECC,ROW_REMAPPER"),
-        ],
         phase=root.phase,
         ranks=ranks or root.ranks,
         refuted_by="an Xid from before this failure, of another cause",

@@ -530,6 +530,7 @@ def test_a_fault_of_the_card_is_the_cause_of_what_its_rank_printed() -> None:
     play.tick()
     (finding,) = play.server.findings
     assert (finding.cause, finding.ranks) == ("gpu-hardware", (5,))
+    assert "CUDA_VISIBLE_DEVICES" in [remedy.env for remedy in finding.remedies], "as where only the log tells"
 
 
 def test_what_the_kernel_killed_for_want_of_memory_is_told_as_that() -> None:

@@ -24,6 +24,7 @@ from tuner.domain.findings import Move, Remedy
         (Remedy(knob="a", env="A", move=Move.UNSET), "unset A", "unset A"),
         (Remedy(knob="dmesg", value="dmesg -T", why="the kernel's line"), "dmesg -T", "dmesg -T"),
         (Remedy(knob="version", value=">=0.5.9"), "", "version >=0.5.9"),
+        (Remedy(knob="process", value="kill -CONT 13"), "kill -CONT 13", "kill -CONT 13"),
         (Remedy(knob="driver", value=">=550"), "", "driver >=550"),
         (container("--memory", None, "more of it", Move.RAISE), "", "raise --memory"),
         (Remedy(knob="gpu-processes", why="End pid 9120 on GPU 2"), "", "gpu processes"),

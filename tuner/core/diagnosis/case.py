@@ -7,6 +7,8 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from tuner.core.causes import CAUSES, PHASES
 from tuner.core.engine import Engine
 from tuner.core.gates import Held, ways
@@ -15,11 +17,10 @@ from tuner.core.reading import serving_phase, start_phase
 from tuner.core.roots import Root
 from tuner.core.share import Share, share_of
 from tuner.core.story import Layout
-from tuner.domain.findings import Confidence, Evidence, Finding, Move, Number, Remedy, Severity
+from tuner.domain.findings import MOST_EVIDENCE, Confidence, Evidence, Finding, Move, Number, Remedy, Severity
 from tuner.domain.gates import AllReduce
 from tuner.domain.starts import Figure, RankStory, Sign, Start
 
-MOST_EVIDENCE = 12
 _UNIT_OF_ENGINE = "GB"
 """As engines print free memory; it is GiB."""
 
@@ -227,7 +228,7 @@ class Case:
 
     @staticmethod
     def advice(subject: str, why: str, value: str | None = None, flag: str | None = None) -> Remedy:
-        """Something to do that turns no knob: check, free, update. Where its value is a command, it is called by it."""
+        """Something to do that turns no knob: check, free, update. `core.remedies` knows whose value is a command."""
         return Remedy(knob=subject, flag=flag, move=Move.OTHER, value=value, why=why)
 
     def finding(
@@ -240,7 +241,7 @@ class Case:
         severity: Severity = Severity.FATAL,
         confidence: Confidence = Confidence.HIGH,
         phase: str | None = None,
-        ranks: tuple[int, ...] | str | None = "",
+        ranks: tuple[int, ...] | UnsetType | None = UNSET,
         wrong_advice: Iterable[str] = (),
         refuted_by: str = "",
         title: str | None = None,
@@ -256,7 +257,7 @@ class Case:
             cause=cause,
             severity=severity,
             phase=self.phase if phase is None else phase,
-            ranks=self.ranks if isinstance(ranks, str) else ranks,
+            ranks=self.ranks if ranks is UNSET else ranks,
             confidence=confidence,
             title=title or CAUSES[cause].title,
             explanation=explanation,

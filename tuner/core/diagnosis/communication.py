@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec import UNSET
+
 from tuner.core import facts as f
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import CAPTURE_SPARE, asked_of, lowered
@@ -167,7 +169,7 @@ def custom_all_reduce(case: Case) -> Finding | None:
         wrong_advice=no_memory_advice(case),
         refuted_by="the same failure with --disable-custom-all-reduce",
         phase="graph-capture" if raw is not None and case.start.ready_at is None else None,
-        ranks=None if raw is not None else "",
+        ranks=None if raw is not None else UNSET,
         at=raw.at if raw is not None else None,
         confidence=unsure if guessed and raw is None else Confidence.HIGH,
     )  # fmt: skip

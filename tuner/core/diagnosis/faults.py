@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+from msgspec import UNSET, UnsetType
 
 from tuner.core import facts as f
 from tuner.core.diagnosis.backends import backend_of, other_attention
@@ -22,36 +24,70 @@ _FAULTS = ("unspecified launch failure", "misaligned address", "illegal instruct
            "illegal address", "unknown error")  # fmt: skip
 """What CUDA says after a kernel did something it must not."""
 _SPOILED = ("EXECUTION_FAILED", "INTERNAL_ERROR")
-_HARDWARE = frozenset({48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120})
+HARDWARE_XIDS = frozenset({48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120})
 """Xids that a card, its memory or its links cause, and no kernel."""
 
 
 def hardware(case: Case) -> Finding | None:
     """The card itself, its memory or its links failed."""
     sign = case.root_sign("gpu-hardware")
-    xid = next((s for s in case.signs("xid") if s.fields.get("code") in _HARDWARE), None)
+    xid = next((s for s in case.signs("xid") if s.fields.get("code") in HARDWARE_XIDS), None)
     if sign is None and xid is not None and (_fault(case) or case.root_sign("illegal-memory-access", "xid")):
         sign = xid
     if sign is None:
         return None
-    return case.finding(
-        "gpu-hardware",
-        "The GPU reports a fault of its own: its memory, its links, or that it no longer answers. No setting of the"
-        " engine causes or mends that; other ranks lose their peer as a consequence.",
+    return broken_card(
+        case,
+        "The GPU reports a fault of its own: its memory, its links, or that it no longer answers.",
         evidence=[
             case.quote("error", sign, "error"),
             case.quote("Xid", xid, "code") if xid is not None else None,
             case.quote("bus", xid, "bus") if xid is not None else None,
             Evidence(what="line", value=said(case, sign), at=sign.at),
         ],
+        refuted_by="no Xid in the kernel's log at that time",
+        confidence=Confidence.HIGH if xid is not None or sign.id == "gpu-hardware" else Confidence.MEDIUM,
+    )
+
+
+def broken_card(
+    case: Case,
+    words: str,
+    *,
+    evidence: Iterable[Evidence | None],
+    refuted_by: str,
+    confidence: Confidence = Confidence.HIGH,
+    phase: str | None = None,
+    ranks: tuple[int, ...] | UnsetType | None = UNSET,
+    at: int | None = None,
+) -> Finding:
+    """A fault of the card, whoever told of it.
+
+    Args:
+        case: The start.
+        words: Who told of it, and what.
+        evidence: Its numbers.
+        refuted_by: What would refute it.
+        confidence: How sure it is.
+        phase: Where it is not the root's.
+        ranks: Likewise.
+        at: Likewise.
+    """
+    return case.finding(
+        "gpu-hardware",
+        f"{words} No setting of the engine causes or mends that; what ranks print about their peers is a consequence.",
+        evidence=evidence,
         remedies=[
             case.advice("dmesg", "which card, and which Xid", "dmesg -T | grep -i xid"),
             case.advice("nvidia-smi", "errors of that card's memory", "nvidia-smi -q -d ECC,ROW_REMAPPER"),
             variable(case, "CUDA_VISIBLE_DEVICES", Move.SET, "leave that card out until it was reset or replaced"),
         ],
         wrong_advice=no_memory_advice(case),
-        refuted_by="no Xid in the kernel's log at that time",
-        confidence=Confidence.HIGH if xid is not None or sign.id == "gpu-hardware" else Confidence.MEDIUM,
+        refuted_by=refuted_by,
+        confidence=confidence,
+        phase=phase,
+        ranks=ranks,
+        at=at,
     )
 
 
