@@ -95,6 +95,9 @@ class PlainEngine:
     def effective_fraction(self, start: Start) -> Effective | None:
         return None
 
+    def cap(self, start: Start) -> str | None:
+        return None
+
     def forecast(self, base: Start, changes: Mapping[str, Any], past: Sequence[Start] = ()) -> Forecast:
         return Forecast(fit=Fit.UNKNOWN)
 

@@ -115,6 +115,9 @@ class Engine(Protocol):
     def effective_fraction(self, start: Start) -> Effective | None:
         """The fraction of memory that a start really ran or failed with, where arguments, pool or error tell it."""
 
+    def cap(self, start: Start) -> str | None:
+        """The knob that bounds a start's KV pool in place of the fraction of memory; None where the fraction does."""
+
     def forecast(self, base: Start, changes: Mapping[str, Any], past: Sequence[Start] = ()) -> Forecast:
         """The memory of a start that has not happened.
 

@@ -7,7 +7,8 @@ import math
 from msgspec import Struct
 
 from tuner.core.diagnosis.case import Case
-from tuner.core.share import KNOBS, Share, asked, effective, share_of
+from tuner.core.diagnosis.proposals import option
+from tuner.core.share import KNOBS, Share, asked, effective, pool_of, share_of
 from tuner.domain.findings import Evidence, Move, Remedy
 from tuner.domain.starts import Start
 
@@ -20,6 +21,8 @@ TOO_MUCH = 0.95
 """A minimum above this leaves too little for anything else on every card: the weights do not fit."""
 _TOO_CLOSE = 5e-5
 """At the minimum itself the pool is empty."""
+_MOST = 0.99
+"""Nothing above it is advised, whatever the sums allow."""
 
 
 class Asked(Struct, frozen=True):
@@ -73,21 +76,37 @@ def interval(case: Case, factor: float = 1.0) -> Interval | None:
     if case.share is None:
         return None
     forecast = case.engine.forecast(case.start, {}, case.past)
-    low = round(case.share.f_min / factor, 4)
-    high = 1 - _spare(case.share)
-    if forecast.f_max is not None:
-        # Without any capture to go by the forecast assumes the worst, which must not talk a good fraction away.
-        captured = any(rank.graphs for start in (case.start, *case.past) for rank in start.ranks)
-        high = forecast.f_max if captured else max(forecast.f_max, high)
-    return Interval(low, min(high / factor, 0.99))
+    high = 1 - _spare(case.share) if forecast.f_max is None else forecast.f_max
+    return Interval(round(case.share.f_min / factor, 4), min(high / factor, _MOST))
 
 
 def _spare(share: Share) -> float:
     return max(2 * LEAST_SPARE_GIB / share.slope, CAPTURE_SPARE)
 
 
+def larger_pool(case: Case, why: str, *, need_gib: float = 0.0, tokens: float | None = None) -> Remedy | None:
+    """Give the KV pool more: by the fraction, or by the cap where that and not the fraction bounds it.
+
+    Args:
+        case: The start.
+        why: What it does for this failure.
+        need_gib: What the pool must hold at least.
+        tokens: The same as tokens.
+    """
+    cap = case.engine.cap(case.start)
+    if cap is None:
+        return raised(case, asked_of(case), need_gib=need_gib, why=why)
+    least = None if tokens is None or cap != "max_total_tokens" else int(tokens)
+    words = f"{why}: it, and not the fraction, bounds the KV pool; unset, the memory does"
+    return case.remedy(cap, Move.RAISE, words, least=least) or option(case, cap, _flag(cap), Move.RAISE, words)
+
+
+def _flag(knob: str) -> str:
+    return f"--{knob.replace('_', '-')}"
+
+
 def raised(case: Case, told: Asked | None, *, need_gib: float = 0.0, why: str = "") -> Remedy | None:
-    """Raise the fraction so that the pool holds what is needed; None where no fraction does.
+    """Raise the fraction above what it is, so that the pool holds what is needed; None where no fraction does.
 
     Args:
         case: The start.
@@ -101,45 +120,56 @@ def raised(case: Case, told: Asked | None, *, need_gib: float = 0.0, why: str = 
         knob = told.knob if told is not None else KNOBS[case.start.engine == "vllm"]
         return case.remedy(knob, Move.RAISE, why or "the pool needs room")
     low = case.share.fraction(need_gib) / factor if need_gib else bounds.low
-    least = up(low + _TOO_CLOSE)
-    if least >= bounds.high:
+    least = up(max(low, told.value if told is not None else 0.0) + _TOO_CLOSE)
+    most = down(bounds.high)
+    if least >= most:
         return None
+    # Between the ends both have room. A pool that was merely too small takes all there is.
+    whole = not need_gib and pool_of(case.start) is not None
     good = _known_good(case)
-    value = good if good is not None and least < good <= bounds.high else round((least + bounds.high) / 2, 2)
-    value = value if least < value <= bounds.high else least
+    value = good if good is not None and least < good <= most else most if whole else round((least + most) / 2, 2)
+    value = value if least < value <= most else least
     pool = case.share.pool(value * factor)
     reason = why or f"above {low:.4f} there is a pool at all"
-    text = f"{reason}; {value:g} gives {pool:.1f} GiB, and above {down(bounds.high):g} graphs and passes no longer fit"
+    text = f"{reason}; {value:g} gives {pool:.1f} GiB, and above {most:g} graphs and passes no longer fit"
     knob = told.knob if told is not None else case.share.knob
-    return case.remedy(knob, Move.RAISE, text, value=value, least=least, most=down(bounds.high))
+    return case.remedy(knob, Move.RAISE, text, value=value, least=least, most=most)
 
 
-def lowered(case: Case, told: Asked | None, lacking_gib: float, spare: float) -> Remedy | None:
-    """Lower the fraction so that what failed fits; None where the pool would be gone.
+def lowered(case: Case, told: Asked | None, lacking_gib: float, spare: float, why: str = "") -> Remedy | None:
+    """Lower the fraction so that what failed fits, and by the forecast all else; None where the pool would be gone.
+
+    Where a cap and not the fraction bounds the pool, lower that.
 
     Args:
         case: The start.
         told: The fraction it had.
         lacking_gib: What the failed allocation lacked.
         spare: Share of the free memory to keep beside.
+        why: Instead of the usual words.
     """
+    cap = case.engine.cap(case.start)
+    if cap is not None:
+        words = f"{why or 'more stays free beside the pool'}: it, and not the fraction, bounds the KV pool"
+        return case.remedy(cap, Move.LOWER, words) or option(case, cap, _flag(cap), Move.LOWER, words)
     if told is None:
         return None
     share = case.share
     if share is None:
         return case.remedy(
-            told.knob, Move.LOWER, "more stays free beside the static share", most=down(told.value - 0.05)
+            told.knob, Move.LOWER, why or "more stays free beside the static share", most=down(told.value - 0.05)
         )
     room = lacking_gib + max(LEAST_SPARE_GIB, spare * share.slope)
-    most = down((told.effective - room / share.slope) / told.factor)
-    least = up(share.f_min / told.factor)
+    bounds = interval(case, told.factor)
+    most = (told.effective - room / share.slope) / told.factor
+    most = down(most if bounds is None else min(most, bounds.high))
+    least = up(share.f_min / told.factor + _TOO_CLOSE)
     if most <= least:
         return None
-    why = (
-        f"{lacking_gib:.2f} GiB were lacking; with {room - lacking_gib:.1f} GiB to spare {most:g} leaves enough, and"
-        f" still a pool of {share.pool(most * told.factor):.1f} GiB"
-    )
-    return case.remedy(told.knob, Move.LOWER, why, value=most, least=least, most=most)
+    spared = (told.effective - most * told.factor) * share.slope - lacking_gib
+    reason = why or f"{lacking_gib:.2f} GiB were lacking; with {spared:.1f} GiB to spare {most:g} leaves enough"
+    text = f"{reason}, and still a pool of {share.pool(most * told.factor):.1f} GiB"
+    return case.remedy(told.knob, Move.LOWER, text, value=most, least=least, most=most)
 
 
 def _known_good(case: Case) -> float | None:

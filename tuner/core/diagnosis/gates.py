@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median_low
 
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.fraction import asked_of, down
+from tuner.core.diagnosis.fraction import asked_of, lowered
 from tuner.core.diagnosis.proposals import variable
 from tuner.core.gates import words
 from tuner.core.versions import at_least
@@ -30,10 +30,7 @@ def prefill_graphs(case: Case) -> Finding | None:
     if sign is None or not isinstance(free, int | float) or not isinstance(wanted, int | float):
         return None
     told = asked_of(case)
-    lower = None
-    if told is not None and case.share is not None:
-        value = down(told.value - (wanted - free + 0.2) / case.share.slope)
-        lower = case.remedy(told.knob, Move.LOWER, f"leaves {wanted:g} GiB for them", value=value, most=value)
+    lower = lowered(case, told, wanted - free, 0.0, f"leaves {wanted:g} GiB for them") if case.share else None
     return case.finding(
         "prefill-graphs-off",
         f"The fraction leaves {free:g} GiB, and prefill graphs are only captured with {wanted:g} or more: every"

@@ -80,13 +80,14 @@ def _draft(case: Case, oom: Oom) -> Finding:
         facts.insert(0, case.figure("avail before draft load", after))
     if case.share is not None:
         facts.append(case.derived("minimum fraction", round(case.share.f_min, 4)))
-    lower = lowered(case, told, lacking, FORWARD_SPARE) if told is not None else None
+    lower = lowered(case, told, lacking, FORWARD_SPARE)
     remedies = [lower]
-    if loaded:
+    if loaded and (lower is None or lower.knob != "max_total_tokens"):
         remedies.append(case.remedy("max_total_tokens", Move.LOWER, "both pools hold as many tokens"))
     if lower is None:
         tp = case.setting("tp_size") or 1
-        words += " Lowering the fraction enough would leave no pool: no fraction works."
+        if told is not None and case.share is not None:
+            words += " Lowering the fraction enough would leave no pool: no fraction works."
         remedies.append(case.remedy("tp_size", Move.RAISE, "more room on each GPU", value=tp * 2))
     remedies.append(case.remedy("speculative_draft_model_path", Move.UNSET, "a smaller draft, or none"))
     return case.finding(

@@ -63,12 +63,18 @@ def _leak(case: Case, oom: Oom) -> Finding | None:
         remedies=[
             case.advice("version", "features of images and videos were kept too long in several versions: update"),
             case.advice("restart", "gives the memory back"),
-            case.remedy("mem_fraction_static", Move.OTHER, "a lower one only delays it"),
         ],
         confidence=Confidence.MEDIUM,
-        wrong_advice=["a lower fraction: it only takes longer until the memory is gone", *fragmentation(oom)],
+        wrong_advice=[
+            f"a lower {_fraction(case)}: it only takes longer until the memory is gone",
+            *fragmentation(oom),
+        ],
         refuted_by="free memory that stays constant under the same load",
     )
+
+
+def _fraction(case: Case) -> str:
+    return "--gpu-memory-utilization" if case.start.engine == "vllm" else "--mem-fraction-static"
 
 
 def _with(sign: Sign, amount: object) -> Sign:
@@ -157,5 +163,6 @@ def activation(case: Case, oom: Oom) -> Finding:
 
 
 def _quarter(case: Case, tokens: Evidence | None) -> int | None:
+    """A quarter of what the pass had, up to a power of two."""
     value = tokens.value if tokens is not None else case.setting("max_prefill_tokens")
-    return 1 << max(10, int(value / 4).bit_length()) if isinstance(value, int) and value > 4096 else None
+    return 1 << (value // 4 - 1).bit_length() if isinstance(value, int) and value > 4096 else None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from statistics import median_low
 
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.fraction import asked_of, raised
+from tuner.core.diagnosis.fraction import asked_of, larger_pool
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Severity
 from tuner.domain.forecast import Fit
 from tuner.domain.starts import BatchLine, Sign
@@ -53,8 +55,7 @@ def retractions(case: Case) -> Finding | None:
         remedies=[
             case.remedy("max_running_requests", Move.LOWER, "fewer requests share the pool"),
             case.remedy("schedule_conservativeness", Move.RAISE, "admits fewer at once", value=1.3),
-            raised(case, asked_of(case), why="a larger pool")
-            or case.remedy("mem_fraction_static", Move.RAISE, "a larger pool"),
+            larger_pool(case, "a larger pool"),
             case.remedy("kv_cache_dtype", Move.SET, "twice the tokens in the same memory", value="fp8_e5m2"),
         ],
         confidence=Confidence.HIGH,
@@ -73,14 +74,10 @@ def refused_requests(case: Case) -> Finding | None:
             continue
         if pool.value >= context.value or asked > context.value or allowed > pool.value:
             continue
-        share = case.share
-        raise_it = None
-        rank = case.story
-        if share is not None and rank is not None and rank.kv_gib is not None:
+        rank, needed, why = case.story, 0.0, "a larger pool"
+        if case.share is not None and rank is not None and rank.kv_gib is not None:
             needed = context.value * rank.kv_gib.value / pool.value
-            raise_it = raised(
-                case, asked_of(case), need_gib=needed, why=f"{context.value:.0f} tokens need {needed:.2f} GiB"
-            )
+            why = f"{context.value:.0f} tokens need {needed:.2f} GiB"
         return case.finding(
             "context-exceeds-kv-pool",
             f"A request of {asked:,} tokens was refused although {context.value:,.0f} are allowed: the whole KV"
@@ -97,7 +94,7 @@ def refused_requests(case: Case) -> Finding | None:
                 case.arg("mem_fraction_static"),
             ],
             remedies=[
-                raise_it or case.remedy("mem_fraction_static", Move.RAISE, "a larger pool"),
+                larger_pool(case, why, need_gib=needed, tokens=context.value),
                 case.remedy("kv_cache_dtype", Move.SET, "twice the tokens in the same memory", value="fp8_e5m2"),
             ],
             wrong_advice=["a longer context length: the pool is what is too short"],
@@ -214,8 +211,8 @@ def _typical(batches: Sequence[BatchLine]) -> float | None:
 
 def _at_equal_load(drafted: Sequence[BatchLine], plain: Sequence[BatchLine]) -> tuple[float, float] | None:
     """Typical rates of two starts at the load that both had most often."""
-    loads = [b.fields.get("running") for b in drafted]
-    for load in sorted({load for load in loads if load}, key=loads.count, reverse=True):
+    loads = Counter(b.fields["running"] for b in drafted if b.fields.get("running"))
+    for load, _ in loads.most_common():
         with_it = _typical([b for b in drafted if b.fields.get("running") == load])
         others = [b for b in plain if b.kind == "decode" and b.fields.get("running") == load]
         without = _typical(others)
@@ -232,17 +229,25 @@ def _break_even(case: Case) -> float | None:
 
 
 def _throughput_around(case: Case, sign: Sign) -> tuple[tuple[float, int] | None, tuple[float, int] | None]:
-    """Decode rates before and after a place: the line in the middle between the slowest and the fastest."""
-    rates = [(b.fields["tok_s"], b.at) for b in case.start.batches if b.kind == "decode" and b.fields.get("tok_s")]
-    before, after = [r for r in rates if r[1] < sign.at], [r for r in rates if r[1] > sign.at]
-    return _middle(before[-_COMPARED:]), _middle(after[:_COMPARED])
+    """Decode rates before and after a place, the typical line of either side.
+
+    Behind it only lines count with half as many requests there, running or waiting: a server without work is not slow.
+    """
+    decodes = [b for b in case.start.batches if b.kind == "decode" and b.fields.get("tok_s")]
+    before = [b for b in decodes if b.at < sign.at][-_COMPARED:]
+    after = [b for b in decodes if b.at > sign.at][:_COMPARED]
+    if before:
+        asked = median_low(_requests(b) for b in before)
+        after = [b for b in after if _requests(b) >= asked / 2]
+    return _middle(before), _middle(after)
 
 
-def _middle(rates: list[tuple[float, int]]) -> tuple[float, int] | None:
-    if not rates:
-        return None
-    middle = (min(rates)[0] + max(rates)[0]) / 2
-    return min(rates, key=lambda rate: abs(rate[0] - middle))
+def _requests(batch: BatchLine) -> int:
+    return sum(int(batch.fields.get(name) or 0) for name in ("running", "queued"))
+
+
+def _middle(batches: Sequence[BatchLine]) -> tuple[float, int] | None:
+    return median_low((b.fields["tok_s"], b.at) for b in batches) if batches else None
 
 
 def _last(batches: Sequence[BatchLine], before: int, field: str) -> Evidence | None:

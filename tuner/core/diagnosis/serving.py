@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.fraction import asked_of, raised
+from tuner.core.diagnosis.fraction import larger_pool
 from tuner.core.reading import serving_phase
 from tuner.core.roots import survived
 from tuner.domain.findings import Confidence, Finding, Move, Severity
@@ -100,7 +100,6 @@ def state_blocks(case: Case) -> Finding | None:
         return None
     blocks = next((sign.fields[n] for n in ("blocks", "max_mamba_cache_size") if n in sign.fields), None)
     requests = "max_num_seqs" if case.start.engine == "vllm" else "max_running_requests"
-    least_memory = "gpu_memory_utilization" if case.start.engine == "vllm" else "mem_fraction_static"
     return case.finding(
         "mamba-pool-too-small",
         "A hybrid LLM keeps one block of state for each running request, and there are fewer blocks than"
@@ -108,8 +107,7 @@ def state_blocks(case: Case) -> Finding | None:
         evidence=[case.quote(name, sign, name) for name in sorted(sign.fields)][:6],
         remedies=[
             case.remedy(requests, Move.LOWER, "one state block each", value=blocks, most=blocks),
-            raised(case, asked_of(case), why="more blocks fit")
-            or case.remedy(least_memory, Move.RAISE, "more blocks fit"),
+            larger_pool(case, "more blocks fit"),
         ],
         refuted_by="as many blocks as requests",
     )
@@ -148,7 +146,7 @@ def slots_fatal(case: Case) -> Finding | None:
         evidence=[*(case.quote(name, sign, name, "tokens") for name in sorted(sign.fields)[:5]),
                   case.figure("KV pool", case.start.limits.get("max_total_num_tokens"), "tokens")],
         remedies=[
-            raised(case, asked_of(case), why="more slots"),
+            larger_pool(case, "more slots"),
             case.remedy("max_running_requests", Move.LOWER, "fewer requests share the pool"),
             case.remedy("schedule_conservativeness", Move.RAISE, "admits fewer at once"),
             case.remedy("kv_cache_dtype", Move.SET, "twice the slots", value="fp8_e5m2"),

@@ -5,7 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.fraction import TOO_MUCH, Asked, asked_of, down, interval, raised, smaller_weights, up
+from tuner.core.diagnosis.fraction import (
+    TOO_MUCH,
+    Asked,
+    asked_of,
+    down,
+    interval,
+    larger_pool,
+    raised,
+    smaller_weights,
+)
 from tuner.core.diagnosis.proposals import option
 from tuner.core.diagnosis.tenants import FOREIGN_GIB, foreign_at_load, less_than_before, poor_rank
 from tuner.core.share import least
@@ -29,15 +38,12 @@ def no_pool(case: Case) -> Finding | None:
         return before
     share = case.share
     if share is None or told is None:
-        knob = (
-            told.knob if told else ("gpu_memory_utilization" if case.start.engine == "vllm" else "mem_fraction_static")
-        )
         return case.finding(
             "mem-fraction-too-low",
             "The engine found no memory for its KV pool after the weights. The log does not hold the free memory before"
             " and after them, so how much is missing cannot be said.",
             evidence=facts,
-            remedies=[case.remedy(knob, Move.RAISE, "the weights leave nothing of what the fraction allows")],
+            remedies=[larger_pool(case, "the weights leave nothing for it")],
             confidence=Confidence.MEDIUM,
             wrong_advice=_never_lower(),
             refuted_by="free memory before and after the weights that leaves a positive pool at this fraction",
@@ -321,16 +327,10 @@ def context_too_long(case: Case) -> Finding | None:
     needed, available = _number(sign, "needed_gib"), _number(sign, "available_gib")
     estimate = sign.fields.get("estimated_max_model_len") or sign.fields.get("kv_tokens")
     blocks = case.sign("gpu-blocks")
-    told = asked_of(case)
-    raise_it = case.remedy("gpu_memory_utilization", Move.RAISE, "a larger KV cache")
-    if needed is not None and available is not None and case.share is not None and told is not None:
-        least_ = up(told.value + (needed - available) / case.share.slope)
-        raise_it = case.remedy("gpu_memory_utilization", Move.RAISE, f"{needed - available:.2f} GiB are lacking",
-                               value=least_, least=least_) if least_ < 0.98 else None  # fmt: skip
+    why = "a larger KV cache"
+    if needed is not None and available is not None:
+        why = f"{needed - available:.2f} GiB are lacking"
     forced = case.setting("num_gpu_blocks_override") is not None
-    if forced:
-        raise_it = option(case, "num_gpu_blocks_override", "--num-gpu-blocks-override", Move.RAISE,
-                          "it, and not the memory, bounds the KV cache; unset, the memory does")  # fmt: skip
     return case.finding(
         "context-exceeds-kv-pool",
         "A single request of the allowed length needs more KV cache than there is altogether."
@@ -346,7 +346,7 @@ def context_too_long(case: Case) -> Finding | None:
         ],
         remedies=[
             case.remedy("max_model_len", Move.LOWER, "so long a request fits", value=estimate, most=estimate),
-            raise_it,
+            larger_pool(case, why, need_gib=needed or 0.0),
             case.remedy("kv_cache_dtype", Move.SET, "halves the cache's size per token", value="fp8"),
         ],
         refuted_by="a KV cache larger than the length",

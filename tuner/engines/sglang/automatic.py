@@ -64,6 +64,8 @@ def new_fraction(base: Start, old: Shape, new: Shape, changes: Mapping[str, Any]
     factor = effective.value / said if effective is not None and said else 1.0
     factor = factor if abs(factor - 1) > 0.01 else 1.0
     notes: list[str] = []
+    if memory.hidden_factor(base)[0] != 1.0 and changes.get("attention_backend") not in (None, "aiter"):
+        factor = 1.0  # it goes with the backend
     if factor != 1.0:
         notes.append(f"what is given counts {factor:.2f} times: {effective.how if effective is not None else ''}")
     if "mem_fraction_static" not in changes:

@@ -150,6 +150,10 @@ class SGLang:
         """The fraction a start really ran or failed with."""
         return memory.effective_fraction(start)
 
+    def cap(self, start: Start) -> str | None:
+        """The knob that bounds the KV pool in place of the fraction."""
+        return "max_total_tokens" if memory.capped(start) else None
+
     def forecast(self, base: Start, changes: Mapping[str, Any], past: Sequence[Start] = ()) -> Forecast:
         """The memory of a start that has not happened."""
         return forecast.forecast(base, changes, past, self.knobs())

@@ -31,6 +31,8 @@ from tuner.units import GIB
 _MOST_BESIDE = 0.25
 """Of T. What needs more beside the static share is one request's logits or a leak, and no matter of the fraction."""
 _MOST_KEPT = 4.0
+_MOST_ASSUMED = 0.07
+"""Of T: what is assumed beside a pool that no start has allocated, head-room included; 2 GiB at least."""
 _SCALED_ERROR = 0.1
 """Of the weights that move to or from other ranks: embeddings and shared parts are not divided."""
 
@@ -69,6 +71,9 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
     rows, beside, left = rank_rows(plan)
     lacked, note = _lacked(base, old, new, total)
     said += note
+    if cell is None:
+        # No start came as far as its pool: what lies beside it is assumed, which must not talk a good fraction away.
+        beside = min(beside, max(HEADROOM_GIB, _MOST_ASSUMED * terms.total - HEADROOM_GIB))
     f_min, f_max = interval(terms.total, terms.available, max(beside, lacked) + HEADROOM_GIB)
     if new.cap is not None and plan.tokens >= new.cap - new.page and left >= HEADROOM_GIB:
         f_max = 1.0

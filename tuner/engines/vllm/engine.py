@@ -175,6 +175,10 @@ class VLLM:
         """The utilisation a start ran or failed with."""
         return memory.effective_fraction(start)
 
+    def cap(self, start: Start) -> str | None:
+        """The knob that bounds the KV cache in place of the utilisation."""
+        return memory.cap(start)
+
     def forecast(self, base: Start, changes: Mapping[str, Any], past: Sequence[Start] = ()) -> Forecast:
         """The memory of a start that has not happened."""
         return forecast.forecast(base, changes, past, self.knobs())

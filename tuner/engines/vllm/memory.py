@@ -47,6 +47,12 @@ def effective_fraction(start: Start) -> Effective | None:
     return Effective(value=utilisation(start), said=said if isinstance(said, float) else None, how=how)
 
 
+def cap(start: Start) -> str | None:
+    """What was given in place of the utilisation: the number of blocks, or the cache's size."""
+    given = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
+    return next((name for name in given if start.given.get(name) or start.setting(name)), None)
+
+
 def requested_gib(version: str | None, total_gib: float, share: float) -> float:
     """What U asks of a card: whole bytes, rounded up from 0.14.1 on."""
     asked = total_gib * share * GIB
