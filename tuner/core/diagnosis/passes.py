@@ -40,13 +40,13 @@ def _leak(case: Case, oom: Oom) -> Finding | None:
         return None
     served = [b for b in case.start.batches if b.at < oom.sign.at]
     prefills = [b.fields.get("new_tokens") or 0 for b in served if b.kind == "prefill"]
-    if len(prefills) <= _SEEN_BEFORE or sum(n >= 0.9 * prefills[-1] for n in prefills[:-1]) < _SEEN_BEFORE:
+    if not prefills or _as_large(case, prefills) < _SEEN_BEFORE:
         return None
     times = [b.time for b in served if b.time is not None]
     if times and max(times) - min(times) < _LEAK_S:
         return None
     told = next((b for b in reversed(served) if b.fields.get("token_usage") is not None), None)
-    others = [(each["pid"], each["in_use"]) for each in oom.sign.fields.get("others", ())]
+    others = [each["in_use"] for each in oom.sign.fields.get("others", ())]
     return case.finding(
         "gpu-memory-leak-runtime",
         f"{ready.value:.2f} GB were free when it became ready, {oom.sign.fields.get('free')} when an allocation of"
@@ -57,7 +57,7 @@ def _leak(case: Case, oom: Oom) -> Finding | None:
             case.figure("available after start", ready),
             case.quote("free at failure", oom.sign, "free"),
             case.quote("tried to allocate", oom.sign, "tried"),
-            *(case.quote("other process", _with(oom.sign, amount), "in_use") for _, amount in others),
+            *(case.quote("other process", _with(oom.sign, amount), "in_use") for amount in others),
             Evidence(what="token usage", value=told.fields["token_usage"], at=told.at) if told is not None else None,
         ],
         remedies=[
@@ -71,6 +71,23 @@ def _leak(case: Case, oom: Oom) -> Finding | None:
         ],
         refuted_by="free memory that stays constant under the same load",
     )
+
+
+def _as_large(case: Case, prefills: list[float]) -> int:
+    """How many passes before the last were as large, and as deep in their prompt.
+
+    A prompt longer than a chunk comes in whole chunks one after the other, and each attends to all before it.
+    """
+    chunk = case.setting("chunked_prefill_size", "max_num_batched_tokens")
+    if not isinstance(chunk, int) or chunk <= 0:
+        told = case.start.limits.get("chunked_prefill_size")
+        chunk = int(told.value) if told is not None and told.value > 0 else None
+    sized: list[tuple[float, int]] = []
+    for tokens in prefills:
+        whole = chunk is not None and tokens >= chunk
+        sized.append((tokens, (sized[-1][1] if sized else 0) + 1 if whole else 0))
+    least, depth = 0.9 * sized[-1][0], sized[-1][1]
+    return sum(tokens >= least and deep >= depth for tokens, deep in sized[:-1])
 
 
 def _fraction(case: Case) -> str:

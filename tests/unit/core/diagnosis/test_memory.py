@@ -146,6 +146,24 @@ def test_free_memory_that_shrinks_at_constant_load_is_a_leak_and_no_batch_too_la
     assert findings(first.lines)[0].cause == "mem-fraction-too-high-activation"
 
 
+def test_a_prompt_that_is_longer_than_all_before_it_is_no_leak_although_its_chunks_are_as_large() -> None:
+    def chunks(log: SGLang, minute: int, count: int) -> None:
+        for second in range(count):
+            log.lines.append(
+                f"[2026-02-26 20:{minute:02d}:{second:02d} TP0] Prefill batch, #new-seq: 1, #new-token: 8192,"
+                " #cached-token: 0, token usage: 0.04, #running-req: 1, #queue-req: 0, "
+            )
+
+    for last, cause in ((8, "mem-fraction-too-high-activation"), (3, "gpu-memory-leak-runtime")):
+        log = served("0.5.5", extra="chunked_prefill_size=8192")
+        for minute in range(10, 18):
+            chunks(log, minute, 3)
+            log.prefill(500)
+        chunks(log, 20, last)
+        finding = findings(log.fail(oom("88.00 MiB", "61.44 MiB"), PREFILL_FRAMES).lines)[0]
+        assert finding.cause == cause
+
+
 def test_a_driver_that_is_out_of_memory_prints_no_numbers() -> None:
     log = loaded("0.5.9").pool(200_000, 13.0, 0.6).capture(free=0.6)
     log.fail("RuntimeError: CUDA error: out of memory", CAPTURE_FRAMES)
