@@ -34,15 +34,13 @@ def sglang(upto: str, tp: int = 2, **settings: object) -> str:
             *(f"[2026-03-01 10:00:12{r}] Load weight begin. avail mem=78.40 GB" for r in ranks),
         ]),
         ("kv-alloc", [f"[2026-03-01 10:00:40{r}] Load weight end. elapsed=27.90 s, type=XForCausalLM,"
-                      f" dtype=torch.bfloat16,"
-                      " avail mem=48.10 GB, mem usage=30.30 GB." for r in ranks]),
+                      " dtype=torch.bfloat16, avail mem=48.10 GB, mem usage=30.30 GB." for r in ranks]),
         ("graph-capture", [
             *(f"[2026-03-01 10:00:41{r}] KV Cache is allocated. #tokens: 280000, K size: 18.10 GB, V size: 18.10 GB"
               for r in ranks),
             *(f"[2026-03-01 10:00:41{r}] Memory pool end. avail mem=11.70 GB" for r in ranks),
-            *(f"[2026-03-01 10:00:42{r}] Capture cuda graph begin. This can take up to several minutes. avail"
-              f" mem=11.20 GB"
-              for r in ranks),
+            *(f"[2026-03-01 10:00:42{r}] Capture cuda graph begin. This can take up to several minutes."
+              " avail mem=11.20 GB" for r in ranks),
         ]),
         ("ready", [
             *(f"[2026-03-01 10:00:52{r}] Capture cuda graph end. Time elapsed: 10.02 s. mem usage=1.20 GB."

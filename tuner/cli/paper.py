@@ -63,7 +63,7 @@ class Paper:
         return text.encode("utf-8", "replace").decode()
 
     def wrapped(self, text: str, *, indent: str = "", label: str = "", hang: int = 0) -> Iterator[str]:
-        """A text in lines, the first behind a label and the others below its begin.
+        """A text in lines, the first behind a label and the others below its beginning.
 
         Args:
             text: Of ours or of a log; made harmless here.

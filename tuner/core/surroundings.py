@@ -9,7 +9,7 @@ from tuner.core.redact import mask_env
 from tuner.domain.starts import Sign, Start
 
 _ASSIGNED = re.compile(r"(?:^|\] )(?P<name>[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)=(?P<value>[\w./+-]{1,80})(?=: |$)")
-"""A variable that the engine repeats at the begin of a message: `SGLANG_FORCE_CUSTOM_AR_PCIE=1: Enabling ...`."""
+"""A variable that the engine repeats at the beginning of a message: `SGLANG_FORCE_CUSTOM_AR_PCIE=1: Enabling ...`."""
 _PARTS = (
     (re.compile(r"pytorch|torch", re.IGNORECASE), "torch"),
     (re.compile(r"flashinfer", re.IGNORECASE), "flashinfer"),

@@ -35,7 +35,7 @@ class PhaseSpan(Struct, frozen=True, kw_only=True):
     ended: bool = False
     before_gib: float | None = None
     after_gib: float | None = None
-    """Free GPU memory at its begin and end."""
+    """Free GPU memory at its beginning and end."""
     used_gib: float | None = None
 
 

@@ -175,9 +175,9 @@ def test_devices_without_peer_access(phase: str) -> None:
 
 def test_a_fallback_to_nccl_is_no_failure() -> None:
     text = sglang("dist-init") + "".join(
-        f"[2026-03-01 10:00:10 TP{n}] Setup Custom allreduce failed with CUDART error: peer access is not"
-        f" supported between"
-        " these two devices. To silence this warning, specify --disable-custom-all-reduce explicitly.\n" for n in (0, 1)
+        f"[2026-03-01 10:00:10 TP{n}] Setup Custom allreduce failed with CUDART error: peer access is not supported"
+        " between these two devices. To silence this warning, specify --disable-custom-all-reduce explicitly.\n"
+        for n in (0, 1)
     ) + sglang("serving").partition("Init torch distributed begin.\n")[2].partition("begin.\n")[2]  # fmt: skip
     assert start_of(text).outcome == "ready"
     assert [f for f in findings(text) if f.severity in ("fatal", "error")] == []
@@ -234,8 +234,7 @@ def test_vllms_raw_lines_without_traceback(version: str) -> None:
         '(EngineCore_DP0 pid=22) ERROR 05-14 08:16:16 [core.py:1224]   File "/vllm/multiproc_executor.py", line'
         ' 641, in wait_for_ready\n'
         "(EngineCore_DP0 pid=22) ERROR 05-14 08:16:16 [core.py:1224] Exception: Worker proc VllmWorker-1 died"
-        " unexpectedly"
-        " (exit code: None). Check root cause above.\n"
+        " unexpectedly (exit code: None). Check root cause above.\n"
     )  # fmt: skip
     finding = verdict(text)
     assert (finding.cause, finding.phase, finding.ranks) == ("custom-ar-ipc-failure", "graph-capture", None)
@@ -258,12 +257,10 @@ def test_an_illegal_access_in_its_kernel_is_not_ipc() -> None:
 def hung(rank: int, timeout: int = 600000) -> str:
     return (
         f"[rank{rank}]:[E303 09:48:11.513202118 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught"
-        f" collective operation"
-        f" timeout: WorkNCCL(SeqNum=99, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)={timeout}) ran for"
-        f" {timeout + 9} milliseconds before timing out.\n"
-        f"[rank{rank}]:[E303 09:48:11.513911702 ProcessGroupNCCL.cpp:1785] [PG ID 2 PG GUID 3 Rank {rank}]"
-        f" Exception (either"
-        " an error or timeout) detected by watchdog at work: 99, last enqueued NCCL work: 99, last completed"
+        f" collective operation timeout: WorkNCCL(SeqNum=99, OpType=ALLREDUCE, NumelIn=1, NumelOut=1,"
+        f" Timeout(ms)={timeout}) ran for {timeout + 9} milliseconds before timing out.\n"
+        f"[rank{rank}]:[E303 09:48:11.513911702 ProcessGroupNCCL.cpp:1785] [PG ID 2 PG GUID 3 Rank {rank}] Exception"
+        " (either an error or timeout) detected by watchdog at work: 99, last enqueued NCCL work: 99, last completed"
         " NCCL work: 98.\n"
     )
 

@@ -27,9 +27,8 @@ def hicache(asked: str, free: str, **settings: object) -> str:
     given = {"enable_hierarchical_cache": True, "hicache_size": int(float(asked)), "hicache_ratio": 2.0, **settings}
     tp = int(given.pop("tp", 1))  # type: ignore[call-overload]
     error = (
-        f"ValueError: Not enough host memory available. Requesting {asked} GB but only have {free} GB free."
-        f" Please reduce"
-        " the size of the hierarchical cache."
+        f"ValueError: Not enough host memory available. Requesting {asked} GB but only have {free} GB free. Please"
+        " reduce the size of the hierarchical cache."
     )
     rank = "TP0" if tp > 1 else ""
     return sglang("graph-capture", tp=tp, **given) + raised(rank, HOST_POOL, error=error) + SIGQUIT
@@ -99,8 +98,7 @@ def test_an_allocation_on_the_host_that_fails(error: str, errno: int | None) -> 
 
 def test_the_gpus_memory_is_not_the_hosts() -> None:
     error = ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total"
-             " capacity of 79.11"
-             " GiB of which 1.10 GiB is free.")  # fmt: skip
+             " capacity of 79.11 GiB of which 1.10 GiB is free.")  # fmt: skip
     text = sglang("graph-capture") + raised("TP0", ("srt/cuda_graph_runner.py", "capture"), error=error)
     assert verdict(text).cause != "host-oom-killed"
 
@@ -158,8 +156,7 @@ def test_signal_nine_soon_after_the_start_is_a_process_that_died(line: str) -> N
     "lines",
     [
         "RuntimeError: Rank 1 scheduler died during initialization (exit code: -9). If exit code is -9"
-        " (SIGKILL), a common"
-        " cause is the OS OOM killer. Run `dmesg -T | grep -i oom` to check.\n",
+        " (SIGKILL), a common cause is the OS OOM killer. Run `dmesg -T | grep -i oom` to check.\n",
         "[2026-03-01 10:00:30] Rank 1 scheduler is dead. Please check if there are relevant logs.\n"
         "[2026-03-01 10:00:32] Exit code: -9\nTraceback (most recent call last):\n"
         '  File "/opt/sglang/srt/entrypoints/engine.py", line 5, in launch\n    x()\nEOFError\n',
@@ -203,8 +200,7 @@ def test_processes_of_vllm(line: str, ranks: tuple[int, ...] | None) -> None:
         '(APIServer pid=11) ERROR 05-14 08:20:35 [async_llm.py:906]   File "/vllm/async_llm.py", line 8, in'
         ' output_handler\n'
         "(APIServer pid=11) ERROR 05-14 08:20:35 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError:"
-        " EngineCore"
-        " encountered an issue. See stack trace (above) for the root cause.\n"
+        " EngineCore encountered an issue. See stack trace (above) for the root cause.\n"
     )  # fmt: skip
     finding = verdict(text)
     assert (finding.cause, finding.ranks) == ("rank-died", ranks)
@@ -348,8 +344,7 @@ def test_a_rank_that_may_not_bind_to_its_node(line: str) -> None:
             "Traceback (most recent call last):\n"
             '  File "/opt/sglang/srt/entrypoints/engine.py", line 1277, in _wait_for_scheduler_ready\n    raise x\n'
             "RuntimeError: Rank 0 scheduler died during initialization (exit code: 1). If exit code is -9"
-            " (SIGKILL), a common"
-            " cause is the OS OOM killer. Run `dmesg -T | grep -i oom` to check.\n"
+            " (SIGKILL), a common cause is the OS OOM killer. Run `dmesg -T | grep -i oom` to check.\n"
         )
     )
     finding = verdict(text)

@@ -162,8 +162,7 @@ def test_cuda_that_cannot_be_initialised(error: str, words: str) -> None:
 def test_a_warning_about_the_driver_explains_what_fails_after_it_less_surely() -> None:
     text = (
         "/venv/torch/cuda/__init__.py:129: UserWarning: CUDA initialization: The NVIDIA driver on your system"
-        " is too old"
-        " (found version 12020).\n"
+        " is too old (found version 12020).\n"
         + sglang("args")
         + 'Traceback (most recent call last):\n  File "/opt/sglang/launch_server.py", line 6, in <module>\n    x()\n'
         "RuntimeError: get_device_capability failed\n"
@@ -281,8 +280,7 @@ def test_a_soft_watchdog_does_not_end_the_server() -> None:
 
 def test_a_call_of_vllm_that_does_not_return() -> None:
     wait = ("(EngineCore_DP0 pid=22) INFO 05-14 08:{m}:40 [shm_broadcast.py:466] No available shared memory"
-            " broadcast block"
-            " found in 60 seconds. This typically happens when some processes are hanging or doing some"
+            " broadcast block found in 60 seconds. This typically happens when some processes are hanging or doing some"
             " time-consuming work\n")  # fmt: skip
     text = (
         vllm("ready")

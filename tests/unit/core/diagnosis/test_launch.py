@@ -289,8 +289,7 @@ def test_files_that_are_missing_or_damaged_while_weights_are_loaded(error: str) 
          " has no SGlang implementation and the Transformers implementation is not compatible with SGLang."),
          "version"),
         (sglang_args("ValueError: The checkpoint you are trying to load has model type `qwen9` but Transformers"
-                     " does not"
-                     " recognize this architecture. This could be because of an issue with the checkpoint",
+                     " does not recognize this architecture. This could be because of an issue with the checkpoint",
                      ("srt/utils/hf_transformers_utils.py", "get_config")), "version"),
         (sglang_args("ValueError: Loading /models/x requires you to execute the configuration file in that repo on your"
                      " local machine. Make sure you have read the code, then set the option `trust_remote_code=True` to"
