@@ -229,6 +229,8 @@ def forecast(fraction: float = 0.88, *, ranks: int = 8) -> Forecast:
 class SteadyEngine:
     """SGLang's knobs with a forecast of its own: pictures do not change with the arithmetic."""
 
+    title = "SGLang"
+
     def __init__(self, knobs: KnobTable) -> None:
         self._knobs = knobs
 

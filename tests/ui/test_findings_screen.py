@@ -13,6 +13,7 @@ from tests.support.sessions import FakeSession
 from tuner.domain.findings import Outcome
 from tuner.domain.starts import Figure, Start
 from tuner.domain.state import HostState
+from tuner.engines import load_engines
 from tuner.widgets.glyphs import UNICODE
 from tuner.widgets.keybar import KeyBar
 from tuner.widgets.log_view import LogView
@@ -25,7 +26,7 @@ NARROW, WIDE = (80, 24), (160, 48)
 
 
 def story(start: Start, width: int = 160, **more: Any) -> list[str]:
-    lines = story_lines(start, width, UNICODE, **more)
+    lines = story_lines(start, width, UNICODE, engine=load_engines()[start.engine].title, **more)
     assert all(width_of(line) <= width for line in lines)
     return [text_of(line).rstrip() for line in lines]
 

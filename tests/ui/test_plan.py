@@ -18,7 +18,7 @@ from tuner.engines import load_engines
 from tuner.screens.explain_requests import knobs_of
 from tuner.widgets.glyphs import ASCII, UNICODE
 from tuner.widgets.plan_fields import change_words, command_line, next_value, typed_value, value_words
-from tuner.widgets.plan_panel import panel, reason
+from tuner.widgets.plan_panel import base_line, panel
 from tuner.widgets.rows import Rows
 from tuner.widgets.spans import text_of, width_of
 
@@ -34,6 +34,7 @@ def planned(**changes: Any) -> Planned:
         base=base,
         knobs=tuple(KNOBS.values()),
         now=ENGINE.forecast(base, {}),
+        title=ENGINE.title,
         then=ENGINE.forecast(base, changes),
     )
 
@@ -205,7 +206,13 @@ def test_no_fraction_works_is_said() -> None:
     plan = states.REPLACE(planned(), then=nowhere)
     assert "none: no fraction works" in text(plan)
     assert "no fraction works: the pool needs more than 0.9700" in " ".join(text(plan).split())
-    assert "the weights alone" in reason(states.REPLACE(nowhere, f_min=1.02))
+    assert "the weights alone" in text(states.REPLACE(plan, then=states.REPLACE(nowhere, f_min=1.02)))
+
+
+def test_the_base_is_named_by_its_engine() -> None:
+    assert text_of(base_line(planned(), 120, UNICODE)).startswith(
+        " planned from the start of SGLang 0.5.9, which worked"
+    )
 
 
 def test_what_is_not_known_is_named() -> None:

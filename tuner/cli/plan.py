@@ -13,6 +13,7 @@ import msgspec
 from tuner.cli import FINE, PROBLEM
 from tuner.cli.paper import Paper
 from tuner.cli.tables import plain
+from tuner.core import plan_words as words
 from tuner.core.compare import same_llm
 from tuner.core.engine import Engine
 from tuner.core.knobs import read_value
@@ -30,27 +31,7 @@ from tuner.store.history import History
 
 SCHEMA = 1
 _LABEL = 10
-_ALIKE_GIB = 0.1
-_WORDS = {
-    "weights": "weights",
-    "draft_weights": "draft's weights",
-    "kv_pool": "KV pool",
-    "draft_kv_pool": "draft's KV pool",
-    "mamba": "linear attention",
-    "request_table": "request table",
-    "other": "other",
-    "graphs": "CUDA graphs",
-    "context": "context, NCCL",
-    "activation": "activations",
-    "free": "left",
-}
-_FITS = {
-    Fit.FITS: ("FITS", "good"),
-    Fit.TOO_LOW: ("DOES NOT FIT", "bad"),
-    Fit.TOO_HIGH: ("DOES NOT FIT", "bad"),
-    Fit.NOWHERE: ("DOES NOT FIT", "bad"),
-    Fit.UNKNOWN: ("NOT KNOWN", "warn"),
-}
+_INKS = {Fit.FITS: "good", Fit.UNKNOWN: "warn"}
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,41 +232,20 @@ def _said(value: object) -> str:
 
 
 def _verdict(plan: PlanReport, paper: Paper) -> Iterator[str]:
-    word, style = _FITS[plan.fit]
-    yield paper.letters(paper.ink(word, style) + "  " + _reason(plan))
+    word = paper.ink(words.VERDICTS[plan.fit], _INKS.get(plan.fit, "bad"))
+    yield paper.letters(f"{word}  {words.reason(plan.fit, plan.fraction, plan.f_min, plan.f_max, plan.kv_tokens)}")
     if plan.f_min is not None and plan.f_max is not None and plan.fit is not Fit.NOWHERE:
         text = f"above {plan.f_min:.4f}, up to {plan.f_max:.3f}"
         yield from paper.wrapped(text, label="fraction", hang=_LABEL)
 
 
-def _reason(plan: PlanReport) -> str:
-    fraction = "" if plan.fraction is None else f"{plan.fraction:.4g}"
-    low = "?" if plan.f_min is None else f"{plan.f_min:.4f}"
-    high = "?" if plan.f_max is None else f"{plan.f_max:.3f}"
-    tokens = "" if plan.kv_tokens is None else f"{plan.kv_tokens:,} tokens of KV"
-    match plan.fit:
-        case Fit.FITS:
-            return f"at a fraction of {fraction}: {tokens}"
-        case Fit.TOO_LOW:
-            return f"refused at {fraction}: the least fraction that leaves room for a KV pool is just above {low}"
-        case Fit.TOO_HIGH:
-            return f"{fraction} leaves too little beside the pool: graphs, activations and 1 GiB fit up to {high}"
-        case Fit.NOWHERE if plan.f_min is not None and plan.f_min >= 1:
-            return "no fraction works: the weights alone take more than is free"
-        case Fit.NOWHERE:
-            return (
-                f"no fraction works: the pool needs more than {low}, and above {high} graphs and activations do not fit"
-            )
-        case Fit.UNKNOWN:
-            return "the logs do not tell enough"
-
-
 def _table(rows: Sequence[PlanRow], fit: Fit, paper: Paper) -> Iterator[str]:
     """Purposes down, ranks across; ranks that are alike share a column."""
-    if fit in (Fit.TOO_LOW, Fit.NOWHERE):
-        # What would follow a pool that cannot be does not happen.
-        rows = [row for row in rows if row.what in ("weights", "draft_weights", "kv_pool")]
-    ranks = _alike(rows)
+    rows = [row for row in rows if words.happens(fit, row.what)]
+    sizes_of: dict[int, dict[str, float | None]] = {}
+    for row in rows:
+        sizes_of.setdefault(row.rank, {})[row.what] = row.gib
+    ranks = words.alike(sizes_of)
     whats = list(dict.fromkeys(row.what for row in rows))
     by_place = {(row.rank, row.what): row for row in rows}
     head = ["", *(_title(group) for group in ranks), "±", "from", "how"]
@@ -298,7 +258,7 @@ def _table(rows: Sequence[PlanRow], fit: Fit, paper: Paper) -> Iterator[str]:
         tokens = f"{told.tokens:,} tokens: " if told.tokens is not None else ""
         table.append(
             [
-                _WORDS.get(what, what),
+                words.PURPOSES.get(what, what),
                 *sizes,
                 f"{error:.2f}" if error >= 0.005 else "",
                 str(told.source),
@@ -306,23 +266,6 @@ def _table(rows: Sequence[PlanRow], fit: Fit, paper: Paper) -> Iterator[str]:
             ]
         )
     yield from paper.columns(table, left=(0, len(head) - 2))
-
-
-def _alike(rows: Sequence[PlanRow]) -> list[list[int]]:
-    """Ranks whose sizes differ by less than anybody cares for."""
-    sizes: dict[int, dict[str, float]] = {}
-    for row in rows:
-        sizes.setdefault(row.rank, {})[row.what] = row.gib or 0.0
-    groups: list[list[int]] = []
-    for rank, mine in sizes.items():
-        for group in groups:
-            first = sizes[group[0]]
-            if first.keys() == mine.keys() and all(abs(first[what] - mine[what]) <= _ALIKE_GIB for what in mine):
-                group.append(rank)
-                break
-        else:
-            groups.append([rank])
-    return groups
 
 
 def _title(ranks: Sequence[int]) -> str:

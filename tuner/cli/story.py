@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tuner.cli.paper import Paper
 from tuner.cli.tables import plain
+from tuner.core.plan_words import reason
 from tuner.core.remedies import order, safe
 from tuner.core.report import EvidenceReport, FindingReport, PhaseReport, PlanReport, RankReport, Report
 from tuner.domain.findings import Outcome, Severity
 from tuner.domain.forecast import Fit
 from tuner.domain.server import START_PHASES, Phase
-from tuner.units import format_duration
+from tuner.units import format_seconds
 
 _GLYPHS = {Severity.FATAL: "✗", Severity.ERROR: "✗", Severity.PERFORMANCE: "▼", Severity.INFO: "i"}
 _INKS = {Severity.FATAL: "bad", Severity.ERROR: "bad", Severity.PERFORMANCE: "warn", Severity.INFO: "note"}
@@ -141,10 +142,7 @@ def plan(plan: PlanReport, paper: Paper) -> Iterator[str]:
 
 def _interval(plan: PlanReport) -> str:
     if plan.fit is Fit.NOWHERE:
-        return (
-            f"no fraction works: the pool needs more than {_digits(plan.f_min)}, and above {_digits(plan.f_max)} graphs"
-            " and passes do not fit"
-        )
+        return reason(plan.fit, plan.fraction, plan.f_min, plan.f_max)
     low = "" if plan.f_min is None else f"above {_digits(plan.f_min)}"
     high = "" if plan.f_max is None else f"up to {_digits(plan.f_max)}"
     words = " and ".join(part for part in (low, high) if part)
@@ -304,9 +302,7 @@ def _beside(row: _Row, report: Report) -> str:
 
 
 def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    return f"{seconds:.1f} s" if seconds < 60 else format_duration(seconds)
+    return "" if seconds is None else format_seconds(seconds, " s")
 
 
 def _gib(value: float | None) -> str:

@@ -45,5 +45,7 @@ class Planned(Struct, frozen=True, kw_only=True):
     now: Forecast
     """Of the same start once more."""
     then: Forecast
+    title: str = ""
+    """The engine's name for people."""
     past: int = 0
     """So many earlier starts made it better."""

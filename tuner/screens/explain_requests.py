@@ -50,6 +50,12 @@ def engines() -> Mapping[str, Engine]:
     return load_engines()
 
 
+def title_of(start: Start) -> str:
+    """The engine's name for people; empty where it is not known."""
+    engine = engines().get(start.engine)
+    return "" if engine is None else engine.title
+
+
 def _server(state: HostState, key: str) -> ServerState | None:
     return next((each for each in state.servers if each.identity.key == key), None)
 
@@ -169,7 +175,9 @@ async def forecast(state: HostState, ask: ForecastRequested) -> None:
     now, then = await asyncio.to_thread(
         lambda: (engine.forecast(base, {}, past), engine.forecast(base, ask.changes, past))
     )
-    post(ForecastArrived(ask, Planned(base=base, knobs=knobs_of(engine, base), now=now, then=then, past=len(past))))
+    knobs = knobs_of(engine, base)
+    planned = Planned(base=base, knobs=knobs, now=now, then=then, title=engine.title, past=len(past))
+    post(ForecastArrived(ask, planned))
 
 
 def knobs_of(engine: Engine, base: Start) -> tuple[PlanKnob, ...]:

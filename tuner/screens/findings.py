@@ -10,6 +10,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 
 from tuner.domain.state import HostState, ServerState
+from tuner.screens.explain_requests import title_of
 from tuner.screens.explained import Explained
 from tuner.widgets import status
 from tuner.widgets.finding_card import Card
@@ -118,7 +119,9 @@ class FindingsScreen(Explained):
             return _told(missing_words(None), width)
         lines: list[Line] = []
         if server.start is not None:
-            lines += story_lines(server.start, width, glyphs, server, folded=self._folding)
+            lines += story_lines(
+                server.start, width, glyphs, server, engine=title_of(server.start), folded=self._folding
+            )
         else:
             lines += _told(missing_words(server), width)
         self._tops, self._places = [], []
@@ -210,7 +213,9 @@ class FindingsScreen(Explained):
     def copy_text(self) -> str:
         """All that is shown."""
         server = self.shell.server()
-        story = story_lines(server.start, 160, self.glyphs, server) if server is not None and server.start else []
+        story: list[Line] = []
+        if server is not None and server.start is not None:
+            story = story_lines(server.start, 160, self.glyphs, server, engine=title_of(server.start))
         return "\n".join([*(text_of(line).rstrip() for line in story), *(f"\n{card.text()}" for card in self.cards)])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from tuner.core.plan_words import PURPOSES, VERDICTS, alike, happens, reason
 from tuner.domain.findings import Outcome
 from tuner.domain.forecast import Fit, Forecast, ForecastRow
 from tuner.domain.planning import Planned
@@ -18,19 +19,6 @@ from tuner.widgets.notes import ranges
 from tuner.widgets.plan_fields import label_of, value_words
 from tuner.widgets.spans import Line, Span, clean, clip, clip_line, spread, width_of, wrap_words
 
-_WORDS = {
-    "weights": "weights",
-    "draft_weights": "draft",
-    "kv_pool": "KV pool",
-    "draft_kv_pool": "draft KV",
-    "mamba": "linear attn",
-    "request_table": "requests",
-    "other": "other",
-    "graphs": "CUDA graphs",
-    "context": "context",
-    "activation": "activations",
-    "free": "left",
-}
 _TERMS = {
     "weights": "weights",
     "draft_weights": "weights",
@@ -41,20 +29,11 @@ _TERMS = {
     "context": "context",
 }
 """Which fill of the memory bar a purpose has; the others are `other`."""
-_FITS = {
-    Fit.FITS: ("FITS", "ok"),
-    Fit.TOO_LOW: ("DOES NOT FIT", "bad"),
-    Fit.TOO_HIGH: ("DOES NOT FIT", "bad"),
-    Fit.NOWHERE: ("DOES NOT FIT", "bad"),
-    Fit.UNKNOWN: ("NOT KNOWN", "warn"),
-}
-_ALIKE_GIB = 0.1
+_STYLES = {Fit.FITS: "ok", Fit.UNKNOWN: "warn"}
 _LEFT = 36
 _NAME = 21
 _WHAT = 12
 """Cells of both halves: the knobs with their names, and the purposes of memory."""
-_BEFORE_POOL = ("weights", "draft_weights", "kv_pool")
-"""What a start comes to whose pool cannot be."""
 
 
 class Panel(Struct, frozen=True):
@@ -99,29 +78,12 @@ def panel(planned: Planned, values: Mapping[str, Any], chosen: int, width: int, 
     return Panel(tuple(lines), top + 1 + chosen)
 
 
-def reason(plan: Forecast) -> str:
-    """Why a start fits or does not, in words."""
-    fraction = "" if plan.fraction is None else f"{plan.fraction:.4g}"
-    low = "?" if plan.f_min is None else f"{plan.f_min:.4f}"
-    high = "?" if plan.f_max is None else f"{plan.f_max:.3f}"
-    if plan.fit is Fit.FITS:
-        return f"at a fraction of {fraction}" + (f": {plan.kv_tokens:,} tokens of KV" if plan.kv_tokens else "")
-    if plan.fit is Fit.TOO_LOW:
-        return f"refused at {fraction}: the least fraction that leaves room for a KV pool is just above {low}"
-    if plan.fit is Fit.TOO_HIGH:
-        return f"{fraction} leaves too little beside the pool: graphs, activations and 1 GiB fit up to {high}"
-    if plan.fit is Fit.NOWHERE and plan.f_min is not None and plan.f_min >= 1:
-        return "no fraction works: the weights alone take more than is free"
-    if plan.fit is Fit.NOWHERE:
-        return f"no fraction works: the pool needs more than {low}, and above {high} graphs and activations do not fit"
-    return "the logs do not tell enough"
-
-
 def _verdict(plan: Forecast, width: int, glyphs: Glyphs, *, old: bool) -> list[Line]:
-    word, style = _FITS[plan.fit]
+    word, style = VERDICTS[plan.fit], _STYLES.get(plan.fit, "bad")
     sign = {"ok": glyphs.ok, "bad": glyphs.bad}.get(style, glyphs.warn)
     head = f" {sign} {word}  "
-    chunks = wrap_words(reason(plan), width - len(head) - 2)
+    why = reason(plan.fit, plan.fraction, plan.f_min, plan.f_max, plan.kv_tokens)
+    chunks = wrap_words(why, width - len(head) - 2)
     lines: list[Line] = [((head, style), (chunks[0], "text"), (f" {glyphs.ellipsis}" if old else "", "dim"))]
     return [*lines, *(((" " * len(head), "text"), (chunk, "text")) for chunk in chunks[1:])]
 
@@ -166,30 +128,19 @@ Sizes = dict[str, ForecastRow]
 def _by_rank(plan: Forecast) -> dict[int, Sizes]:
     ranks: dict[int, Sizes] = {}
     for row in plan.rows:
-        if plan.fit not in (Fit.TOO_LOW, Fit.NOWHERE) or row.what in _BEFORE_POOL:
+        if happens(plan.fit, row.what):
             ranks.setdefault(row.rank, {})[row.what] = row
     return ranks
 
 
 def _groups(plan: Forecast) -> list[list[int]]:
-    """Ranks whose sizes differ by less than anybody cares for."""
-    ranks = _by_rank(plan)
-    groups: list[list[int]] = []
-    for rank, sizes in ranks.items():
-        for group in groups:
-            other = ranks[group[0]]
-            if sizes.keys() == other.keys() and all(_near(sizes[what], other[what]) for what in sizes):
-                group.append(rank)
-                break
-        else:
-            groups.append([rank])
-    return groups
-
-
-def _near(one: ForecastRow, other: ForecastRow) -> bool:
-    if one.size_bytes is None or other.size_bytes is None:
-        return one.size_bytes is other.size_bytes
-    return abs(one.size_bytes - other.size_bytes) < _ALIKE_GIB * GIB
+    """Ranks that share a bar."""
+    return alike(
+        {
+            rank: {what: None if row.size_bytes is None else row.size_bytes / GIB for what, row in sizes.items()}
+            for rank, sizes in _by_rank(plan).items()
+        }
+    )
 
 
 def _weakest(plan: Forecast) -> int | None:
@@ -272,7 +223,8 @@ def _table(planned: Planned, width: int, glyphs: Glyphs) -> list[Line]:
         return [((clip("no sizes: see what is missing", width, glyphs.ellipsis), "dim"),)]
     before, after = now.get(rank, {}), then.get(rank, {})
     whats = list(dict.fromkeys([*before, *after]))
-    whats.sort(key=lambda what: list(_WORDS).index(what) if what in _WORDS else len(_WORDS))
+    order = list(PURPOSES)
+    whats.sort(key=lambda what: order.index(what) if what in order else len(order))
     tags = {story.number: clean(story.tag) for story in planned.base.ranks}
     many = len(then or now) > 1
     title = f"GiB of {tags.get(rank, f'rank {rank}')}" if many else "GiB"
@@ -306,7 +258,7 @@ def _row(what: str, old: ForecastRow | None, new: ForecastRow | None, width: int
     words = str(source.source) if source is not None else ""
     short = source is not None and new is not None and (new.size_bytes or 0) < 0
     line: Line = (
-        (f"{_WORDS.get(what, what)[: _WHAT - 1]:<{_WHAT}}", "strong" if what in ("kv_pool", "free") else "text"),
+        (f"{PURPOSES.get(what, what)[: _WHAT - 1]:<{_WHAT}}", "strong" if what in ("kv_pool", "free") else "text"),
         (f"{cell(old):>7}", "dim"),
         (f"{cell(new):>7}", "bad" if short else "busy" if moved else "text"),
         (f" {f'{error:.2f}' if error >= 0.005 else '':>4} {words:<8}", "dim"),
@@ -320,7 +272,7 @@ def _row(what: str, old: ForecastRow | None, new: ForecastRow | None, width: int
 def base_line(planned: Planned, width: int, glyphs: Glyphs) -> Line:
     """What the plan is made from."""
     start = planned.base
-    name = {"sglang": "SGLang", "vllm": "vLLM"}.get(start.engine, clean(start.engine))
+    name = planned.title or clean(start.engine)
     words = f" planned from the start of {name} {clean(start.version or '')}".rstrip()
     failed = start.outcome is Outcome.FAILED
     words += f", which {'failed' if failed else 'worked' if start.worked else 'is not ready yet'}"

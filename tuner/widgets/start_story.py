@@ -11,13 +11,12 @@ from tuner.domain.findings import Outcome
 from tuner.domain.server import START_PHASES, Phase
 from tuner.domain.starts import Figure, PhaseSpan, RankStory, Start
 from tuner.domain.state import ServerState
-from tuner.units import format_duration
+from tuner.units import format_duration, format_seconds
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.notes import ranges
 from tuner.widgets.spans import Line, Span, clean, fit, width_of
 from tuner.widgets.status import PHASE_NAMES
 
-_MINUTE = 60.0
 _ALIKE_GIB = 0.005
 _ALIKE_S = 0.5
 _ALIKE_SHARE = 0.02
@@ -30,13 +29,6 @@ class Cell(Struct, frozen=True):
 
     text: str
     style: str = "text"
-
-
-def seconds_text(seconds: float | None) -> str:
-    """`0.8`, or `8:34` from a minute on."""
-    if seconds is None:
-        return "-"
-    return f"{seconds:.1f}" if seconds < _MINUTE else format_duration(seconds)
 
 
 def outcome_span(start: Start, glyphs: Glyphs) -> Span:
@@ -61,11 +53,11 @@ def took(start: Start) -> float | None:
     return None if start.began is None or start.ended is None else max(0.0, start.ended - start.began)
 
 
-def head_line(start: Start, width: int, glyphs: Glyphs) -> Line:
+def head_line(start: Start, width: int, glyphs: Glyphs, engine: str = "") -> Line:
     """Outcome, engine, ranks and the settings that matter most."""
     sign, style = outcome_span(start, glyphs)
     where = f" in {start.phase}" if _failed_in(start) else ""
-    engine = {"sglang": "SGLang", "vllm": "vLLM"}.get(start.engine, clean(start.engine))
+    engine = engine or clean(start.engine)
     version = clean(start.version or "")
     if version and start.version_inferred:
         version = f"{version}, by its wording"
@@ -86,7 +78,13 @@ def _failed_in(start: Start) -> bool:
 
 
 def story_lines(
-    start: Start, width: int, glyphs: Glyphs, server: ServerState | None = None, *, folded: bool = False
+    start: Start,
+    width: int,
+    glyphs: Glyphs,
+    server: ServerState | None = None,
+    *,
+    engine: str = "",
+    folded: bool = False,
 ) -> list[Line]:
     """Head and tables; the two halves stand side by side where there is room.
 
@@ -95,9 +93,10 @@ def story_lines(
         width: Cells of a line.
         glyphs: Signs to draw with.
         server: Whose usual times stand below.
+        engine: Its name for people.
         folded: Ranks that are alike share a row.
     """
-    lines = [head_line(start, width, glyphs)]
+    lines = [head_line(start, width, glyphs, engine)]
     if not start.ranks:
         return [*lines, ((" the log tells nothing of its ranks", "dim"),)]
     groups = _groups(start) if folded else [(rank,) for rank in start.ranks]
@@ -219,14 +218,14 @@ def _times(
 def _range(times: tuple[float, float] | None) -> str:
     if times is None:
         return "-"
-    low, high = seconds_text(times[0]), seconds_text(times[1])
+    low, high = format_seconds(times[0]), format_seconds(times[1])
     return low if low == high else f"{low}-{high}"
 
 
 def _time(span: PhaseSpan | None, start: Start, glyphs: Glyphs, *, is_last: bool) -> Cell:
     if span is None:
         return Cell("-", "dim")
-    text = seconds_text(span.seconds) if span.seconds is not None else ""
+    text = format_seconds(span.seconds) if span.seconds is not None else ""
     if not span.ended and is_last:
         if start.outcome is Outcome.FAILED:
             return Cell(f"{glyphs.bad} {text}".strip(), "bad")
