@@ -45,7 +45,7 @@ def no_pool(case: Case) -> Finding | None:
             evidence=facts,
             remedies=[larger_pool(case, "the weights leave nothing for it")],
             confidence=Confidence.MEDIUM,
-            wrong_advice=_never_lower(),
+            wrong_advice=_never_lower(sign),
             refuted_by="free memory before and after the weights that leaves a positive pool at this fraction",
         )
     pool = share.pool(told.effective)
@@ -81,10 +81,11 @@ def no_pool(case: Case) -> Finding | None:
         return case.finding(
             "weights-do-not-fit" if minimum >= TOO_MUCH else "mem-fraction-too-low",
             " ".join(words),
+            title=None if minimum >= TOO_MUCH else "No fraction has room for the KV pool and for what is beside it",
             evidence=facts,
             remedies=smaller_weights(case),
             ranks=everywhere,
-            wrong_advice=_never_lower(),
+            wrong_advice=_never_lower(sign),
             refuted_by="a start of the same weights on the same GPUs that got a pool",
         )
     words.append("The message is right, and lowering the fraction makes it worse.")
@@ -95,7 +96,7 @@ def no_pool(case: Case) -> Finding | None:
         remedies=_without_factor(case, told) if avoidable else [raised(case, told), _without_draft(case)],
         ranks=everywhere,
         confidence=Confidence.MEDIUM if avoidable else Confidence.HIGH,
-        wrong_advice=_never_lower(),
+        wrong_advice=_never_lower(sign),
         refuted_by=f"a start with a fraction above {minimum:.4f} and the same free memory that fails alike",
     )
 
@@ -129,8 +130,9 @@ def _few_tokens(case: Case, sign: Sign, pool: float, facts: list[Evidence | None
     )
 
 
-def _never_lower() -> list[str]:
-    return ["`Not enough memory` sounds like asking for less: a lower fraction leaves less for the pool, not more"]
+def _never_lower(sign: Sign) -> list[str]:
+    less = "a lower fraction leaves less for the pool, not more"
+    return [f"`Not enough memory` sounds like asking for less: {less}" if "Not enough memory" in sign.text else less]
 
 
 def _pool_evidence(case: Case, told: Asked | None, sign: Sign) -> list[Evidence | None]:
@@ -211,7 +213,7 @@ def utilization_check(case: Case) -> Finding | None:
     facts = [
         Evidence(what="free", value=free, unit="GiB", at=sign.at),
         Evidence(what="total", value=total, unit="GiB", at=sign.at),
-        Evidence(what="desired", value=desired, unit="GiB", at=sign.at),
+        Evidence(what="desired", value=desired, unit="GiB", at=sign.at) if desired is not None else None,
         case.quote("gpu_memory_utilization", sign, "fraction"),
         case.derived("used by others", round(taken, 2), "GiB"),
     ]
@@ -231,7 +233,7 @@ def utilization_check(case: Case) -> Finding | None:
         )
     return case.finding(
         "mem-fraction-too-high-activation",
-        f"The utilisation asks for {desired} GiB and {free:g} are free: context and communicators alone take the rest.",
+        f"The utilisation asks for {'more' if desired is None else f'{desired:g} GiB'}, and {free:g} GiB are free: context and communicators alone take the rest.",
         evidence=facts,
         remedies=[lower],
         title="The utilisation asks for more than is free",
@@ -247,8 +249,7 @@ def profiling_race(case: Case) -> Finding | None:
     return case.finding(
         "memory-profiling-race",
         "Free memory grew while the engine measured what it uses: another process released memory meanwhile,"
-        " usually the"
-        " server that ran before. The measurement means nothing; nothing is wrong with the arguments.",
+        " usually the server that ran before. The measurement means nothing; nothing is wrong with the arguments.",
         evidence=[
             case.quote("initial free", sign, "initial", "GiB"),
             case.quote("current free", sign, "current", "GiB"),
