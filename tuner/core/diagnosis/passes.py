@@ -51,8 +51,7 @@ def _leak(case: Case, oom: Oom) -> Finding | None:
         "gpu-memory-leak-runtime",
         f"{ready.value:.2f} GB were free when it became ready, {oom.sign.fields.get('free')} when an allocation of"
         f" {oom.sign.fields.get('tried')} failed, and batches as large as this one passed before. Memory went"
-        " away while"
-        " serving; the KV pool is fixed and cannot be it.",
+        " away while serving; the KV pool is fixed and cannot be it.",
         evidence=[
             case.figure("available after start", ready),
             case.quote("free at failure", oom.sign, "free"),

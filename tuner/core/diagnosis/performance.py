@@ -33,7 +33,7 @@ def retractions(case: Case) -> Finding | None:
     taken = sum(int(sign.fields.get("retracted") or 1) for sign in found)
     slow = before is not None and after is not None and after[0] < _COLLAPSED * before[0]
     usage = _last(case.start.batches, first.at, "token_usage")
-    words = f"{_times(len(found))} the KV pool was full and requests were put back into the queue ({taken} in all)."
+    words = f"The KV pool was full {_times(len(found))}, and requests were put back into the queue ({taken} in all)."
     if slow and before is not None and after is not None:
         words += f" Decode fell from {before[0]:.0f} to {after[0]:.0f} token/s with the first of them."
     words += " These are slots of the pool, not GPU memory."
@@ -81,8 +81,7 @@ def refused_requests(case: Case) -> Finding | None:
         return case.finding(
             "context-exceeds-kv-pool",
             f"A request of {asked:,} tokens was refused although {context.value:,.0f} are allowed: the whole KV"
-            " pool holds"
-            f" {pool.value:,.0f}. The limit that applies is the pool.",
+            f" pool holds {pool.value:,.0f}. The limit that applies is the pool.",
             severity=Severity.ERROR,
             phase="runtime",
             ranks=None,
@@ -119,8 +118,7 @@ def graph_coverage(case: Case) -> Finding | None:
     loses = fast is not None and slow is not None and slow < fast
     words = (
         f"{len(outside)} of {len(decodes)} decode batches ran without a graph: up to {most.fields['running']}"
-        " requests, and"
-        f" the largest graph is for {largest}."
+        f" requests, and the largest graph is for {largest}."
     )
     if loses:
         words += f" Typical throughput was {slow:.0f} token/s there against {fast:.0f} with graphs."
@@ -258,7 +256,7 @@ def _last(batches: Sequence[BatchLine], before: int, field: str) -> Evidence | N
 
 
 def _times(count: int) -> str:
-    return "Once" if count == 1 else f"{count:,} times"
+    return "once" if count == 1 else f"{count:,} times"
 
 
 JUDGES = (retractions, refused_requests, graph_coverage, speculation)

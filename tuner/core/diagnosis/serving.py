@@ -9,6 +9,26 @@ from tuner.core.roots import survived
 from tuner.domain.findings import Confidence, Finding, Move, Severity
 from tuner.domain.starts import Sign
 
+_OF_STATE = {
+    "blocks": "state blocks",
+    "max_mamba_cache_size": "state blocks",
+    "max_num_seqs": "requests allowed",
+    "requests": "requests that they suffice for",
+    "ratio": "state blocks of a request",
+    "rest": "left for state and KV pool",
+    "per_request": "state of a request",
+    "what": "what there is no space for",
+}
+"""What a lack of state blocks tells, by the names of its sign's fields."""
+_OF_SLOTS = {
+    "needed_tokens": "slots asked for",
+    "available_tokens": "slots to be had",
+    "free_tokens": "of them free",
+    "evictable_tokens": "of them in the prefix cache",
+    "swa_available_tokens": "slots to be had in the sliding window",
+}
+"""Likewise of a lack of KV slots."""
+
 
 def kv_leak(case: Case) -> Finding | None:
     """The engine's own count of KV slots does not add up, and ended it."""
@@ -98,13 +118,14 @@ def state_blocks(case: Case) -> Finding | None:
     sign = case.root_sign("mamba-pool-too-small", "mamba-blocks-short", "mamba-memory-short")
     if sign is None:
         return None
-    blocks = next((sign.fields[n] for n in ("blocks", "max_mamba_cache_size") if n in sign.fields), None)
+    told = (sign.fields.get(name) for name in ("blocks", "max_mamba_cache_size"))
+    blocks = next((value for value in told if isinstance(value, int) and value > 0), None)
     requests = "max_num_seqs" if case.start.engine == "vllm" else "max_running_requests"
     return case.finding(
         "mamba-pool-too-small",
         "A hybrid LLM keeps one block of state for each running request, and there are fewer blocks than"
         " requests allowed.",
-        evidence=[case.quote(name, sign, name) for name in sorted(sign.fields)][:6],
+        evidence=[case.quote(what, sign, name) for name, what in _OF_STATE.items()],
         remedies=[
             case.remedy(requests, Move.LOWER, "one state block each", value=blocks, most=blocks),
             larger_pool(case, "more blocks fit"),
@@ -118,13 +139,13 @@ def workspace(case: Case) -> Finding | None:
     sign = case.root_sign("flashinfer-workspace")
     if sign is None:
         return None
-    needed = next((v for n in ("size_bytes",) if isinstance(v := sign.fields.get(n), int)), None)
-    least = None if needed is None else max(512 << 20, 1 << needed.bit_length())
+    needed = sign.fields.get("size_bytes")
+    least = max(512 << 20, 1 << needed.bit_length()) if isinstance(needed, int) else None
     return case.finding(
         "flashinfer-workspace-too-small",
         "FlashInfer plans into a workspace of fixed size, and this batch needs more of it. It is allocated once at the"
         " start: free GPU memory and the fraction have nothing to do with it.",
-        evidence=[case.quote("needed", sign, name, "bytes") for name in ("size_bytes",) if name in sign.fields],
+        evidence=[case.quote("needed", sign, "size_bytes", "bytes")],
         remedies=[
             case.remedy("flashinfer_workspace_size", Move.RAISE, "bytes of the workspace", value=least, least=least),
             case.remedy("attention_backend", Move.SET, "needs no such workspace", value="triton"),
@@ -143,7 +164,8 @@ def slots_fatal(case: Case) -> Finding | None:
     return case.finding(
         "kv-pool-exhausted",
         "The KV pool had no slots for a batch that was already admitted. The message counts KV slots, not GPU memory.",
-        evidence=[*(case.quote(name, sign, name, "tokens") for name in sorted(sign.fields)[:5]),
+        evidence=[case.quote("batch", sign, "batch"),
+                  *(case.quote(what, sign, name, "tokens") for name, what in _OF_SLOTS.items()),
                   case.figure("KV pool", case.start.limits.get("max_total_num_tokens"), "tokens")],
         remedies=[
             larger_pool(case, "more slots"),

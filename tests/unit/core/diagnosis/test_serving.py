@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.startlogs import PREFILL_FRAMES, SGLang, findings, read
+from tests.support.startlogs import POOL_FRAMES, PREFILL_FRAMES, SGLang, findings, read
 from tuner.domain.findings import Move, Severity
 
 IDLE_FRAMES = ("managers/scheduler.py:event_loop_overlap", "managers/scheduler.py:self_check_during_idle")
@@ -31,6 +31,7 @@ def test_one_retraction_without_a_loss_is_information() -> None:
     log = served().decode(900.0).decode(910.0).rank(0, FULL.format(n=1)).decode(905.0).decode(900.0)
     finding = findings(log.lines)[0]
     assert (finding.cause, finding.severity) == ("kv-pool-exhausted", Severity.INFO)
+    assert finding.explanation.startswith("The KV pool was full once, and requests")
 
 
 def test_a_retraction_that_costs_half_the_throughput_is_a_slowdown() -> None:
@@ -94,6 +95,30 @@ def test_slots_that_run_out_in_a_batch_are_not_cudas_memory() -> None:
     finding = findings(served().prefill(9000).fail(message, PREFILL_FRAMES).lines)[0]
     assert finding.cause == "kv-pool-exhausted"
     assert Move.LOWER not in {remedy.move for remedy in finding.remedies if remedy.knob == "mem_fraction_static"}
+
+
+def test_numbers_have_words_and_not_the_names_of_fields() -> None:
+    slots = (
+        "RuntimeError: Prefill out of memory. Try to lower your batch size.\nTry to allocate 4096 tokens.\n"
+        "Available tokens: 3136\nself.token_to_kv_pool_allocator.available_size()=3000, evictable_size=136"
+    )
+    finding = findings(served().prefill(9000).fail(slots, PREFILL_FRAMES).lines)[0]
+    told = {each.what: each.value for each in finding.evidence}
+    assert (told["slots asked for"], told["slots to be had"]) == (4096, 3136)
+    assert not told.keys() & {"needed_tokens", "available_tokens", "batch_tokens"}
+
+
+@pytest.mark.parametrize(("blocks", "value"), [(-28, None), (3, 3)])
+def test_requests_are_not_lowered_below_one(blocks: int, value: int | None) -> None:
+    state = (
+        "RuntimeError: Not enough GPU memory for hybrid (mamba/linear-attention) state cache. Computed"
+        f" max_mamba_cache_size={blocks} (total_rest_memory=-7.96 GB, mamba_cache_per_req=146.81 MB)."
+    )
+    log = SGLang("0.5.16", weights=60.0, fraction=0.7).communicators().load().fail(state, POOL_FRAMES)
+    finding = findings(log.lines)[0]
+    assert finding.cause == "mamba-pool-too-small"
+    assert {"state blocks", "state of a request"} <= {each.what for each in finding.evidence}
+    assert next(each.value for each in finding.remedies if each.knob == "max_running_requests") == value
 
 
 def test_a_server_that_only_serves_gives_nothing() -> None:
