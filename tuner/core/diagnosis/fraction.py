@@ -21,7 +21,7 @@ TOO_MUCH = 0.95
 """A minimum above this leaves too little for anything else on every card: the weights do not fit."""
 _TOO_CLOSE = 5e-5
 """At the minimum itself the pool is empty."""
-_MOST = 0.99
+MOST = 0.99
 """Nothing above it is advised, whatever the sums allow."""
 
 
@@ -77,7 +77,7 @@ def interval(case: Case, factor: float = 1.0) -> Interval | None:
         return None
     forecast = case.engine.forecast(case.start, {}, case.past)
     high = 1 - _spare(case.share) if forecast.f_max is None else forecast.f_max
-    return Interval(round(case.share.f_min / factor, 4), min(high / factor, _MOST))
+    return Interval(round(case.share.f_min / factor, 4), min(high / factor, MOST))
 
 
 def _spare(share: Share) -> float:

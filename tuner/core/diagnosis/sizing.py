@@ -6,6 +6,7 @@ import msgspec
 
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import (
+    MOST,
     TOO_MUCH,
     Asked,
     asked_of,
@@ -66,7 +67,8 @@ def no_pool(case: Case) -> Finding | None:
         )
     bounds = interval(case, told.factor)
     avoidable = _avoidable(told)
-    hopeless = not avoidable and (minimum >= TOO_MUCH or (bounds is not None and bounds.empty))
+    too_large = share.f_min >= TOO_MUCH
+    hopeless = not avoidable and (too_large or (bounds is not None and bounds.empty))
     words = [
         f"KV pool = free after weights - free before x (1 - f): {share.told(told.effective)}, so nothing is left"
         " for it."
@@ -76,12 +78,24 @@ def no_pool(case: Case) -> Finding | None:
     ]
     if told.factor != 1.0:
         words.insert(1, f"In effect was {told.effective:.4g} and not {told.value:g}: {told.why}.")
+        words[-1] = (
+            f"The fraction in effect must be above {share.f_min:.4f}: what is given counts"
+            f" {told.factor:.2f} times, so give more than {minimum:.4f}."
+        )
     if hopeless:
-        words.append("No fraction works: what is left beside it is too little for graphs and passes.")
+        out_of_reach = not too_large and minimum >= MOST
+        words.append(
+            "No fraction works: "
+            + (
+                "so much cannot be given."
+                if out_of_reach
+                else "what is left beside it is too little for graphs and passes."
+            )
+        )
         return case.finding(
-            "weights-do-not-fit" if minimum >= TOO_MUCH else "mem-fraction-too-low",
+            "weights-do-not-fit" if too_large else "mem-fraction-too-low",
             " ".join(words),
-            title=None if minimum >= TOO_MUCH else "No fraction has room for the KV pool and for what is beside it",
+            title=None if too_large else "No fraction has room for the KV pool and for what is beside it",
             evidence=facts,
             remedies=smaller_weights(case),
             ranks=everywhere,
@@ -231,9 +245,10 @@ def utilization_check(case: Case) -> Finding | None:
             ],
             refuted_by="nvidia-smi showing no other process on that GPU",
         )
+    wanted = "more" if desired is None else f"{desired:g} GiB"
     return case.finding(
         "mem-fraction-too-high-activation",
-        f"The utilisation asks for {'more' if desired is None else f'{desired:g} GiB'}, and {free:g} GiB are free: context and communicators alone take the rest.",
+        f"The utilisation asks for {wanted}, and {free:g} GiB are free: context and communicators alone take the rest.",
         evidence=facts,
         remedies=[lower],
         title="The utilisation asks for more than is free",

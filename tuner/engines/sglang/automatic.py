@@ -67,7 +67,9 @@ def new_fraction(base: Start, old: Shape, new: Shape, changes: Mapping[str, Any]
     if memory.hidden_factor(base)[0] != 1.0 and changes.get("attention_backend") not in (None, "aiter"):
         factor = 1.0  # it goes with the backend
     if factor != 1.0:
-        notes.append(f"what is given counts {factor:.2f} times: {effective.how if effective is not None else ''}")
+        notes.append(
+            f"fractions here are those in effect; what is given counts {factor:.2f} times: {effective.how if effective is not None else ''}"
+        )
     if "mem_fraction_static" not in changes:
         if effective is not None and said is not None and gpu_mib is not None:
             before, after = chosen(old, gpu_mib), chosen(new, gpu_mib)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.small_logs import verdict, vllm
 from tests.support.startlogs import ENGINES, POOL_FRAMES, SGLang, findings, read
 from tuner.domain.findings import Confidence, Move
 
@@ -61,6 +62,23 @@ def test_weights_that_nearly_fill_the_card_leave_no_fraction_that_works() -> Non
     assert finding.cause == "weights-do-not-fit"
     assert "No fraction works" in finding.explanation
     assert not any(remedy.knob == "mem_fraction_static" for remedy in finding.remedies)
+
+
+def test_a_head_does_not_ask_for_a_fraction_where_none_works() -> None:
+    finding = findings(failed("0.5.9", 0.88, 22.0, 20.6).lines)[0]
+    assert (finding.cause, finding.title[:11]) == ("mem-fraction-too-low", "No fraction")
+    assert "No fraction works" in finding.explanation
+
+
+@pytest.mark.parametrize(("desired", "words"), [("46.01", "asks for 46.01 GiB"), ("46.0.", "asks for more,")])
+def test_the_check_of_the_utilisation_says_what_it_knows(desired: str, words: str) -> None:
+    """A line that was torn has no number there."""
+    finding = verdict(
+        vllm("args")
+        + "(Worker_TP0 pid=3) ERROR 06-30 13:53:05 [multiproc_executor.py:492] ValueError: Free memory on device"
+        f" (45.94/47.38 GiB) on startup is less than desired GPU memory utilization (0.97, {desired} GiB).\n"
+    )
+    assert words in finding.explanation
 
 
 def test_a_poor_rank_is_somebody_elses_doing_and_not_the_fractions() -> None:
@@ -150,3 +168,18 @@ def test_a_pool_of_less_than_a_page_is_not_the_fractions_fault(tokens: int, page
         assert [(r.knob, r.move, r.min) for r in finding.remedies if r.knob == "max_total_tokens"] == [
             ("max_total_tokens", Move.RAISE, page)
         ]
+
+
+@pytest.mark.parametrize(("weights", "raised"), [(68.4, True), (70.4, False)])
+def test_a_hidden_multiplier_is_no_lack_of_room_for_the_weights(weights: float, raised: bool) -> None:
+    """Up to 0.5.x a multimodal model's fraction counts 0.9 times: 0.98 that is given is 0.88 in effect."""
+    log = SGLang("0.4.6", before=78.4, weights=weights, fraction=0.9).communicators().load()
+    log.rank(0, "Automatically reduce --mem-fraction-static to 0.810 because this is a multimodal model.")
+    finding = findings(log.fail(OLD, POOL_FRAMES).lines)[0]
+    assert finding.cause == "mem-fraction-too-low"
+    assert "what is given counts 0.90 times" in finding.explanation
+    assert ("No fraction works" not in finding.explanation) is raised
+    assert (finding.remedies[0].knob == "mem_fraction_static") is raised
+    if raised:
+        value = finding.remedies[0].value
+        assert isinstance(value, float) and weights / 78.4 < value * 0.9 < 0.95
