@@ -24,17 +24,6 @@ NARROW = 1e-3
 _MOST_TOKENS = float(1 << 50)
 
 
-def pool_gib(total_gib: float, available_gib: float, fraction: float) -> float:
-    """What the static share leaves for the KV pool: `A - T x (1 - f)`. Not positive: nothing.
-
-    Args:
-        total_gib: T, free before the weights, the least of all ranks.
-        available_gib: A, free when the pool is sized, the least of all ranks.
-        fraction: f.
-    """
-    return available_gib - total_gib * (1.0 - fraction)
-
-
 def tokens_for(pool: float, cell_bytes: float | None, page: int = 1, cap: int | None = None) -> int:
     """Tokens of a pool of so many GiB, whole pages, at most `cap`; 0 where there is no pool."""
     if cell_bytes is None or not _positive(cell_bytes) or not math.isfinite(pool) or pool <= 0:
@@ -179,12 +168,6 @@ def fit_prefill(captures: Iterable[Capture], sizes: int, largest: int) -> Estima
 def rounded_pool_error(total_gib: float, fraction: float) -> float:
     """How far a pool computed from printed numbers may be off, GiB: A and T are each rounded."""
     return ROUNDING_GIB * (1.0 + max(0.0, 1.0 - fraction))
-
-
-def least(values: Iterable[float | None]) -> float | None:
-    """The smallest of those that are known and finite."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return min(known) if known else None
 
 
 def nccl_gib(channels: int, buffer_bytes: int, connections: int = 1) -> float:

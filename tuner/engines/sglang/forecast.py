@@ -17,6 +17,7 @@ from tuner.core.forecast import (
     verdict,
 )
 from tuner.core.knobs import KnobTable
+from tuner.core.share import least_value, line_of
 from tuner.core.versions import since
 from tuner.domain.forecast import Forecast
 from tuner.domain.starts import RankStory, Start
@@ -116,7 +117,7 @@ def _plan(
     def slots_of(tokens: int) -> int:
         return memory.request_slots(new.version, tokens, context, new.requests, new.dp if new.dp_attention else 1)
 
-    pool = 0.0 if fraction is None else fit.pool_gib(terms.total, terms.available, fraction) + terms.rounding
+    pool = 0.0 if fraction is None else line_of(terms.total, terms.available).pool(fraction) + terms.rounding
     most = terms.available - graphs.decode.gib - activation.gib - HEADROOM_GIB
     tokens = tokens_of(pool)
     return Plan(
@@ -189,7 +190,7 @@ def _kept_for_draft(drafted: Start | None) -> float:
     taken = draft_share(rank)
     if fraction is None or total is None or available is None or memory.capped(drafted):
         return taken
-    kept = fit.pool_gib(total, available, fraction.value) / rank.kv_gib.value - 1
+    kept = line_of(total, available).pool(fraction.value) / rank.kv_gib.value - 1
     return kept if taken - 0.01 <= kept <= _MOST_KEPT else taken
 
 
@@ -201,14 +202,12 @@ def _draft_rank(start: Start | None) -> RankStory | None:
 
 def _calibration(base: Start, old: Shape, total: float, available: float, cell: fit.Cell | None) -> float:
     """What the rounding of A and T hides, by the pool that really came of them; 0 where that tells nothing."""
-    effective, tokens = memory.effective_fraction(base), fit.least(
-        rank.kv_tokens.value for rank in base.ranks if rank.kv_tokens is not None
-    )  # fmt: skip
+    effective, tokens = memory.effective_fraction(base), least_value(base.ranks, lambda rank: rank.kv_tokens)
     plain = not (old.drafts or old.pp > 1 or any(rank.mamba_gib is not None for rank in base.ranks))
     if effective is None or tokens is None or cell is None or memory.capped(base) or not plain:
         return 0.0
     limit = fit.rounded_pool_error(total, effective.value)
-    off = tokens * cell.value / GIB - fit.pool_gib(total, available, effective.value)
+    off = tokens * cell.value / GIB - line_of(total, available).pool(effective.value)
     return max(-limit, min(limit, off))
 
 

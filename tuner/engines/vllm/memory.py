@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.core.fit import least
+from tuner.core.share import least_value
 from tuner.core.versions import since
 from tuner.domain.forecast import Effective
 from tuner.domain.starts import RankStory, Start
@@ -82,7 +82,7 @@ def largest_graph(max_num_seqs: int, max_num_batched_tokens: int | None, decode_
 
 def cache_tokens(start: Start) -> int | None:
     """Tokens of the KV cache; the engine core tells them for all its ranks."""
-    told = least(rank.kv_tokens.value for rank in start.ranks if rank.kv_tokens is not None)
+    told = least_value(start.ranks, lambda rank: rank.kv_tokens)
     if told is None and "max_total_num_tokens" in start.limits:
         told = start.limits["max_total_num_tokens"].value
     return None if told is None else int(told)
@@ -90,7 +90,7 @@ def cache_tokens(start: Start) -> int | None:
 
 def cell(start: Start) -> float | None:
     """Bytes of one token on the weakest rank."""
-    size = least(rank.kv_gib.value for rank in start.ranks if rank.kv_gib is not None)
+    size = least_value(start.ranks, lambda rank: rank.kv_gib)
     tokens = cache_tokens(start)
     return None if size is None or not tokens or size <= 0 else size * GIB / tokens
 
