@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 from msgspec import Struct
 
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.proposals import option
-from tuner.core.share import KNOBS, Share, asked, effective, pool_of, share_of
+from tuner.core.share import KNOBS, Share, asked, down, effective, pool_of, share_of, up
 from tuner.domain.findings import Evidence, Move, Remedy
 from tuner.domain.starts import Start
 
@@ -183,16 +181,6 @@ def _known_good(case: Case) -> float | None:
 
 def _effective(start: Start) -> float | None:
     return effective(start, share_of(start))
-
-
-def up(fraction: float) -> float:
-    """To three digits, never below."""
-    return math.ceil(round(fraction * 1000, 6)) / 1000
-
-
-def down(fraction: float) -> float:
-    """To three digits, never above."""
-    return math.floor(round(fraction * 1000, 6)) / 1000
 
 
 def smaller_weights(case: Case) -> list[Remedy | None]:
