@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.support import explained, states
+from tuner.core.finding_words import ranks_text, value_text
 from tuner.domain.findings import Confidence, Evidence, Finding, Severity
 from tuner.widgets.finding_card import Card
-from tuner.widgets.finding_words import ranks_text, value_text
 from tuner.widgets.glyphs import ASCII, UNICODE
 from tuner.widgets.spans import text_of, width_of
 
@@ -28,7 +28,7 @@ def text(made: Card, width: int = 100, room: int = 40) -> str:
 def test_folded_it_says_what_where_who_how_sure_and_what_to_do() -> None:
     lines = text(card(more=1), 100).splitlines()
     assert len(lines) == 4
-    assert "✖ FAILED in kv-alloc · mem-fraction-too-low · all 8 ranks · certain" in lines[0]
+    assert "✖ FAILED in kv-alloc · mem-fraction-too-low · all 8 ranks · high confidence" in lines[0]
     assert "nothing is left for the KV pool" in lines[1]
     assert "= 21.70 - 94.04 x 0.45 = -20.62 GiB" in lines[2]
     assert "A copies --mem-fraction-static 0.88 · u unfolds · x 1 more finding" in lines[3]
@@ -128,18 +128,26 @@ def test_severity_is_a_sign_and_a_word() -> None:
 
 
 def test_numbers_are_said_as_logs_print_them() -> None:
-    assert [value_text(21.7, "GB"), value_text(0.55), value_text(159277, "tokens"), value_text(None)] == [
+    assert [
+        value_text(21.7, "GB"),
+        value_text(0.55),
+        value_text(159277, "tokens"),
+        value_text(30000),
+        value_text(None),
+    ] == [
         "21.70 GB",
         "0.55",
         "159,277 tokens",
+        "30000",
         "n/a",
     ]
 
 
 def test_ranks_are_named_or_counted() -> None:
     assert ranks_text(tuple(range(8)), TAGS) == "all 8 ranks"
+    assert ranks_text((0, 1), {0: "TP0", 1: "TP1"}) == "both ranks"
     assert ranks_text((3, 7), TAGS) == "TP3, TP7"
-    assert ranks_text((0, 1, 2, 3, 4), TAGS) == "TP0, TP1, TP2, TP3 +1"
+    assert ranks_text((0, 1, 2, 3, 4), TAGS) == "TP0, TP1, TP2, TP3 and 1 more"
     assert ranks_text((9,), TAGS) == "rank 9"
     assert ranks_text((0,), {0: "TP0"}) == ""
     assert ranks_text(None, TAGS) == ""

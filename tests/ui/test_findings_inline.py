@@ -41,7 +41,7 @@ async def test_the_overview_shows_a_failure_at_once_on_a_small_screen(app_on: Ap
     async with app.run_test(size=NARROW) as pilot:
         await pilot.pause()
         lines = card_text(app).splitlines()
-        assert "✖ FAILED in kv-alloc · mem-fraction-too-low · all 8 ranks · certain" in lines[0]
+        assert "✖ FAILED in kv-alloc · mem-fraction-too-low · all 8 ranks" in lines[0]
         assert "A copies --mem-fraction-static 0.88" in lines[-1]
         assert "FAILED while" not in app.screen.query_one("#notes", Rows).text, "said once"
         # Nothing is cut: the card, the log and the keys are all on the screen.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tuner.cli.paper import Paper
 from tuner.cli.tables import plain
+from tuner.core.finding_words import everyone, ranks_text, sureness, value_text
 from tuner.core.plan_words import reason
 from tuner.core.remedies import order, safe
 from tuner.core.report import EvidenceReport, FindingReport, PhaseReport, PlanReport, RankReport, Report
@@ -99,7 +100,7 @@ def card(finding: FindingReport, ranks: Sequence[RankReport], paper: Paper) -> I
         finding.cause,
         f"{finding.severity}{where}",
         _who(finding.ranks, ranks),
-        f"{finding.confidence} confidence",
+        sureness(finding.confidence),
     ]
     title = f"{_GLYPHS[finding.severity]} " + " · ".join(part for part in parts if part)
     yield paper.rule(title, ink, "┌")
@@ -165,7 +166,7 @@ def _evidence(evidence: Sequence[EvidenceReport], paper: Paper) -> Iterator[str]
     files = {each.file for each in evidence if each.file}
     rows = []
     for number, each in enumerate(evidence):
-        value = f"{plain(each.value)} {each.unit}".strip()
+        value = plain(value_text(each.value, each.unit))
         where = "computed" if each.derived else f"line {each.line}"
         if len(files) > 1 and each.file:
             where = f"{each.file}:{each.line}"
@@ -181,20 +182,7 @@ def _evidence(evidence: Sequence[EvidenceReport], paper: Paper) -> Iterator[str]
 
 
 def _who(numbers: Sequence[int] | None, ranks: Sequence[RankReport]) -> str:
-    if numbers is None:
-        return ""
-    if len(numbers) == len(ranks) > 1:
-        return _everyone(len(ranks))
-    tags = {rank.rank: rank.tag for rank in ranks}
-    named = [tags.get(number, f"rank {number}") for number in numbers]
-    if not named:
-        return ""
-    few = ", ".join(named[:_MANY])
-    return few if len(named) <= _MANY else f"{few} and {len(named) - _MANY} more ranks"
-
-
-def _everyone(count: int) -> str:
-    return "both ranks" if count == 2 else f"all {count} ranks"
+    return ranks_text(numbers, {rank.rank: rank.tag for rank in ranks})
 
 
 class _Row:
@@ -291,8 +279,8 @@ def _beside(row: _Row, report: Report) -> str:
     unended = row.unended() if report.outcome not in (Outcome.READY, Outcome.STOPPED) else []
     if unended:
         more = f" and {len(unended) - _MANY} more" if len(unended) > _MANY else ""
-        everyone = len(unended) == row.ranks > 1
-        named = _everyone(row.ranks) if everyone else ", ".join(unended[:_MANY]) + more
+        every = len(unended) == row.ranks > 1
+        named = everyone(row.ranks) if every else ", ".join(unended[:_MANY]) + more
         parts.append(f"not ended: {named}")
     if len(row.spans) < row.ranks:
         parts.append(f"{len(row.spans)} of {row.ranks} ranks")

@@ -9,16 +9,10 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from tuner.core.finding_words import ranks_text, sureness, value_text
 from tuner.core.remedies import order, safe, typed
 from tuner.domain.findings import Finding, Remedy, Severity
-from tuner.widgets.finding_words import (
-    SURE,
-    outcome_text,
-    place_text,
-    ranks_text,
-    severity_span,
-    value_text,
-)
+from tuner.widgets.finding_words import outcome_text, place_text, severity_span
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.spans import Line, Span, clean, clip, clip_line, fit, spread, text_of, width_of, wrap_words
 
@@ -201,7 +195,7 @@ class Card:
     def _evidence(self, width: int) -> list[CardLine]:
         """What, how much and where, in columns."""
         rows = [
-            (clean(each.what), value_text(each.value, each.unit), place_text(each), each.at)
+            (clean(each.what), clean(value_text(each.value, each.unit)), place_text(each), each.at)
             for each in self.finding.evidence
         ]
         lines: list[CardLine] = []
@@ -272,14 +266,14 @@ class Card:
         finding, glyphs = self.finding, self._glyphs
         sign, style = severity_span(finding.severity, glyphs)
         separator: Span = (f" {glyphs.separator} ", "dim")
-        ranks = ranks_text(finding.ranks, self._tags)
+        ranks = clean(ranks_text(finding.ranks, self._tags))
         parts: list[Line] = [
             ((f"{sign}{outcome_text(finding)}", style),),
             ((finding.cause, "strong"),),
             ((ranks, "text"),) if ranks else (),
-            ((SURE[finding.confidence], "text"),),
+            ((sureness(finding.confidence), "text"),),
         ]
-        return fit(parts, width - 6, separator)
+        return fit(parts, width - 5, separator)
 
     def _foot(self, width: int, *, active: bool, below: int = 0) -> Line:
         """Keys, as far as they are about this card."""

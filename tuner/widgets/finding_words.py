@@ -1,24 +1,19 @@
-"""What a finding says, as text: its outcome, ranks, numbers and remedies."""
+"""What a finding says, as text of a screen: severity, outcome, and where its log says it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from tuner.domain.findings import Confidence, Evidence, Finding, Number, Severity
+from tuner.domain.findings import Evidence, Finding, Severity
 from tuner.domain.state import HostState, ServerState
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.spans import Span, clean
 from tuner.widgets.status import server_name
 
-SURE = {Confidence.HIGH: "certain", Confidence.MEDIUM: "likely", Confidence.LOW: "a guess"}
 _WORDS = {
     Severity.FATAL: ("FAILED", "bad"),
     Severity.ERROR: ("BROKEN", "bad"),
     Severity.PERFORMANCE: ("SLOW", "warn"),
     Severity.INFO: ("NOTE", "busy"),
 }
-_RANKS_NAMED = 4
-_SIZES = ("GB", "GiB", "MB", "MiB")
 
 
 def severity_span(severity: Severity, glyphs: Glyphs) -> Span:
@@ -35,34 +30,9 @@ def tags_of(server: ServerState) -> dict[int, str]:
     return {number: rank.tag for number, rank in enumerate(server.ranks)}
 
 
-def ranks_text(ranks: Sequence[int] | None, tags: Mapping[int, str]) -> str:
-    """`all 8 ranks`, or those that it is; empty where a finding is about no rank, or there is but one."""
-    if not ranks or len(tags) == 1:
-        return ""
-    if len(set(ranks)) == len(tags):
-        return f"all {len(tags)} ranks"
-    named = [clean(tags.get(rank, f"rank {rank}")) for rank in ranks[:_RANKS_NAMED]]
-    return ", ".join(named) + (f" +{len(ranks) - _RANKS_NAMED}" if len(ranks) > _RANKS_NAMED else "")
-
-
 def outcome_text(finding: Finding) -> str:
     """`in kv-alloc`; empty without a phase."""
     return f" in {finding.phase}" if finding.phase not in ("", "none") else ""
-
-
-def value_text(value: Number | str | bool | None, unit: str = "") -> str:
-    """A number as a log prints it."""
-    if value is None:
-        return "n/a"
-    if isinstance(value, bool):
-        text = "true" if value else "false"
-    elif isinstance(value, int):
-        text = f"{value:,}"
-    elif isinstance(value, float):
-        text = f"{value:,.2f}" if unit in _SIZES else f"{value:,.4f}".rstrip("0").rstrip(".")
-    else:
-        text = clean(value)
-    return f"{text} {unit}".rstrip()
 
 
 def place_text(evidence: Evidence) -> str:

@@ -1,0 +1,46 @@
+"""What a finding says, in words: the same on paper and on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tuner.domain.findings import Confidence, Number
+
+RANKS_NAMED = 4
+"""Ranks that are named one by one; more are counted."""
+_SIZES = ("GB", "GiB", "MB", "MiB")
+
+
+def sureness(confidence: Confidence) -> str:
+    """How sure a finding is."""
+    return f"{confidence} confidence"
+
+
+def everyone(count: int) -> str:
+    """All ranks of a start."""
+    return "both ranks" if count == 2 else f"all {count} ranks"
+
+
+def ranks_text(ranks: Sequence[int] | None, tags: Mapping[int, str]) -> str:
+    """`all 8 ranks`, or those that it is; empty where a finding is about no rank, or there is but one."""
+    if not ranks or len(tags) == 1:
+        return ""
+    if len(set(ranks)) == len(tags):
+        return everyone(len(tags))
+    named = ", ".join(tags.get(rank, f"rank {rank}") for rank in ranks[:RANKS_NAMED])
+    return named + (f" and {len(ranks) - RANKS_NAMED} more" if len(ranks) > RANKS_NAMED else "")
+
+
+def value_text(value: Number | str | bool | None, unit: str = "") -> str:
+    """A number as a log prints it; what counts something has its thousands apart."""
+    if value is None:
+        return "n/a"
+    if isinstance(value, bool):
+        text = "true" if value else "false"
+    elif isinstance(value, int):
+        text = f"{value:,}" if unit else str(value)
+    elif isinstance(value, float):
+        text = f"{value:,.2f}" if unit in _SIZES else f"{value:,.4f}".rstrip("0").rstrip(".")
+    else:
+        text = value
+    return f"{text} {unit}".rstrip()
