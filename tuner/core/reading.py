@@ -25,6 +25,8 @@ KEPT_LINES = 20_000
 _BATCHES = frozenset({f.DECODE, f.PREFILL, f.STATS})
 _PAST_ARGS = frozenset({f.WEIGHTS, f.KV_POOL, f.GRAPHS, f.READY, f.LIMITS, f.HTTP_UP, *_BATCHES})
 _ENDS = frozenset({f.STOPPED, f.STOPPING, f.STOP_ASKED, f.DIED, f.ERROR})
+_ONE_SPEAKS = "vllm"
+"""The engine whose ranks but one are silent about what all of them do."""
 _LIMITS = {
     "kv_tokens": "max_total_num_tokens",
     "context_length": "context_len",
@@ -165,11 +167,15 @@ def serving_phase(start: Start, at: int) -> str:
 
 
 def start_phase(start: Start, rank: str | None, at: int) -> Phase:
-    """The phase that a rank, or the rank that is furthest back, was in at a place in the log."""
-    stories_ = [r for r in start.ranks if rank in (None, r.tag)] or list(start.ranks)
+    """The phase that a rank, or the rank that is furthest back, was in at a place in the log.
+
+    vLLM lets its first rank speak for all: that the others tell nothing of the weights or the cache says nothing.
+    """
+    silent = start.engine == _ONE_SPEAKS
+    stories_ = [r for r in start.ranks if silent or rank in (None, r.tag)] or list(start.ranks)
     reached = [_phase_after(span) for r in stories_ if (span := _span_at(r, at)) is not None]
     if reached:
-        return min(reached, key=START_PHASES.index)
+        return (max if silent else min)(reached, key=START_PHASES.index)
     return Phase.ARGS if start.settings_at is not None and start.settings_at < at else Phase.UNKNOWN
 
 

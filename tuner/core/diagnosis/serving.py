@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import larger_pool
 from tuner.core.reading import serving_phase
 from tuner.core.roots import survived
-from tuner.domain.findings import Confidence, Finding, Move, Severity
-from tuner.domain.starts import Sign
+from tuner.domain.findings import Confidence, Evidence, Finding, Move, Severity
+from tuner.domain.starts import BatchLine, Sign
 
 _OF_STATE = {
     "blocks": "state blocks",
@@ -28,6 +30,11 @@ _OF_SLOTS = {
     "swa_available_tokens": "slots to be had in the sliding window",
 }
 """Likewise of a lack of KV slots."""
+
+
+_WAITS = 2
+"""One such line is a step that was long."""
+_RATES = ("tok_s", "prompt_tok_s")
 
 
 def kv_leak(case: Case) -> Finding | None:
@@ -60,6 +67,47 @@ def slow_pass(case: Case) -> Finding | None:
         refuted_by="batches that follow at the usual pace",
         at=sign.at,
     )
+
+
+def no_answer(case: Case) -> Finding | None:
+    """vLLM's core waits for its workers while it serves, again and again, and no token follows."""  # noqa: D403
+    start = case.start
+    if start.ready_at is None or case.root is not None:
+        return None
+    worked = [b.at for b in start.batches if any(b.fields.get(name) for name in _RATES)]
+    since = max([start.ready_at, *worked])
+    waits = [sign for sign in case.signs("broadcast-wait") if sign.at > since]
+    if len(waits) < _WAITS:
+        return None
+    seconds = [value for sign in waits if isinstance(value := sign.fields.get("seconds"), int)]
+    return case.finding(
+        "watchdog-hang",
+        f"The engine's core waited {len(waits)} times for a worker to take its next step, {sum(seconds)} s in all, and"
+        " no token was made since: a worker hangs, in a collective or in a kernel, or has gone. The line speaks of"
+        " shared memory, and that is not what is wrong.",
+        severity=Severity.ERROR,
+        phase=serving_phase(start, waits[0].at),
+        ranks=None,
+        evidence=[
+            case.quote("waited", waits[0], "seconds", "s"),
+            case.derived("waits without an answer", len(waits)),
+            _running(start.batches, waits[0].at),
+        ],
+        remedies=[
+            case.advice("py-spy", "the stacks of the workers say where each rank waits"),
+            case.advice("dmesg", "an Xid tells of a card that failed", value="dmesg -T | grep -i xid"),
+            case.remedy("nccl_debug", Move.SET, "NCCL then says what it does", value="INFO"),
+        ],
+        confidence=Confidence.MEDIUM,
+        wrong_advice=["a larger /dev/shm: the queue is full because nobody reads it"],
+        refuted_by="a token after these lines",
+        at=waits[0].at,
+    )
+
+
+def _running(batches: Sequence[BatchLine], at: int) -> Evidence | None:
+    last = next((b for b in reversed(batches) if b.at < at and b.fields.get("running") is not None), None)
+    return None if last is None else Evidence(what="requests that run", value=last.fields["running"], at=last.at)
 
 
 def _lost_slots(case: Case, sign: Sign, severity: Severity) -> Finding:
@@ -181,5 +229,5 @@ def slots_fatal(case: Case) -> Finding | None:
 
 JUDGES = (kv_leak, request_slots, state_blocks, workspace, slots_fatal)
 """In the order in which they are asked."""
-ASIDES = (kv_leak_survived, slow_pass)
+ASIDES = (kv_leak_survived, slow_pass, no_answer)
 """What a server survived; all are asked."""

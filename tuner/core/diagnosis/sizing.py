@@ -10,7 +10,6 @@ from tuner.core.diagnosis.fraction import (
     TOO_MUCH,
     Asked,
     asked_of,
-    down,
     interval,
     larger_pool,
     raised,
@@ -18,7 +17,7 @@ from tuner.core.diagnosis.fraction import (
 )
 from tuner.core.diagnosis.proposals import option
 from tuner.core.diagnosis.tenants import FOREIGN_GIB, foreign_at_load, less_than_before, poor_rank
-from tuner.core.share import least
+from tuner.core.share import down, least
 from tuner.core.versions import at_least
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
 from tuner.domain.starts import Sign
@@ -38,6 +37,8 @@ def no_pool(case: Case) -> Finding | None:
     if (before := less_than_before(case, facts)) is not None:
         return before
     share = case.share
+    if share is None and (budget := case.sign_before(sign.at, "kv-available")) is not None:
+        return _said_negative(case, sign, budget, facts)
     if share is None or told is None:
         return case.finding(
             "mem-fraction-too-low",
@@ -112,6 +113,24 @@ def no_pool(case: Case) -> Finding | None:
         confidence=Confidence.MEDIUM if avoidable else Confidence.HIGH,
         wrong_advice=_never_lower(sign),
         refuted_by=f"a start with a fraction above {minimum:.4f} and the same free memory that fails alike",
+    )
+
+
+def _said_negative(case: Case, sign: Sign, budget: Sign, facts: list[Evidence | None]) -> Finding:
+    """vLLM tells what is left for its cache, and that is less than nothing."""  # noqa: D403
+    left = _number(budget, "available_gib") or 0.0
+    return case.finding(
+        "mem-fraction-too-low",
+        f"Of what the utilisation allows, weights, activations and what is not torch's leave {left:.2f} GiB for the KV"
+        f" cache: {max(0.0, -left):.2f} GiB and the cache itself are lacking.",
+        evidence=[*facts, case.quote("available KV cache memory", budget, "available_gib", "GiB")],
+        remedies=[
+            larger_pool(case, f"{max(0.0, -left):.2f} GiB and the cache are lacking"),
+            case.remedy("max_num_batched_tokens", Move.LOWER, "activations grow with the tokens of a pass"),
+            case.remedy("tensor_parallel_size", Move.RAISE, "smaller weights per GPU"),
+        ],
+        wrong_advice=_never_lower(sign),
+        refuted_by="the same failure with a utilisation that allows as much more",
     )
 
 
