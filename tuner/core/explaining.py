@@ -8,7 +8,7 @@ that may change the verdict: at once where a line means something, seldom where 
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator, Sequence
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -65,37 +65,55 @@ def read_kept(engine: Engine, line: KeptLine) -> LineRead:
 # --- What is kept ---------------------------------------------------------------------------------------------------
 
 
+class _Dull:
+    """Shapes of lines that are known to be routine: what a busy log is full of is looked up, not matched."""
+
+    def __init__(self) -> None:
+        self.shapes: set[bytes] = set()
+        self.batches: set[bytes] = set()
+        """Those of them that are of batches."""
+
+    def add(self, shape: bytes, text: str) -> None:
+        """Note a routine line."""
+        if len(text) <= _LONG and len(self.shapes) < SHAPES:
+            self.shapes.add(shape)
+            if " batch" in text or "throughput" in text:
+                self.batches.add(shape)
+
+
 @functools.lru_cache(maxsize=8)
-def _dull(routine: bytes) -> set[bytes]:
-    """Shapes of lines that are known to be routine."""
-    return set()
+def _dull(routine: bytes) -> _Dull:
+    return _Dull()
 
 
-def noted(server: ServerState, lines: Iterable[LogLine], engine: Engine, begins: Container[int] = ()) -> ServerState:
+def noted(server: ServerState, lines: Sequence[LogLine], engine: Engine, begins: Container[int] = ()) -> ServerState:
     """Keep what matters of new lines.
 
     Args:
         server: Whose log they are of.
-        lines: In order; markers of ours are left out.
+        lines: The log's own, in order.
         engine: Says what is routine.
         begins: Places of those that may be the first of another start, whose lines look like those of the last one.
     """
-    told = server.explain
-    own = [line for line in lines if not line.marker]
-    if not own:
-        return server
-    routine, dull = engine.routine(), _dull(engine.routine())
-    shapes = sift.shape("\n".join(line.text for line in own).encode("utf-8", "surrogatepass")).split(b"\n")
-    notable = [
-        (line, shape)
-        for line, shape in zip(own, shapes, strict=True)
-        if shape not in dull and (shape in told.shapes or not _is_routine(line.text, shape, routine))
-    ]
+    told, routine = server.explain, engine.routine()
+    dull = _dull(routine)
+    shapes = sift.shape("\n".join([line.text for line in lines]).encode("utf-8", "surrogatepass")).split(b"\n")
+    notable: list[tuple[LogLine, bytes]] = []
+    if not dull.shapes.issuperset(shapes):
+        for line, shape in zip(lines, shapes, strict=True):
+            if shape in dull.shapes:
+                continue
+            if shape in told.shapes or sift.notable(line.text, routine):
+                notable.append((line, shape))
+            else:
+                dull.add(shape, line.text)
     batches = told.batches
-    if len(notable) < len(own):
-        found = [line for line in own if " batch" in line.text or "throughput" in line.text][-BATCHES:]
+    if not dull.batches.isdisjoint(shapes):
+        found = [line for line, shape in zip(lines, shapes, strict=True) if shape in dull.batches][-BATCHES:]
         batches = (*batches, *(KeptLine(line.offset, line.text) for line in found))[-BATCHES:]
-    kept, counts, urgent = list(told.lines), dict(told.shapes) if notable else told.shapes, told.urgent
+    if not notable:
+        return server if batches is told.batches else _with(server, batches=batches, due=True)
+    kept, counts, urgent = list(told.lines), dict(told.shapes), told.urgent
     for line, shape in notable:
         if line.offset in begins:
             counts.clear()
@@ -117,15 +135,6 @@ def noted(server: ServerState, lines: Iterable[LogLine], engine: Engine, begins:
         urgent=urgent,
         grown_at=server.log.grown_at if changed else told.grown_at,
     )
-
-
-def _is_routine(text: str, shape: bytes, routine: bytes) -> bool:
-    if sift.notable(text, routine):
-        return False
-    dull = _dull(routine)
-    if len(text) <= _LONG and len(dull) < SHAPES:
-        dull.add(shape)
-    return True
 
 
 def _fewer(lines: list[KeptLine], engine: Engine) -> list[KeptLine]:
