@@ -26,6 +26,11 @@ _CHAINED = (
 _NOT_OF_IT = re.compile(r"\[(?:rank\d+\]:\[)?[WIEF]\d{3,4} |\S+\.py:\d+: \w*Warning: |\S+:\d+:\d+ \[\d+\] NCCL ")
 """What C++ libraries, Python's warnings and NCCL print, without a prefix."""
 _UNDERLINE = re.compile(r"[\s~^]*[\^~][\s~^]*\Z")
+_ANNOUNCED = re.compile(
+    r"Process \S+:\Z|(?:ERROR:\s+)?Exception in ASGI application|Task exception was never retrieved"
+    r"|Exception ignored in\b|--- Logging error ---|Error in |Failed to "
+)
+"""Lines that say whose traceback follows, where that one has no words of its own before it."""
 _HEADER_END = re.compile(r"[\s:]+\Z")
 
 
@@ -45,8 +50,9 @@ class _Link:
 class _Block:
     """A traceback that is being read."""
 
-    def __init__(self, record: Record, header: str) -> None:
+    def __init__(self, record: Record, header: str, begins: Record | None = None) -> None:
         self.first = record
+        self.at = (begins or record).at
         self.last = record.at
         self.header = header
         self.links = [_Link()]
@@ -111,7 +117,7 @@ class _Block:
         name, message = _split(root.lines)
         final_name, final_message = _split(final.lines)
         return Failure(
-            at=self.first.at,
+            at=self.at,
             end=self.last,
             rank=self.first.rank,
             time=self.first.time,
@@ -142,7 +148,7 @@ def failures(stream: Iterable[Record]) -> tuple[list[Failure], list[Record]]:
     orphans: list[_Block] = []
     for record in stream:
         block = next((b for b in reversed(open_blocks) if b.open_to(record)), None)
-        begins = TRACEBACK in record.message
+        begins = _begins(record.message)
         if block is not None and block.add(record):
             continue
         if block is not None and (begins or record.prefixed):
@@ -155,8 +161,10 @@ def failures(stream: Iterable[Record]) -> tuple[list[Failure], list[Record]]:
             closed.extend(done)
         if begins:
             head, _, _ = record.message.partition(TRACEBACK)
-            header = _HEADER_END.sub("", head) or _announced(others, record)
-            open_blocks.append(_Block(record, header))
+            header, first = _HEADER_END.sub("", head), record
+            if not header:
+                header, first = _announced(others, record)
+            open_blocks.append(_Block(record, header, first))
             continue
         headless = not open_blocks if not record.prefixed else bool(record.source) and block is None
         if headless and _FRAME.match(record.message):
@@ -176,12 +184,25 @@ def failures(stream: Iterable[Record]) -> tuple[list[Failure], list[Record]]:
     return sorted(whole, key=lambda failure: failure.at), others
 
 
-def _announced(others: list[Record], record: Record) -> str:
-    """`EngineCore failed to start.` stands on a line of its own above its traceback."""
+def _announced(others: list[Record], record: Record) -> tuple[str, Record]:
+    """`EngineCore failed to start.` stands on a line of its own above its traceback; and where it all begins."""
     if others and record.source and others[-1].source == record.source and others[-1].actor == record.actor:
-        return others[-1].message.strip().rstrip(".")
-    before = others[-1].message.strip() if others else ""
-    return before.rstrip(":") if before.startswith("Process ") and before.endswith(":") else ""
+        return others[-1].message.strip().rstrip("."), record
+    said = others[-2:]
+    if said and said[-1].message.startswith("future: <Task"):
+        said.pop()
+    if said and _ANNOUNCED.match(header := said[-1].message.strip()):
+        return header.rstrip(":"), said[-1]
+    return "", record
+
+
+def _begins(message: str) -> bool:
+    """Whether a traceback begins there: the words end a line, or a line of somebody else is glued to them.
+
+    In the middle of a line they are a quotation, as in the prompt of a request that is logged.
+    """
+    _, words, rest = message.partition(TRACEBACK)
+    return bool(words) and (not rest.strip() or rest.lstrip().startswith(("[", "(")))
 
 
 def _split(lines: list[str]) -> tuple[str, str]:

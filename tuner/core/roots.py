@@ -7,6 +7,7 @@ what its workers raised, and a stop looks like a crash to the processes that see
 from __future__ import annotations
 
 import bisect
+import re
 
 from msgspec import Struct
 
@@ -18,6 +19,17 @@ STOP_SIGNALS = frozenset({-15, -2, 15, 2, 143, 130})
 """Exit codes of processes that were asked to end."""
 _WRAPPERS = frozenset({"graph-capture-failed", "prefill-capture-failed", "scheduler-exception"})
 """Signs that only announce another message."""
+_ENDS = re.compile(
+    r"hit an exception|fatal|failed to start|\AProcess |background task|output_handler|died|[Ii]nitialization"
+)
+"""Headers of exceptions that end the process which prints them."""
+_PASSES = re.compile(
+    r"Exception in ASGI application|Task exception was never retrieved|Exception ignored in|--- Logging error ---"
+    r"|Error in preprocessing prompt inputs|Error in request"
+)
+"""Headers of exceptions that end a request, a task or nothing at all, and no process."""
+_LIFE = 2
+"""Batch lines behind an exception: whoever printed it goes on."""
 _FORERUNNER = 400
 """Lines: a message so near before an exception is its forerunner."""
 _TELLING = 90
@@ -76,7 +88,8 @@ def parent_gone(start: Start) -> Failure | None:
 def root_of(start: Start) -> Root | None:
     """The root failure of a start; None when nothing failed, or its operator ended it."""
     end = stop_asked(start)
-    raised = [x for x in start.failures if (end is None or x.at < end) and not is_consequence(start, x)]
+    failures = [x for x in start.failures if not outlived(start, x)]
+    raised = [x for x in failures if (end is None or x.at < end) and not is_consequence(start, x)]
     gone = parent_gone(start)
     raised = [x for x in raised if x is not gone]
     inside = [(x.at, x.end) for x in start.failures]
@@ -99,15 +112,32 @@ def root_of(start: Start) -> Root | None:
     died = next((fact for fact in start.facts if fact.kind == f.DIED and _counts(start, fact, end)), None)
     if died is not None:
         return Root(at=died.offset, died=died)
-    survivor = next((x for x in start.failures if (end is None or x.at < end) and x is not gone), None)
+    survivor = next((x for x in failures if (end is None or x.at < end) and x is not gone), None)
     if survivor is not None and is_consequence(start, survivor):
-        return _of_failure(start, [x for x in start.failures if x is not gone], survivor)
+        return _of_failure(start, [x for x in failures if x is not gone], survivor)
     left = [sign for sign in start.signs if sign.kind == "secondary" and (end is None or sign.at < end)]
     # An engine core that is told to end without its API server being told has lost it.
     left = [sign for sign in left if end is None or sign.id != "engine-core-signalled"]
+    quiet = [(x.at, x.end) for x in start.failures if x not in failures]
+    left = [x for x in left if not _goes_on(start, x.at) and not any(first <= x.at <= last for first, last in quiet)]
     if left and gone is None:
         return Root(at=left[0].at, sign=left[0], alike_signs=tuple(s for s in left[1:] if s.id == left[0].id))
     return None
+
+
+def outlived(start: Start, failure: Failure) -> bool:
+    """An exception after which the server went on: of a request, a client that left, an optional package."""
+    if _ENDS.search(failure.header):
+        return False
+    if _PASSES.search(failure.header):
+        return start.ready_at is not None
+    return _goes_on(start, failure.end)
+
+
+def _goes_on(start: Start, at: int) -> bool:
+    """Whether the server became ready, or served, behind a line."""
+    ready = start.ready_at is not None and start.ready_at > at
+    return ready or sum(batch.at > at for batch in start.batches) >= _LIFE
 
 
 def survived(start: Start, sign: Sign) -> bool:
