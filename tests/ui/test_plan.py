@@ -12,12 +12,13 @@ from textual.widgets import Input
 from tests.support import explained, states
 from tests.support.sessions import FakeSession, settled
 from tuner.domain.forecast import Fit, Forecast
+from tuner.domain.knobs import KnobType, Turning
 from tuner.domain.planning import PlanKnob, Planned
 from tuner.domain.state import HostState
 from tuner.engines import load_engines
 from tuner.screens.explain_requests import knobs_of
 from tuner.widgets.glyphs import ASCII, UNICODE
-from tuner.widgets.plan_fields import change_words, command_line, next_value, typed_value, value_words
+from tuner.widgets.plan_fields import change_words, command_line, label_of, next_value, typed_value, value_words
 from tuner.widgets.plan_panel import base_line, panel
 from tuner.widgets.rows import Rows
 from tuner.widgets.spans import text_of, width_of
@@ -66,6 +67,19 @@ def test_the_knobs_are_those_of_the_version_with_the_values_of_the_start() -> No
     assert KNOBS["NCCL_BUFFSIZE"].assumed
     assert KNOBS["tp_size"].flag == "--tp-size"
     assert "gpu_memory_utilization" not in KNOBS
+
+
+@pytest.mark.parametrize("name", ["sglang", "vllm"])
+def test_how_a_knob_is_turned_stands_with_the_knob(name: str) -> None:
+    turned = [knob for knob in load_engines()[name].knobs().values() if knob.turning is not None]
+    assert len({knob.turning.place for knob in turned if knob.turning}) == len(turned) > 8, "one place each"
+    for knob in turned:
+        assert knob.turning is not None
+        assert knob.min is None or knob.turning.first >= knob.min, knob.name
+        assert knob.type is not KnobType.INT or knob.turning.first >= knob.turning.least, knob.name
+    extra = states.REPLACE(KNOBS["tp_size"].knob, turning=Turning(place=1, negates="one_gpu", unset="off"))
+    assert label_of(states.REPLACE(KNOBS["tp_size"], knob=extra)) == "one_gpu"
+    assert value_words(states.REPLACE(KNOBS["tp_size"], knob=extra), None) == "off"
 
 
 def test_vllm_has_its_own() -> None:

@@ -62,6 +62,23 @@ class SpelledAs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     note: str = ""
 
 
+class Turning(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a plan shows a knob and turns it."""
+
+    place: int
+    """Its place among the knobs of the plan."""
+    first: int = 128
+    """Where one begins who leaves what the engine chooses."""
+    least: int = 1
+    """Numbers below make no sense."""
+    powers: bool = False
+    """Only powers of two are sensible."""
+    negates: str = ""
+    """Of a switch that is named for what it takes away: the name of that."""
+    unset: str = "auto"
+    """What it is where it is not set."""
+
+
 class Knob(Struct, frozen=True, kw_only=True):
     """One thing that can be turned."""
 
@@ -82,6 +99,8 @@ class Knob(Struct, frozen=True, kw_only=True):
     hazards: tuple[Hazard, ...] = ()
     forecast: bool = False
     """The memory forecast knows what it does."""
+    turning: Turning | None = None
+    """None: the plan does not offer it."""
 
 
 class Spelling(Struct, frozen=True, kw_only=True):

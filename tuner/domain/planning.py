@@ -33,8 +33,6 @@ class PlanKnob(Struct, frozen=True, kw_only=True):
     assumed: bool = False
     """The log does not tell the value: it is the default."""
     choices: tuple[str, ...] = ()
-    powers: bool = False
-    """Only powers of two are sensible."""
 
 
 class Planned(Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from tuner.core.knobs import KnobTable
 from tuner.core.versions import parse_version
-from tuner.domain.knobs import Effects, Hazard, Knob, KnobKind, KnobType, SpelledAs
+from tuner.domain.knobs import Effects, Hazard, Knob, KnobKind, KnobType, SpelledAs, Turning
 from tuner.errors import CatalogError
 
 SHARED = Path(__file__).with_name("knobs.toml")
@@ -40,6 +40,7 @@ class KnobEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     effects: Effects = Effects()
     also: tuple[str, ...] = ()
     forecast: bool = False
+    turning: Turning | None = None
     spelled: tuple[SpelledAs, ...]
     hazard: tuple[Hazard, ...] = ()
     example: tuple[KnobExample, ...] = ()
@@ -130,4 +131,5 @@ def _knob(entry: KnobEntry) -> Knob:
         spellings=entry.spelled,
         hazards=entry.hazard,
         forecast=entry.forecast,
+        turning=entry.turning,
     )

@@ -31,15 +31,6 @@ from tuner.messages import (
 from tuner.widgets.spans import clean
 from tuner.widgets.status import server_name
 
-KNOBS = (
-    "mem_fraction_static", "gpu_memory_utilization", "cuda_graph_max_bs", "chunked_prefill_size",
-    "max_num_batched_tokens", "max_running_requests", "kv_cache_dtype", "context_length", "tp_size",
-    "speculative_algorithm", "NCCL_MAX_NCHANNELS", "NCCL_BUFFSIZE", "disable_custom_all_reduce",
-)  # fmt: skip
-"""Those of the plan, in order; a version that has not got one of them leaves it out."""
-_POWERS = frozenset({"context_length", "chunked_prefill_size", "max_num_batched_tokens", "tp_size", "NCCL_BUFFSIZE"})
-
-
 ReadStarts = Callable[[str], Sequence[Start]]
 """The starts that a log file of this machine tells of, by its path; raises TunerError. It blocks."""
 
@@ -184,10 +175,10 @@ def knobs_of(engine: Engine, base: Start) -> tuple[PlanKnob, ...]:
     """The knobs of the plan as the version of a start has them, with its values."""
     table = engine.knobs()
     found: list[PlanKnob] = []
-    for name in KNOBS:
-        knob = table.get(name)
-        spelling = table.spelling(name, base.version) if knob is not None else None
-        if knob is None or spelling is None:
+    offered = [(knob.turning.place, name) for name, knob in table.items() if knob.turning is not None]
+    for _, name in sorted(offered):
+        knob, spelling = table[name], table.spelling(name, base.version)
+        if spelling is None:
             continue
         if knob.kind is KnobKind.FLAG:
             value = table.value(base.settings, name, base.version)
@@ -201,7 +192,6 @@ def knobs_of(engine: Engine, base: Start) -> tuple[PlanKnob, ...]:
                 value=spelling.default if value is None else value,
                 assumed=value is None,
                 choices=spelling.choices,
-                powers=name in _POWERS,
             )
         )
     return tuple(found)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.core.knobs import read_value
 from tuner.core.remedies import as_typed
-from tuner.domain.knobs import KnobType
+from tuner.domain.knobs import KnobType, Turning
 from tuner.domain.planning import PlanKnob
 from tuner.widgets.spans import clean
 
@@ -20,27 +20,24 @@ _SIZES = (
     16384, 32768, 65536,
 )  # fmt: skip
 """Batches and counts of requests that people choose."""
-_LEAST = {"context_length": 1024, "chunked_prefill_size": 512, "max_num_batched_tokens": 512, "NCCL_BUFFSIZE": 65_536}
-"""Powers of two below make no sense."""
-_FROM_AUTO = {"context_length": 32_768, "chunked_prefill_size": 8192, "max_num_batched_tokens": 8192,
-              "NCCL_MAX_NCHANNELS": 8, "NCCL_BUFFSIZE": 4_194_304, "tp_size": 1}  # fmt: skip
-"""Where one begins who leaves what the engine chooses; 128 elsewhere."""
-_INVERTED = {"disable_custom_all_reduce": "custom_all_reduce"}
-"""Switches that are named for what they take away."""
+_PLAIN = Turning(place=0)
 
 
 def label_of(each: PlanKnob) -> str:
     """The name that is shown."""
-    return _INVERTED.get(each.knob.name, each.knob.name)
+    return _turning(each).negates or each.knob.name
+
+
+def _turning(each: PlanKnob) -> Turning:
+    return each.knob.turning or _PLAIN
 
 
 def value_words(each: PlanKnob, value: Any) -> str:
     """A value in a few cells: `256k`, `4 MiB`, `on`."""
-    name = each.knob.name
     if each.knob.type is KnobType.BOOL:
-        return "on" if bool(value) is not (name in _INVERTED) else "off"
+        return "on" if bool(value) is not bool(_turning(each).negates) else "off"
     if value is None:
-        return "off" if name == "speculative_algorithm" else "auto"
+        return _turning(each).unset
     if isinstance(value, int) and each.knob.unit == "bytes":
         return f"{value >> 20} MiB" if value % (1 << 20) == 0 else f"{value >> 10} KiB"
     if isinstance(value, int) and value >= 10_240 and value % 1024 == 0:
@@ -68,15 +65,15 @@ def next_value(each: PlanKnob, value: Any, step: int) -> Any:
         return value
     ladder = _ladder(each)
     if not isinstance(value, int):
-        return _FROM_AUTO.get(knob.name, 128)
+        return _turning(each).first
     at = bisect.bisect_right(ladder, value) if step > 0 else bisect.bisect_left(ladder, value) - 1
     return ladder[at] if 0 <= at < len(ladder) else value
 
 
 def _ladder(each: PlanKnob) -> list[int]:
     knob = each.knob
-    values = [1 << power for power in range(24)] if each.powers else list(_SIZES)
-    least = max(_LEAST.get(knob.name, 1), knob.min or 0)
+    values = [1 << power for power in range(24)] if _turning(each).powers else list(_SIZES)
+    least = max(_turning(each).least, knob.min or 0)
     kept = [value for value in values if value >= least and (knob.max is None or value <= knob.max)]
     return [-1, *kept] if knob.min == -1 else kept
 
@@ -87,9 +84,8 @@ def typed_value(each: PlanKnob, text: str) -> Any:
     Raises:
         ValueError: It is none; the message says why.
     """
-    name = each.knob.name
     value = read_value(each.knob, text)
-    if each.knob.type is KnobType.BOOL and name in _INVERTED:
+    if each.knob.type is KnobType.BOOL and _turning(each).negates:
         return not value
     if value is None and "auto" in each.choices:
         return "auto"
