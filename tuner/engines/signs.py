@@ -175,6 +175,8 @@ class SignSet:
         self._busy_texts = tuple(text for rule in rules if rule.busy for text in rule.contains)
         self._quiet_starts = tuple(start for rule in rules for start in rule.starts)
         self._quiet_texts = tuple(text for rule in rules for text in rule.contains)
+        self._client_starts = tuple(start for rule in rules if rule.client for start in rule.starts)
+        self._client_texts = tuple(text for rule in rules if rule.client for text in rule.contains)
         heads: dict[str, list[int]] = {}
         needles: dict[str, list[int]] = {}
         for index, sign in enumerate(self.signs):
@@ -203,6 +205,10 @@ class SignSet:
     def quiet(self, message: str) -> bool:
         """Whether a message repeats what a request or an argument says, so that its words are no signs."""
         return message.startswith(self._quiet_starts) or any(text in message for text in self._quiet_texts)
+
+    def of_client(self, message: str) -> bool:
+        """Whether a message holds what a client sent or got, which may quote anything."""
+        return message.startswith(self._client_starts) or any(text in message for text in self._client_texts)
 
     def _match(self, message: str, prefixed: bool, wanted: list[int]) -> Sequence[Sign]:
         if len(message) > _SEARCHED:
@@ -273,10 +279,11 @@ class SignEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Quiet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[quiet]]`: lines that repeat somebody else's words, or of which a busy log is full (`busy`)."""
+    """One `[[quiet]]`: lines that repeat a client's words (`client`) or others', or of which a log is full (`busy`)."""
 
     why: str
     busy: bool = False
+    client: bool = False
     starts: tuple[str, ...] = ()
     contains: tuple[str, ...] = ()
 

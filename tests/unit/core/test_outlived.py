@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.startlogs import SGLang, findings, read
+from tests.support.startlogs import ENGINES, SGLang, findings, read
 from tuner.core.outcome import outcome_of
 from tuner.domain.findings import Outcome
 
@@ -88,3 +88,15 @@ def test_a_rank_that_raises_has_failed_whatever_others_still_print() -> None:
     log = decode(served())
     log.fail("RuntimeError: CUDA error: an illegal memory access was encountered", ["sglang/a.py:forward"])
     assert outcome_of(read(decode(log).lines)) is Outcome.FAILED
+
+
+def test_a_prompt_that_quotes_another_version_is_no_wording_of_this_one() -> None:
+    told = served()
+    before = ENGINES["sglang"].infer_version(read(decode(told).lines))
+    quoted = (
+        "ValueError: Loaded weights leave no GPU memory for the KV cache. Watchdog timeout (self.watchdog_timeout=300)"
+    )
+    told.lines.append(f"[2026-02-26 20:01:00] Receive: obj=GenerateReqInput(rid='x', text='{quoted}')")
+    assert ENGINES["sglang"].infer_version(read(told.lines)) == before
+    told.lines.append(f"[2026-02-26 20:01:00 TP0] {quoted}")
+    assert ENGINES["sglang"].infer_version(read(told.lines)) != before

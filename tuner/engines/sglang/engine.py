@@ -167,7 +167,7 @@ class SGLang:
         """The version by the wording of the log; none of its lines states it."""
         if start.version is not None:
             return start.version, False
-        return infer(TRAITS, [line.text for line in start.lines]), True
+        return infer(TRAITS, [line.text for line in start.lines if not self._signs.of_client(line.text)]), True
 
     def ranks(self, identity: ServerIdentity, settings: dict[str, Any]) -> Sequence[RankPlace]:
         """Schedulers by title; before they have one, the ranks that the arguments order."""

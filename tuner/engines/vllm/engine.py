@@ -193,7 +193,7 @@ class VLLM:
         """The version as the head of the log states it, else by its wording."""
         if start.version is not None:
             return start.version, False
-        return infer(TRAITS, [line.text for line in start.lines]), True
+        return infer(TRAITS, [line.text for line in start.lines if not self._signs.of_client(line.text)]), True
 
     def ranks(self, identity: ServerIdentity, settings: dict[str, Any]) -> Sequence[RankPlace]:
         """Workers by title; the engine core where it works itself; before there are titles, as the arguments say."""
