@@ -201,7 +201,8 @@ def _capture(case: Case, oom: Oom) -> Finding:
     if oom.outside_torch is not None and oom.outside_torch > 4:
         words += f" {oom.outside_torch:.1f} GiB of this process are not torch's: communication buffers and context."
     none = case.remedy("cuda_graph_backend_prefill", Move.SET, "prompts wait longer then", value="disabled")
-    remedies = [lower, none if prefill else smaller]
+    fewer = case.remedy("cuda_graph_max_bs_prefill", Move.LOWER, "graphs for fewer tokens of a prompt")
+    remedies = [lower, *([none, fewer] if prefill else [smaller])]
     if lower is None and told is not None:
         words += " A lower fraction would leave no pool: no fraction works with these graphs."
     return case.finding(
@@ -216,7 +217,8 @@ def _capture(case: Case, oom: Oom) -> Finding:
 
 def _of_prefill(case: Case) -> bool:
     """The graphs of prefill steps were captured, not those of decode batches."""
-    return case.on_stack("prefill_cuda_graph", "piecewise_cuda_graph")
+    said = "prefill CUDA graph failed" in case.message or "prefill runner" in case.message
+    return said or case.on_stack("prefill_cuda_graph", "piecewise_cuda_graph")
 
 
 def _half(case: Case) -> int | None:

@@ -8,6 +8,7 @@ from statistics import median_low
 
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import asked_of, larger_pool
+from tuner.core.diagnosis.proposals import smaller_tokens
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Severity
 from tuner.domain.forecast import Fit
 from tuner.domain.starts import BatchLine, Sign
@@ -54,14 +55,20 @@ def retractions(case: Case) -> Finding | None:
         ],
         remedies=[
             case.remedy("max_running_requests", Move.LOWER, "fewer requests share the pool"),
-            case.remedy("schedule_conservativeness", Move.RAISE, "admits fewer at once", value=1.3),
+            case.remedy("schedule_conservativeness", Move.RAISE, "admits fewer at once", value=_warier(case)),
             larger_pool(case, "a larger pool"),
-            case.remedy("kv_cache_dtype", Move.SET, "twice the tokens in the same memory", value="fp8_e5m2"),
+            smaller_tokens(case, "twice the tokens in the same memory"),
         ],
         confidence=Confidence.HIGH,
         refuted_by="the same fall in throughput without a retraction",
         at=first.at,
     )
+
+
+def _warier(case: Case) -> float:
+    """SGLang's own advice, and where it is as high already, a step more."""
+    now = case.setting("schedule_conservativeness")
+    return 1.3 if not isinstance(now, int | float) or now < 1.3 else round(now + 0.3, 2)
 
 
 def refused_requests(case: Case) -> Finding | None:
@@ -94,7 +101,7 @@ def refused_requests(case: Case) -> Finding | None:
             ],
             remedies=[
                 larger_pool(case, why, need_gib=needed, tokens=context.value),
-                case.remedy("kv_cache_dtype", Move.SET, "twice the tokens in the same memory", value="fp8_e5m2"),
+                smaller_tokens(case, "twice the tokens in the same memory"),
             ],
             wrong_advice=["a longer context length: the pool is what is too short"],
             refuted_by="a pool larger than the context",

@@ -168,6 +168,8 @@ def peer_lost(case: Case) -> Finding | None:
         return None
     host = sign.fields.get("peer_host")
     nodes = case.setting("nnodes")
+    if sign.id == "other-ranks-not-loaded" and not (isinstance(nodes, int) and nodes > 1):
+        return _not_loaded(case, sign)
     here = (isinstance(nodes, int) and nodes <= 1) or (host is not None and str(host).startswith(_LOOPBACK))
     evidence = [
         Evidence(what="peer", value=str(host), at=sign.at) if host is not None else None,
@@ -191,6 +193,36 @@ def peer_lost(case: Case) -> Finding | None:
         refuted_by="an error of a rank in this log from before the connection was closed",
         ranks=None,
         confidence=Confidence.HIGH if host is not None and isinstance(nodes, int) else Confidence.MEDIUM,
+    )  # fmt: skip
+
+
+def _not_loaded(case: Case, sign: Sign) -> Finding:
+    """SGLang waited for all ranks of this host to load, and some did not come."""
+    came = {rank.number for rank in case.start.ranks if rank.after_weights is not None}
+    came |= {case.layout.number(failure.rank) for failure in case.start.failures if failure.rank is not None}
+    missing = [number for number in range(case.layout.world) if number not in came]
+    stories = {rank.number: rank for rank in case.start.ranks}
+    names = ", ".join(stories[n].tag if n in stories else f"rank {n}" for n in missing) or "one of them"
+    last = next((stories[n] for n in missing if n in stories), None)
+    return case.finding(
+        "rank-died",
+        f"The ranks that complain loaded their weights and waited for {names}, in vain: it ended without a word, or it"
+        " still reads from a slow disk or network. Those that complain are the healthy ones.",
+        evidence=[
+            case.quote("a rank that was ready", sign, "number"),
+            Evidence(what="last line of the missing rank", value=last.tag, at=last.last_at) if last and last.last_at
+            else None,
+            case.arg("tp_size", "tensor_parallel_size"),
+        ],
+        remedies=[
+            case.advice("dmesg", "an out-of-memory line means host memory: each rank reads the checkpoint", DMESG),
+            case.advice("storage", "how fast the checkpoint is read: a copy on a local disk if it lies on a network"),
+        ],
+        wrong_advice=["moving mem_fraction_static either way: nothing is reserved for the KV pool yet"],
+        refuted_by="a line of that rank which says that its weights are loaded, or an error of its own",
+        ranks=tuple(missing) or None,
+        phase="weight-load",
+        confidence=Confidence.MEDIUM,
     )  # fmt: skip
 
 

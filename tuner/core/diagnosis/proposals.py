@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tuner.core import facts as f
 from tuner.core.diagnosis.case import Case
 from tuner.domain.findings import Move, Remedy
 from tuner.domain.starts import Sign
@@ -26,6 +27,17 @@ def variable(case: Case, name: str, move: Move, why: str, value: str | None = No
 def option(case: Case, knob: str, flag: str, move: Move, why: str, value: str | int | bool | None = None) -> Remedy:
     """A flag of the engine, whether its catalogue of knobs has it or not."""
     return case.remedy(knob, move, why, value=value) or Remedy(knob=knob, flag=flag, move=move, value=value, why=why)
+
+
+def smaller_tokens(case: Case, why: str) -> Remedy | None:
+    """A KV cache of 8-bit numbers; None where it has them already."""
+    told = case.setting("kv_cache_dtype") or "auto"
+    used = [sign.fields.get("dtype") for sign in case.signs("kv-dtype")]
+    used += [fact.fields.get("dtype") for fact in case.start.facts if fact.kind == f.KV_POOL]
+    if any("8" in str(dtype) or "4" in str(dtype) for dtype in (told, *used)):
+        return None
+    value = "fp8" if case.start.engine == "vllm" else "fp8_e5m2"
+    return case.remedy("kv_cache_dtype", Move.SET, why, value=value)
 
 
 def without_custom_all_reduce(case: Case, why: str) -> Remedy | None:

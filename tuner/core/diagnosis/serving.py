@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import larger_pool
+from tuner.core.diagnosis.proposals import smaller_tokens
 from tuner.core.reading import serving_phase
 from tuner.core.roots import survived
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Severity
@@ -219,7 +220,7 @@ def slots_fatal(case: Case) -> Finding | None:
             larger_pool(case, "more slots"),
             case.remedy("max_running_requests", Move.LOWER, "fewer requests share the pool"),
             case.remedy("schedule_conservativeness", Move.RAISE, "admits fewer at once"),
-            case.remedy("kv_cache_dtype", Move.SET, "twice the slots", value="fp8_e5m2"),
+            smaller_tokens(case, "twice the slots"),
         ],
         confidence=Confidence.MEDIUM,
         wrong_advice=["a lower fraction: that is for CUDA's out of memory, and this is not it"],

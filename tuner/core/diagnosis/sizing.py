@@ -15,7 +15,7 @@ from tuner.core.diagnosis.fraction import (
     raised,
     smaller_weights,
 )
-from tuner.core.diagnosis.proposals import option
+from tuner.core.diagnosis.proposals import option, smaller_tokens
 from tuner.core.diagnosis.tenants import FOREIGN_GIB, foreign_at_load, less_than_before, poor_rank
 from tuner.core.share import down, least
 from tuner.core.versions import at_least
@@ -382,7 +382,7 @@ def context_too_long(case: Case) -> Finding | None:
         remedies=[
             case.remedy("max_model_len", Move.LOWER, "so long a request fits", value=estimate, most=estimate),
             larger_pool(case, why, need_gib=needed or 0.0),
-            case.remedy("kv_cache_dtype", Move.SET, "halves the cache's size per token", value="fp8"),
+            smaller_tokens(case, "halves the cache's size per token"),
         ],
         refuted_by="a KV cache larger than the length",
     )

@@ -273,6 +273,21 @@ def test_the_rank_that_does_not_complain_is_missing() -> None:
     assert shown(finding)["peer"] == "127.0.0.1"
 
 
+def test_the_rank_that_others_waited_for_while_loading_is_named() -> None:
+    error = (
+        "ValueError: TP rank {n} could finish the model loading, but there are other ranks that didn't finish loading."
+        " It is likely due to unexpected failures (e.g., OOM) or a slow node."
+    )
+    head = sglang("kv-alloc", tp=4).replace("[2026-03-01 10:00:40 TP2]", "[")
+    head = "".join(line + "\n" for line in head.splitlines() if not line.startswith("[ "))
+    frame = ("srt/managers/scheduler.py", "run_scheduler_process")
+    text = head + "".join(raised(f"TP{n}", frame, error=error.format(n=n)) for n in (0, 1, 3)) + SIGQUIT
+    finding = verdict(text)
+    assert (finding.cause, finding.phase, finding.ranks) == ("rank-died", "weight-load", (2,))
+    assert "TP2" in finding.explanation
+    assert {remedy.knob for remedy in finding.remedies} == {"dmesg", "storage"}
+
+
 def test_of_several_silent_ranks_none_is_accused() -> None:
     text = sglang("serving", tp=8) + raised("TP1", BROADCAST, error=PEER.format("127.0.0.1")) + SIGQUIT
     finding = verdict(text)

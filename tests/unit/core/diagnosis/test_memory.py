@@ -47,6 +47,20 @@ def test_in_graph_capture_the_fraction_goes_down(version: str, ranks: tuple[int,
     assert graphs.flag == ("--cuda-graph-max-bs-decode" if at_least(version, "0.5.14") else "--cuda-graph-max-bs")
 
 
+def test_a_failed_capture_of_prefill_steps_that_only_its_message_names_has_their_knobs() -> None:
+    log = loaded("0.5.16").pool(200_000, 13.0, 2.0)
+    log.each("Capture target prefill CUDA graph begin. backend=breakable, num_tokens=[4, 8, 4096], avail mem=2.00 GB")
+    said = oom("1.94 GiB", "812.50 MiB").partition(": ")[2]
+    message = (
+        f"Exception: Capture prefill CUDA graph failed: {said}\nFail when using backend: breakable for prefill runner."
+    )
+    finding = findings(log.fail(message, ("managers/scheduler.py:run_scheduler_process",)).lines)[0]
+    assert (finding.cause, finding.phase) == ("mem-fraction-too-high-graph-capture", "graph-capture")
+    flags = {remedy.flag for remedy in finding.remedies}
+    assert "--cuda-graph-max-bs-decode" not in flags
+    assert {"--cuda-graph-backend-prefill", "--cuda-graph-max-bs-prefill"} <= flags
+
+
 @pytest.mark.parametrize(("version", "known"), [("0.5.13", False), ("0.5.16", True), ("0.5.23", True)])
 def test_graphs_of_prefill_steps_can_be_left_out_alone(version: str, known: bool) -> None:
     frames = ("managers/scheduler.py:run_scheduler_process", "model_executor/piecewise_cuda_graph_runner.py:capture")

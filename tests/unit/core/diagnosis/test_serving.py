@@ -43,6 +43,26 @@ def test_a_retraction_that_costs_half_the_throughput_is_a_slowdown() -> None:
     assert moves["max_running_requests"] is Move.LOWER
 
 
+@pytest.mark.parametrize(
+    ("extra", "line", "wary", "smaller"),
+    [
+        ("schedule_conservativeness=1.0, kv_cache_dtype='auto'", "", 1.3, True),
+        ("schedule_conservativeness=2.0, kv_cache_dtype='fp8_e4m3'", "", 2.3, False),
+        ("kv_cache_dtype='auto'", "Using KV cache dtype: torch.float8_e4m3fn", 1.3, False),
+        ("kv_cache_dtype='auto'", "Using KV cache dtype: torch.bfloat16", 1.3, True),
+    ],
+)
+def test_what_is_done_already_is_not_proposed(extra: str, line: str, wary: float, smaller: bool) -> None:
+    log = served(extra=extra)
+    if line:
+        log.rank(0, line)
+    for _ in range(6):
+        log.decode(900.0).rank(0, FULL.format(n=1))
+    proposed = {remedy.knob: remedy.value for remedy in findings(log.lines)[0].remedies}
+    assert proposed["schedule_conservativeness"] == wary
+    assert ("kv_cache_dtype" in proposed) is smaller
+
+
 def test_many_retractions_are_a_slowdown_by_their_number() -> None:
     log = served()
     for _ in range(6):
