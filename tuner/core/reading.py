@@ -83,7 +83,7 @@ def start_of(lines: Sequence[LineRead], engine: Engine) -> Start:
     """
     raised, others = failures(line.record for line in lines)
     alone = {id(record) for record in others}
-    facts: list[LogFact] = []
+    facts: list[LogFact] = [_asked(failure) for failure in raised if failure.exception == "KeyboardInterrupt"]
     signs: list[Sign] = []
     batches: list[BatchLine] = []
     for line in lines:
@@ -95,6 +95,7 @@ def start_of(lines: Sequence[LineRead], engine: Engine) -> Start:
             else:
                 facts.append(fact)
         signs.extend(line.signs)
+    facts.sort(key=lambda fact: fact.offset)
     read = [line.record for line in lines]
     settings, at = _settings(facts)
     ranks = stories(facts, Layout.of(engine, settings, [fact.rank for fact in facts]))
@@ -126,6 +127,11 @@ def start_of(lines: Sequence[LineRead], engine: Engine) -> Start:
     version, inferred = engine.infer_version(start)
     start = msgspec.structs.replace(start, version=version, version_inferred=inferred)
     return msgspec.structs.replace(start, outcome=outcome_of(start))
+
+
+def _asked(failure: Failure) -> LogFact:
+    """Ctrl-C: the operator's wish that it ends."""
+    return LogFact(kind=f.STOP_ASKED, rank=failure.rank, offset=failure.at, at=failure.time, text=failure.exception)
 
 
 def _other_node_ready(signs: Iterable[Sign]) -> int | None:

@@ -376,6 +376,14 @@ def _nccl_reason(case: Case) -> tuple[Evidence | None, str, list[Remedy | None]]
              variable(case, "NCCL_PROTO", Move.UNSET, "lets NCCL choose"),
              case.advice("version", "one version of NCCL in every process")],
         )  # fmt: skip
+    own = case.root_sign("nccl-error")
+    if own is not None and "invalid usage" in str(own.fields.get("error")):
+        return (
+            None,
+            "NCCL refused how it was called: ranks with different versions or arguments, or two ranks on one GPU.",
+            [case.advice("version", "one version of NCCL in every process"),
+             case.advice("gpus", "the same arguments everywhere, and one GPU for each rank: CUDA_VISIBLE_DEVICES")],
+        )  # fmt: skip
     return (
         None,
         "A call of NCCL failed, and without NCCL's own lines the log does not tell which: sockets, InfiniBand, shared"

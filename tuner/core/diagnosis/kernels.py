@@ -8,7 +8,7 @@ from tuner.core.diagnosis import faults
 from tuner.core.diagnosis.backends import backend_of, other_attention
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.proposals import first_line, no_memory_advice, option, said, variable
-from tuner.domain.findings import Confidence, Evidence, Finding, Move
+from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
 from tuner.domain.starts import Sign
 
 _UNKNOWN_ARCH = (
@@ -42,6 +42,7 @@ def unsupported_architecture(case: Case) -> Finding | None:
     compiler = sign.id in ("ptxas-failed", "processor-unknown") or "nvcc" in case.message[:4000]
     backend = None if compiler else backend_of(case)
     name = str(arch.fields["arch"]) if arch is not None else "this GPU"
+    special = _of_a_build(case, sign)
     who = "The compiler" if compiler else "The kernel" if backend is None else f"The backend {backend.value}"
     return case.finding(
         "unsupported-arch",
@@ -55,7 +56,7 @@ def unsupported_architecture(case: Case) -> Finding | None:
             case.quote("GPU", sign, "gpu_name"),
             case.quote("error", sign, "error") or case.quote("needs", sign, "need"),
         ],
-        remedies=[
+        remedies=special or [
             other_attention(case, backend) if not compiler else None,
             case.remedy("enable_torch_symm_mem", Move.UNSET, "its table of sizes does not know this GPU")
             if sign.id == "symm-mem-table" else None,
@@ -69,6 +70,30 @@ def unsupported_architecture(case: Case) -> Finding | None:
         refuted_by="the same kernel running on another GPU of this model with the same packages",
         confidence=Confidence.MEDIUM if sign is failed else Confidence.HIGH,
     )  # fmt: skip
+
+
+def _of_a_build(case: Case, sign: Sign) -> list[Remedy | None]:
+    """What helps where FlashInfer or a choice of 8-bit kernels refuses, by its own words; empty: neither does."""
+    if "--fp8-gemm-backend" in sign.text or "--fp8-gemm-backend" in case.message:
+        why = "takes kernels that this GPU has; triton's are compiled for it"
+        return [case.remedy("fp8_gemm_backend", Move.SET, why, value="auto")]
+    if "sm75 or higher" in case.message:
+        why = "FlashInfer read no architecture at all, and no too old one: name that of this GPU"
+        return [
+            variable(case, "FLASHINFER_CUDA_ARCH_LIST", Move.SET, f"{why}, as 9.0a or 12.0f"),
+            variable(case, "TORCH_CUDA_ARCH_LIST", Move.UNSET, "if it is set to something else"),
+        ]
+    if "No supported CUDA architectures found" in case.message:
+        return [
+            case.advice(
+                "cuda-toolkit",
+                "12.9 or newer: FlashInfer compiles the kernel with its nvcc, and an older one cannot for 12.x",
+                ">=12.9",
+            ),
+            variable(case, "FLASHINFER_CUDA_ARCH_LIST", Move.SET, "that of this GPU, as 9.0a or 12.0f"),
+            option(case, "attention_backend", "--attention-backend", Move.SET, "needs no FlashInfer", "triton"),
+        ]
+    return []  # fmt: skip
 
 
 def shared_memory_of_a_block(case: Case) -> Finding | None:

@@ -366,3 +366,12 @@ def test_an_invalid_argument_without_any_address_is_a_guess() -> None:
         "TP1", CAPTURE, error="Exception: Capture cuda graph failed: invalid argument" + SOLUTIONS
     )
     assert verdict(off).cause == "inconclusive"
+
+
+def test_a_call_that_nccl_calls_wrong_is_about_versions_and_arguments() -> None:
+    error = "RuntimeError: NCCL error: invalid usage (run with NCCL_WARN for details)"
+    frame = ("srt/distributed/device_communicators/pynccl.py", "__init__")
+    finding = verdict(sglang("dist-init") + raised("TP0", frame, error=error) + SIGQUIT)
+    assert finding.cause == "nccl-init-failure"
+    assert "two ranks on one GPU" in finding.explanation
+    assert {"version", "gpus"} <= proposed(finding).keys()

@@ -68,6 +68,22 @@ def test_compilers_and_kernels_that_do_not_know_the_gpu(error: str, arch: str | 
     assert wrong_and_sure(text, ["unsupported-arch"]) == []
 
 
+@pytest.mark.parametrize(
+    ("error", "knob", "value"),
+    [
+        ("RuntimeError: No supported CUDA architectures found for major versions [10].", "cuda-toolkit", ">=12.9"),
+        ("RuntimeError: FlashInfer requires GPUs with sm75 or higher", "FLASHINFER_CUDA_ARCH_LIST", None),
+        ("ValueError: DeepGEMM backend requested via --fp8-gemm-backend=deep_gemm, but DeepGEMM is not available.",
+         "fp8_gemm_backend", "auto"),
+    ],
+)  # fmt: skip
+def test_a_build_without_the_gpu_has_remedies_of_its_own(error: str, knob: str, value: str | None) -> None:
+    finding = verdict(sglang("graph-capture") + raised("TP0", CAPTURE, error=error) + SIGQUIT)
+    assert finding.cause == "unsupported-arch"
+    assert proposed(finding)[knob][1] == value
+    assert "version" not in proposed(finding)
+
+
 def test_a_solutions_list_under_it_is_called_wrong() -> None:
     text = sglang("graph-capture") + raised(
         "TP0", CAPTURE, error="RuntimeError: CUDA error: no kernel image is available for execution on the device",
