@@ -21,10 +21,6 @@ GOLDEN = Path(__file__).parent
 CORPUS = GOLDEN / "corpus"
 ENGINES = load_engines()
 _MOVES = {"increase": Move.RAISE, "decrease": Move.LOWER}
-_NO_HELP = ("only delays",)
-"""What a label lists among the fixes to say that it is none."""
-_TYPICAL = ("throughput before", "throughput after")
-"""A label quotes one line of a batch; any that is as typical says the same."""
 _ACTIONS = {"remove": (Move.UNSET, Move.LOWER), "add": (Move.SET,)}
 
 
@@ -81,10 +77,6 @@ def complaints(start: Start, findings: tuple[Finding, ...], label: dict[str, Any
         wrong.append(f"severity {found.severity}")
     wrong += [f"no evidence {each}" for each in label["evidence"] if not _cited(found, each)]
     for each in label["fix"]:
-        if each.get("action") in _NO_HELP:
-            if not any(each["flag"] in advice for advice in found.wrong_advice):
-                wrong.append(f"does not say that this does not help: {each}")
-            continue
         if ("flag" in each or "env" in each) and not any(_same(remedy, each) for remedy in found.remedies):
             wrong.append(f"no remedy {each}")
     wrong += [f"suggests {text!r}" for text in label.get("must_not_suggest") or () if _suggested(found, text)]
@@ -103,8 +95,6 @@ def _cited(found: Finding, wanted: dict[str, Any]) -> bool:
         elif isinstance(each.value, int | float):
             # The labels are rounded as a person would; computed ones once more than those that are printed, and a pool
             # that is full is 1.0 whatever the line before said.
-            if each.what == wanted["what"] in _TYPICAL and math.isclose(each.value, value, rel_tol=0.1):
-                return True
             near = max(abs(value) * 0.011, 0.006) if wanted["derived"] or value != int(value) else 0.5
             near = 0.021 if wanted["what"] == "token usage" else near
             if math.isclose(each.value, value, rel_tol=0.011, abs_tol=near):

@@ -146,9 +146,11 @@ def _interval(plan: PlanReport) -> str:
         return reason(plan.fit, plan.fraction, plan.f_min, plan.f_max)
     low = "" if plan.f_min is None else f"above {_digits(plan.f_min)}"
     high = "" if plan.f_max is None else f"up to {_digits(plan.f_max)}"
+    if not high:
+        return f"such a start needs a fraction {low}; what this one lacked is not forecast."
     words = " and ".join(part for part in (low, high) if part)
     this = f"; {plan.fraction:g} {_PLANS[plan.fit]}" if plan.fit in _PLANS and plan.fraction is not None else ""
-    return f"the same start fits with a fraction {words}{this}. `gputuner plan` shows the rows."
+    return f"such a start fits with a fraction {words}{this}. `gputuner plan` shows the rows."
 
 
 def _digits(fraction: float | None) -> str:

@@ -17,7 +17,7 @@ from msgspec import UNSET, Struct, UnsetType
 from tuner.core.redact import mask
 from tuner.core.report_comparison import SCHEMA, ComparisonReport, Locate, digits
 from tuner.core.share import KNOBS, down, up
-from tuner.domain.findings import MOST_EVIDENCE, Confidence, Evidence, Finding, Number, Outcome, Remedy, Severity
+from tuner.domain.findings import MOST_EVIDENCE, Confidence, Evidence, Finding, Move, Number, Outcome, Remedy, Severity
 from tuner.domain.forecast import Fit, Forecast, ForecastRow, Source
 from tuner.domain.starts import Figure, PhaseSpan, RankStory, Start
 from tuner.units import GIB
@@ -183,6 +183,7 @@ def report(
         earlier: Starts in the same log before it.
         comparison: With the baseline, where one was given.
     """
+    findings = tuple(findings)
     return Report(
         engine=start.engine or None,
         engine_version=start.version,
@@ -195,7 +196,7 @@ def report(
         failures=len(start.failures),
         starts=tuple(_start(each, locate) for each in earlier),
         rank_report=tuple(_rank(each, locate) for each in start.ranks),
-        plan=plan_report(forecast),
+        plan=_as_seen(plan_report(forecast), findings),
         comparison=UNSET if comparison is None else comparison,
     )
 
@@ -344,6 +345,23 @@ def plan_report(forecast: Forecast | None) -> PlanReport:
         warnings=forecast.warnings,
         unknown=forecast.unknown,
     )
+
+
+def _as_seen(plan: PlanReport, findings: tuple[Finding, ...]) -> PlanReport:
+    """The interval without what the failure has ruled out: a pass that did not fit asks for more than was forecast."""
+    if not findings or findings[0].severity is not Severity.FATAL or plan.f_max is None:
+        return plan
+    moves = [each for each in findings[0].remedies if each.knob in KNOBS]
+    if not moves and any(each.what == "tried to allocate" for each in findings[0].evidence):
+        return msgspec.structs.replace(plan, f_max=None, fit=Fit.UNKNOWN)
+    lowered = [each for each in moves if each.move is Move.LOWER]
+    most = next((each.max for each in lowered if each.max is not None), None)
+    # The multiplier of a start lies between what is asked and what is planned with.
+    asked = any(each.what == f"requested {KNOBS[0]}" for each in findings[0].evidence)
+    if most is None or asked or most >= plan.f_max:
+        return plan
+    fit = Fit.TOO_HIGH if plan.fraction is not None and plan.fraction > most else plan.fit
+    return msgspec.structs.replace(plan, f_max=down(float(most)), fit=fit)
 
 
 def _row(row: ForecastRow) -> PlanRow:

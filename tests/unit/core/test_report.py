@@ -330,3 +330,16 @@ def test_every_key_is_documented() -> None:
         assert set(each.__struct_fields__) <= words, f"{each.__name__}: {set(each.__struct_fields__) - words}"
     for kind in (Outcome, Severity, Confidence, Move, Fit, Source, Role, Group, Origin):
         assert {member.value for member in kind} <= words, kind
+
+
+def test_a_failure_bounds_the_interval_that_was_forecast() -> None:
+    tried = (Evidence(what="tried to allocate", value=92, unit="MiB", at=7),)
+    lower = Remedy(knob="mem_fraction_static", move=Move.LOWER, value=0.5, min=0.3, max=0.5)
+    failed = msgspec.structs.replace(FINDING, evidence=tried, remedies=(lower,))
+    plan = made(failed).plan
+    assert (plan.f_max, plan.fit) == (0.5, Fit.TOO_HIGH)
+    unhelped = made(msgspec.structs.replace(failed, remedies=())).plan
+    assert (unhelped.f_max, unhelped.fit) == (None, Fit.UNKNOWN), "what was lacking is not what a fraction leaves"
+    assert made(msgspec.structs.replace(failed, severity=Severity.INFO)).plan.f_max == 0.945
+    asked = (*tried, Evidence(what="requested mem_fraction_static", value=0.9, at=1))
+    assert made(msgspec.structs.replace(failed, evidence=asked)).plan.f_max == 0.945

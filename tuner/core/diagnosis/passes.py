@@ -7,6 +7,7 @@ import msgspec
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import FORWARD_SPARE, asked_of, lowered
 from tuner.core.diagnosis.oom import Oom, evidence_of, fragmentation
+from tuner.core.share import KNOBS
 from tuner.domain.findings import Confidence, Evidence, Finding, Move
 from tuner.domain.starts import Sign
 
@@ -62,12 +63,10 @@ def _leak(case: Case, oom: Oom) -> Finding | None:
         remedies=[
             case.advice("version", "features of images and videos were kept too long in several versions: update"),
             case.advice("restart", "gives the memory back"),
+            case.remedy(KNOBS[case.start.engine == "vllm"], Move.OTHER, "a lower one only delays it: it gains time"),
         ],
         confidence=Confidence.MEDIUM,
-        wrong_advice=[
-            f"a lower {_fraction(case)}: it only takes longer until the memory is gone",
-            *fragmentation(oom),
-        ],
+        wrong_advice=fragmentation(oom),
         refuted_by="free memory that stays constant under the same load",
     )
 
@@ -87,10 +86,6 @@ def _as_large(case: Case, prefills: list[float]) -> int:
         sized.append((tokens, (sized[-1][1] if sized else 0) + 1 if whole else 0))
     least, depth = 0.9 * sized[-1][0], sized[-1][1]
     return sum(tokens >= least and deep >= depth for tokens, deep in sized[:-1])
-
-
-def _fraction(case: Case) -> str:
-    return "--gpu-memory-utilization" if case.start.engine == "vllm" else "--mem-fraction-static"
 
 
 def _with(sign: Sign, amount: object) -> Sign:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from statistics import median_low
+from statistics import harmonic_mean, median_low
 
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import asked_of, larger_pool
@@ -234,7 +234,7 @@ def _break_even(case: Case) -> float | None:
 
 
 def _throughput_around(case: Case, sign: Sign) -> tuple[tuple[float, int] | None, tuple[float, int] | None]:
-    """Decode rates before and after a place, the typical line of either side.
+    """Decode rates before and after a place, the line nearest to the average of either side.
 
     Behind it only lines count with half as many requests there, running or waiting: a server without work is not slow.
     """
@@ -244,15 +244,20 @@ def _throughput_around(case: Case, sign: Sign) -> tuple[tuple[float, int] | None
     if before:
         asked = median_low(_requests(b) for b in before)
         after = [b for b in after if _requests(b) >= asked / 2]
-    return _middle(before), _middle(after)
+    return _average(before), _average(after)
 
 
 def _requests(batch: BatchLine) -> int:
     return sum(int(batch.fields.get(name) or 0) for name in ("running", "queued"))
 
 
-def _middle(batches: Sequence[BatchLine]) -> tuple[float, int] | None:
-    return median_low((b.fields["tok_s"], b.at) for b in batches) if batches else None
+def _average(batches: Sequence[BatchLine]) -> tuple[float, int] | None:
+    """The line nearest to the average rate, tokens over time: lines come at equal numbers of steps, so slow ones count."""
+    if not batches:
+        return None
+    rates = [float(b.fields["tok_s"]) for b in batches]
+    rate = harmonic_mean(rates, weights=[b.fields.get("running") or 1 for b in batches])
+    return min(((b.fields["tok_s"], b.at) for b in batches), key=lambda shown: (abs(shown[0] - rate), shown[1]))
 
 
 def _last(batches: Sequence[BatchLine], before: int, field: str) -> Evidence | None:
