@@ -422,3 +422,9 @@ def test_the_card_by_what_was_free_on_it() -> None:
 def test_a_request_table_of_known_size() -> None:
     assert memory.request_table_gib(2048, 262_144) == pytest.approx(2.0, abs=0.001)
     assert memory.request_table_gib(4096, 262_144) == pytest.approx(4.0, abs=0.001)
+
+
+def test_graphs_beyond_all_measure_do_not_fall_back_to_those_there_were() -> None:
+    huge = SGLANG.forecast(real("base"), {"cuda_graph_max_bs": 99_999})
+    assert huge.fit is Fit.TOO_HIGH
+    assert gib(huge, "graphs") > 10 * gib(SGLANG.forecast(real("base"), {}), "graphs")

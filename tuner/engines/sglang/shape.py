@@ -23,6 +23,8 @@ _NCCL_CHANNELS = 16
 """What NCCL chooses where nothing is known of the topology."""
 _NCCL_BUFFER = 4 << 20
 _OFF = "disabled"
+_LARGEST = 1 << 16
+"""Graphs of more requests are not reckoned with: their sizes are too many to list."""
 _PHASE = r"{}=PhaseConfig\((?P<body>[^()]*)\)"
 _BACKEND = re.compile(r"backend='(\w+)'")
 _SIZES = re.compile(r"\bbs=\[([\d, ]*)\]")
@@ -204,6 +206,7 @@ def _regraphed(shape: Shape, old: Shape, changes: Mapping[str, Any], gpu_mib: fl
         largest = whole(changes.get("cuda_graph_max_bs", max(old.decode_sizes, default=0)))
         if largest is None and gpu_mib is not None:
             largest = auto_graph_bs(shape.version, gpu_mib, shape.tp, shape.requests)
+        largest = None if largest is None else min(largest, _LARGEST)
         decode = _decode(shape, largest, changes.get("disable_cuda_graph_padding") is True) or old.decode_sizes
     if {"chunked_prefill_size", "cuda_graph_max_bs_prefill", "max_total_tokens", "context_length"} & set(changes):
         limit = whole(changes.get("cuda_graph_max_bs_prefill")) or _prefill_limit(shape)
@@ -244,7 +247,7 @@ def phase_config(settings: Mapping[str, Any], phase: str) -> tuple[str | None, t
 
 
 def _decode(shape: Shape, largest: int | None, every: bool) -> tuple[int, ...]:
-    if largest is None or largest > 1 << 16:
+    if largest is None or largest > _LARGEST:
         return ()
     return tuple(graph_sizes(shape.version, largest, speculative=shape.speculative is not None, padding=not every))
 
