@@ -30,9 +30,8 @@ def retractions(case: Case) -> Finding | None:
     if not found:
         return None
     first = found[0]
-    before, after = _throughput_around(case, first)
+    before, after, slow = _throughput_around(case, first)
     taken = sum(int(sign.fields.get("retracted") or 1) for sign in found)
-    slow = before is not None and after is not None and after[0] < _COLLAPSED * before[0]
     usage = _last(case.start.batches, first.at, "token_usage")
     words = f"The KV pool was full {_times(len(found))}, and requests were put back into the queue ({taken} in all)."
     if slow and before is not None and after is not None:
@@ -233,10 +232,11 @@ def _break_even(case: Case) -> float | None:
     return 1 + steps * rank.draft_weights_gib.value / rank.weights_gib.value if rank.weights_gib.value > 0 else None
 
 
-def _throughput_around(case: Case, sign: Sign) -> tuple[tuple[float, int] | None, tuple[float, int] | None]:
-    """Decode rates before and after a place, the line nearest to the average of either side.
+def _throughput_around(case: Case, sign: Sign) -> tuple[tuple[float, int] | None, tuple[float, int] | None, bool]:
+    """Decode rates before and after a place, each with its line, and whether they fell for good.
 
     Behind it only lines count with half as many requests there, running or waiting: a server without work is not slow.
+    What it mostly was decides; where it fell, the lines nearest to the averages are told.
     """
     decodes = [b for b in case.start.batches if b.kind == "decode" and b.fields.get("tok_s")]
     before = [b for b in decodes if b.at < sign.at][-_COMPARED:]
@@ -244,17 +244,22 @@ def _throughput_around(case: Case, sign: Sign) -> tuple[tuple[float, int] | None
     if before:
         asked = median_low(_requests(b) for b in before)
         after = [b for b in after if _requests(b) >= asked / 2]
-    return _average(before), _average(after)
+    usual, then = _middle(before), _middle(after)
+    if usual is None or then is None or then[0] >= _COLLAPSED * usual[0]:
+        return usual, then, False
+    return _average(before), _average(after), True
 
 
 def _requests(batch: BatchLine) -> int:
     return sum(int(batch.fields.get(name) or 0) for name in ("running", "queued"))
 
 
-def _average(batches: Sequence[BatchLine]) -> tuple[float, int] | None:
+def _middle(batches: Sequence[BatchLine]) -> tuple[float, int] | None:
+    return median_low((b.fields["tok_s"], b.at) for b in batches) if batches else None
+
+
+def _average(batches: Sequence[BatchLine]) -> tuple[float, int]:
     """The line nearest to the average rate, tokens over time: lines come at equal numbers of steps, so slow ones count."""
-    if not batches:
-        return None
     rates = [float(b.fields["tok_s"]) for b in batches]
     rate = harmonic_mean(rates, weights=[b.fields.get("running") or 1 for b in batches])
     return min(((b.fields["tok_s"], b.at) for b in batches), key=lambda shown: (abs(shown[0] - rate), shown[1]))
