@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import CAPTURE_SPARE, FORWARD_SPARE, asked_of, lowered, smaller_weights
-from tuner.core.diagnosis.oom import Oom, evidence_of, fragmentation, oom_of
+from tuner.core.diagnosis.oom import Oom, evidence_of, fragmentation, fragmented, oom_of, segments
 from tuner.core.diagnosis.passes import activation, serving
 from tuner.core.diagnosis.tenants import foreign
 from tuner.domain.findings import Confidence, Finding, Move
@@ -28,9 +30,19 @@ def out_of_memory(case: Case) -> Finding | None:
         "warmup": _warmup,
     }
     judge = by_phase.get(case.phase)
-    if judge is not None:
-        return judge(case, oom)
-    return serving(case, oom) if case.phase in ("prefill", "decode", "runtime", "idle-check") else _unplaced(case, oom)
+    if judge is None:
+        judge = serving if case.phase in ("prefill", "decode", "runtime", "idle-check") else _unplaced
+    return _of_fragments(case, oom, judge(case, oom))
+
+
+def _of_fragments(case: Case, oom: Oom, finding: Finding) -> Finding:
+    """Where torch holds enough and cannot use it, that comes first."""
+    if not fragmented(oom):
+        return finding
+    words = f" {oom.reserved:.2f} GiB are reserved by torch and unused, more than was asked for: they are fragments."
+    return msgspec.structs.replace(
+        finding, explanation=finding.explanation + words, remedies=(segments(case), *finding.remedies)
+    )
 
 
 def _weights(case: Case, oom: Oom) -> Finding:

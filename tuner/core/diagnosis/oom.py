@@ -6,7 +6,8 @@ from msgspec import Struct
 
 from tuner.core.diagnosis.case import Case, gib_of
 from tuner.core.diagnosis.fraction import asked_of
-from tuner.domain.findings import Evidence
+from tuner.core.diagnosis.proposals import variable
+from tuner.domain.findings import Evidence, Move, Remedy
 from tuner.domain.starts import Sign
 
 
@@ -53,6 +54,20 @@ def evidence_of(case: Case, oom: Oom) -> list[Evidence | None]:
     if told is not None and case.start.settings_at is not None and case.setting(told.knob) is not None:
         facts.insert(2, Evidence(what=told.knob, value=told.value, at=case.start.settings_at))
     return facts
+
+
+def fragmented(oom: Oom) -> bool:
+    """Torch holds more than was asked for and uses none of it: only in pieces that are too small."""
+    return oom.reserved is not None and oom.reserved > max(1.0, oom.tried)
+
+
+def segments(case: Case) -> Remedy:
+    """What torch advises against it, and what that breaks."""
+    alone = case.layout.world == 1 or case.setting("disable_custom_all_reduce") is True
+    why = "pieces that are free can then be joined"
+    if not alone:
+        why += "; custom all-reduce cannot share such memory and has to be switched off with it"
+    return variable(case, "PYTORCH_CUDA_ALLOC_CONF", Move.SET, why, "expandable_segments:True")
 
 
 def fragmentation(oom: Oom) -> list[str]:

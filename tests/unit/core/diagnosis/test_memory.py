@@ -184,3 +184,15 @@ def test_a_driver_that_is_out_of_memory_prints_no_numbers() -> None:
     finding = findings(log.lines)[0]
     assert finding.cause == "mem-fraction-too-high-graph-capture"
     assert any(each.value == 0.6 for each in finding.evidence)
+
+
+@pytest.mark.parametrize(
+    ("reserved", "tried", "found"), [("12.50 GiB", "1.94 GiB", True), ("4.45 GiB", "6.05 GiB", False)]
+)
+def test_what_torch_holds_and_cannot_use_is_fragmentation(reserved: str, tried: str, found: bool) -> None:
+    log = served().fail(oom(tried, "812.50 MiB", allocated="79.00 GiB", reserved=reserved), PREFILL_FRAMES)
+    finding = findings(log.lines)[0]
+    assert (finding.remedies[0].value == "expandable_segments:True") is found
+    assert ("fragments" in finding.explanation) is found
+    if found:
+        assert "custom all-reduce" in finding.remedies[0].why
