@@ -259,7 +259,7 @@ def _middle(batches: Sequence[BatchLine]) -> tuple[float, int] | None:
 
 
 def _average(batches: Sequence[BatchLine]) -> tuple[float, int]:
-    """The line nearest to the average rate, tokens over time: lines come at equal numbers of steps, so slow ones count."""
+    """The line nearest to the average rate, tokens over time: lines come at equal numbers of steps."""
     rates = [float(b.fields["tok_s"]) for b in batches]
     rate = harmonic_mean(rates, weights=[b.fields.get("running") or 1 for b in batches])
     return min(((b.fields["tok_s"], b.at) for b in batches), key=lambda shown: (abs(shown[0] - rate), shown[1]))
