@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.golden_starts import GOLDEN, last_start
 from tuner.core.knobs import read_value
-from tuner.domain.forecast import Fit, Forecast
+from tuner.domain.forecast import Fit, Forecast, Source
 from tuner.domain.starts import Start
 from tuner.engines import load_engines
 from tuner.units import GIB
@@ -143,3 +143,10 @@ def test_prefill_graphs_give_way_where_they_did() -> None:
         name for name in ("ok-40l-f97", "ok-40l-bs512") if any("prefill" in w for w in forecast(LARGE, name).warnings)
     ]
     assert off == ["ok-40l-f97"]
+
+
+def test_a_request_table_that_was_smaller_than_its_formula_says_so() -> None:
+    served = last_start("corpus/seed-1-baseline.log")
+    row = next(row for row in SGLANG.forecast(served, {}).rows if row.what == "request_table")
+    assert row.source is Source.MEASURED
+    assert row.note.endswith("= 1.00 GiB, of which the start it is made from shows 13%")

@@ -277,7 +277,11 @@ def _rows(plan: Plan, rank: _Rank, captured: Row, activation: Row, remains: floa
     if rank.mamba:
         yield Row(rank.mamba, Source.FORMULA, error).row(number, "mamba")
     note = f"{plan.slots:,} requests x ({plan.new.context or 0:,} + 4) x 4 bytes"
-    yield Row(rank.table, Source.FORMULA, 0.0, note).row(number, "request_table")
+    if rank.table < 0.98 * plan.table:
+        note += f" = {plan.table:.2f} GiB, of which the start it is made from shows {rank.table / plan.table:.0%}"
+        yield Row(rank.table, Source.MEASURED, 0.0, note).row(number, "request_table")
+    else:
+        yield Row(rank.table, Source.FORMULA, 0.0, note).row(number, "request_table")
     yield rank.other.row(number, "other")
     yield captured.row(number, "graphs")
     yield rank.context.row(number, "context")
