@@ -80,7 +80,12 @@ def plan(files: Sequence[str], assignments: Sequence[str], *, host: str | None =
     engines = load_engines()
     base, past = _starts(files, host, engines)
     engine = engines[base.engine]
-    changes = dict(_change(engine, base, text) for text in assignments)
+    changes: dict[str, Any] = {}
+    for text in assignments:
+        name, value = _change(engine, base, text)
+        if name in changes and changes[name] != value:
+            raise UsageProblem(f"{name} is set twice", "", "Give one value of each knob")
+        changes[name] = value
     forecast = engine.forecast(base, changes, past)
     answer = PlanAnswer(
         engine=engine.name,

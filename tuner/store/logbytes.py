@@ -97,8 +97,7 @@ def _unpacked(name: str, file: io.BufferedReader) -> Iterator[bytes]:
     """All bytes, as far as they can be had: a rotation may have broken off what is packed."""
     first = True
     try:
-        unpacker = _unpacker(name, file)
-        while chunk := unpacker.read(BLOCK):
+        for chunk in _blocks(_unpacker(name, file)):
             yield chunk
             first = False
     except UsageProblem:
@@ -106,6 +105,25 @@ def _unpacked(name: str, file: io.BufferedReader) -> Iterator[bytes]:
     except Exception as error:  # each unpacker has errors of its own
         if first:
             raise UsageProblem("cannot read a log", f"{name}: {error}") from None
+
+
+def _blocks(unpacker: IO[bytes]) -> Iterator[bytes]:
+    """Its bytes in large pieces, and what came before an error too."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        while chunk := unpacker.read1(BLOCK):  # type: ignore[attr-defined]
+            parts.append(chunk)
+            size += len(chunk)
+            if size >= BLOCK:
+                yield b"".join(parts)
+                parts, size = [], 0
+    except Exception:
+        if parts:
+            yield b"".join(parts)
+        raise
+    if parts:
+        yield b"".join(parts)
 
 
 def _unpacker(name: str, file: io.BufferedReader) -> IO[bytes]:

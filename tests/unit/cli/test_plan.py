@@ -100,6 +100,7 @@ def test_a_variable_that_the_version_ignores_is_told(told: Any) -> None:
         ("mem_fraction=0.9", "Did you mean mem_fraction_static"),
         ("mem_fraction_static=abc", "mem_fraction_static cannot be abc: a number is meant"),
         ("mem_fraction_static=1.5", "more than 1"),
+        ("mem_fraction_static=0", "less than 0.01"),
         ("kv_cache_dtype=fp9", "it is one of auto, fp8_e5m2"),
         ("enable_piecewise_cuda_graph=on", "went after 0.5.9"),
         ("bad", "A change is knob=value"),
@@ -113,6 +114,12 @@ def test_what_is_no_change_is_one_clear_line(told: Any, change: str, words: str)
     assert words in err
     assert err.count("\n") == 1
     assert "\x1b" not in err
+
+
+def test_a_knob_has_one_value(told: Any) -> None:
+    code, _, err = told("plan", "--from", BASE, "--set", "mem_fraction_static=0.8", "--set", "fraction=0.9")
+    assert code == 2
+    assert "mem_fraction_static is set twice" in err
 
 
 def test_logs_that_tell_nothing_are_one_clear_line(told: Any, tmp_path: Path) -> None:

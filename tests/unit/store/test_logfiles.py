@@ -80,6 +80,9 @@ class TestForms:
         log = read([path], ROUTINES)
         assert 20_000 < log.lines_total < 50_000
         assert next(iter(log)) == (1, lines[0])
+        packed = gzip.compress("\n".join(lines[:200]).encode())
+        path.write_bytes(packed[: len(packed) * 3 // 4])
+        assert 50 < read([path], ROUTINES).lines_total < 200, "what is smaller than a block is read too"
         path.write_bytes(packed[:12] + b"no gzip")
         with pytest.raises(UsageProblem, match=r"cannot read a log: .*a\.gz"):
             read([path], ROUTINES)
