@@ -11,6 +11,7 @@ import msgspec
 
 from tuner.cli import FINE, PROBLEM
 from tuner.cli.paper import Paper
+from tuner.cli.tables import plain
 from tuner.core.compare import compare as compared
 from tuner.core.compare import findings_that_weigh, same_llm
 from tuner.core.engine import Engine
@@ -114,6 +115,8 @@ def _told(files: Sequence[str], engines: dict[str, Engine], past: Sequence[Start
             engine.facts("", engine.prefix(""), 0)
             engine.signs("", prefixed=False)
         log = reading.finish()
+    for name in log.broken:
+        click.echo(f"{plain(name)} breaks off: it is read as far as it unpacks", err=True)
     starts = starts_of(log, engines)
     if not starts:
         return Told(Start(engine="", files=log.files), (), (_nothing(engines),), None, log.locate)

@@ -8,7 +8,7 @@ import io
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import IO, NamedTuple, cast
@@ -51,6 +51,8 @@ class Source(NamedTuple):
     """Of that, in bytes; else 0."""
     chunks: Iterator[bytes]
     """Of anything else: all of its bytes, unpacked and in UTF-8."""
+    broken: Sequence[str] = ()
+    """What ended the unpacking before the end, once all was read; empty: nothing."""
 
 
 def opened(name: str, stack: contextlib.ExitStack, stdin: IO[bytes] | None = None) -> Source:
@@ -85,15 +87,16 @@ def opened(name: str, stack: contextlib.ExitStack, stdin: IO[bytes] | None = Non
 
 def _stream(name: str, file: IO[bytes]) -> Source:
     reader = file if isinstance(file, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", file), BLOCK)
-    chunks = _utf8(_unpacked(name, reader))
+    broken: list[str] = []
+    chunks = _utf8(_unpacked(name, reader, broken))
     head = b""
     while len(head) < HEAD and (chunk := next(chunks, b"")):
         head += chunk
     _check(name, head)
-    return Source(name, head, None, 0, chain([head], chunks))
+    return Source(name, head, None, 0, chain([head], chunks), broken)
 
 
-def _unpacked(name: str, file: io.BufferedReader) -> Iterator[bytes]:
+def _unpacked(name: str, file: io.BufferedReader, broken: list[str]) -> Iterator[bytes]:
     """All bytes, as far as they can be had: a rotation may have broken off what is packed."""
     first = True
     try:
@@ -105,6 +108,7 @@ def _unpacked(name: str, file: io.BufferedReader) -> Iterator[bytes]:
     except Exception as error:  # each unpacker has errors of its own
         if first:
             raise UsageProblem("cannot read a log", f"{name}: {error}") from None
+        broken.append(str(error))
 
 
 def _blocks(unpacker: IO[bytes]) -> Iterator[bytes]:

@@ -28,14 +28,18 @@ class LogText:
     another process wrote behind a progress bar, say.
     """
 
-    def __init__(self, files: Sequence[tuple[str, int, Wrapping]], sifted: Sifted, size_bytes: int) -> None:
+    def __init__(
+        self, files: Sequence[tuple[str, int, Wrapping]], sifted: Sifted, size_bytes: int, broken: Sequence[str] = ()
+    ) -> None:
         """Keep it.
 
         Args:
             files: Name, lines and wrappers of each log.
             sifted: What is kept of all together.
             size_bytes: Of all, as they lie on the disk; of a stream, as it was read.
+            broken: Names of those whose packing breaks off.
         """
+        self.broken = tuple(broken)
         self.files = tuple(name for name, _, _ in files)
         self.lines_total = sifted.lines
         self.left_out = sifted.left_out
@@ -131,7 +135,8 @@ class Reading:
                 size += stream.size
             files.append((source.name, sum(sifted.lines for sifted in mine), each))
             every.extend(mine)
-        return LogText(files, merged(every, self._limits), size)
+        broken = [source.name for source in self._sources if source.broken]
+        return LogText(files, merged(every, self._limits), size, broken)
 
 
 @contextmanager

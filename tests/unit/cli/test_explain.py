@@ -50,6 +50,16 @@ def test_a_failed_start_is_explained(told: Any) -> None:
     assert "\x1b" not in out, "no colour where there is no terminal"
 
 
+def test_a_packed_log_that_breaks_off_is_said_to(told: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.gz"
+    packed = gzip.compress(FAILED.read_bytes())
+    path.write_bytes(packed[:-20])
+    code, out, err = told("diagnose", path)
+    assert code == 1
+    assert "mem-fraction-too-low" in out
+    assert err == f"{path} breaks off: it is read as far as it unpacks\n"
+
+
 def test_the_same_as_json(told: Any) -> None:
     code, out, _ = told("diagnose", FAILED, "--json")
     data = json.loads(out)
