@@ -77,7 +77,7 @@ def head(report: Report, paper: Paper) -> Iterator[str]:
         count = len(report.rank_report)
         who.append(f"{count} rank{'s' if count != 1 else ''}")
     words, ink = _OUTCOMES[report.outcome]
-    if report.outcome is Outcome.FAILED and report.phase not in ("unknown", "failed"):
+    if report.outcome is Outcome.FAILED and report.phase not in ("none", "failed"):
         phase = report.findings[0].phase if report.findings and report.findings[0].phase != "none" else report.phase
         words += f" in {phase}" if phase != "ready" else " while serving"
     title = " · ".join(who)

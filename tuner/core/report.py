@@ -19,6 +19,7 @@ from tuner.core.report_comparison import SCHEMA, ComparisonReport, Locate, digit
 from tuner.core.share import KNOBS, down, up
 from tuner.domain.findings import MOST_EVIDENCE, Confidence, Evidence, Finding, Move, Number, Outcome, Remedy, Severity
 from tuner.domain.forecast import Fit, Forecast, ForecastRow, Source
+from tuner.domain.server import Phase
 from tuner.domain.starts import Figure, PhaseSpan, RankStory, Start
 from tuner.units import GIB
 
@@ -190,7 +191,7 @@ def report(
         engine_version_inferred=start.version_inferred,
         model=model_of(start),
         outcome=start.outcome,
-        phase=str(start.phase),
+        phase=_furthest(start),
         files=start.files,
         findings=tuple(_finding(each, locate) for each in findings),
         failures=len(start.failures),
@@ -279,7 +280,7 @@ def _start(start: Start, locate: Locate) -> StartReport:
         engine=start.engine or None,
         engine_version=start.version,
         outcome=start.outcome,
-        phase=str(start.phase),
+        phase=_furthest(start),
         file=file,
         first_line=first,
         last_line=locate(start.last)[1],
@@ -327,6 +328,11 @@ def _phase(span: PhaseSpan, locate: Locate) -> PhaseReport:
         file=file,
         line=line,
     )
+
+
+def _furthest(start: Start) -> str:
+    """The furthest it came; `none` where nothing tells of one."""
+    return "none" if start.phase == Phase.UNKNOWN else str(start.phase)
 
 
 def plan_report(forecast: Forecast | None) -> PlanReport:

@@ -226,7 +226,7 @@ def test_a_text_of_no_engine(told: Any, tmp_path: Path) -> None:
     letter.write_text("Dear all,\nthe server is down.\n")
     code, out, _ = told("diagnose", letter, "--json")
     data = json.loads(out)
-    assert (code, data["engine"], data["outcome"]) == (0, None, "unknown")
+    assert (code, data["engine"], data["outcome"], data["phase"]) == (0, None, "unknown", "none")
     assert [(each["cause"], each["severity"]) for each in data["findings"]] == [("inconclusive", "info")]
     code, _, err = told("compare", letter, WORKED)
     assert code == 2

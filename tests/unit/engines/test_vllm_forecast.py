@@ -148,3 +148,9 @@ def test_scaled_activations_leave_the_kv_cache_unsure() -> None:
         made = VLLM.forecast(start(), {"max_num_batched_tokens": batched})
         errors.append(next(row.error_bytes or 0 for row in made.rows if row.what == "kv_pool") / GIB)
     assert errors[1] - errors[0] == pytest.approx(2.1 / 2, abs=0.05)
+
+
+@pytest.mark.parametrize(("dtype", "warned"), [("xx", True), ("fp8", False), ("bfloat16", False), (None, False)])
+def test_a_data_type_that_is_not_known_is_said_to_be(dtype: str | None, warned: bool) -> None:
+    warnings = VLLM.forecast(start(), {"kv_cache_dtype": dtype}).warnings
+    assert any("no data type known" in each for each in warnings) is warned

@@ -63,6 +63,7 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
     base, past = sound(base), [sound(start) for start in past]
     old, new = _read(base, {}, knobs), _read(base, changes, knobs)
     moved, said = differences(base, changes, knobs), notes(base, changes, knobs)
+    said.extend(_unknown_dtype(changes.get("kv_cache_dtype")))
     totals = [rank.total_gib.value for start in (base, *past) for rank in start.ranks if rank.total_gib is not None]
     total, cell = (min(totals) if totals else None), memory.cell(base)
     ranks = base.ranks if new.tp == old.tp else base.ranks[:1] * new.tp
@@ -137,9 +138,21 @@ def _read(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> _Start:
     )
 
 
+_WIDE = ("auto", "bfloat16", "bf16", "float16", "half", "fp16")
+"""What has two bytes."""
+
+
 def _element(dtype: Any) -> float:
     text = str(dtype).lower()
     return next((size for word, size in _DTYPE_BYTES if text.startswith(word)), 2.0)
+
+
+def _unknown_dtype(dtype: Any) -> list[str]:
+    """A word about a data type that is not known; versions add their own."""
+    text = str(dtype).lower()
+    if dtype is None or text.startswith((*_WIDE, *(word for word, _ in _DTYPE_BYTES))):
+        return []
+    return [f"{text} is no data type known here: 2 bytes for each element are reckoned with"]
 
 
 def _spent(base: Start, rank: RankStory, old: _Start, new: _Start, total: float | None) -> float | None:
