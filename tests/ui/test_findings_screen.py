@@ -253,3 +253,21 @@ async def test_numbers_that_change_leave_the_reader_where_they_are(app_on: AppOn
         session.push(with_server(session.state, findings=news))
         await pilot.pause()
         assert [line for line in shown(app).splitlines() if "▌" in line] == chosen, "the same finding is chosen"
+
+
+async def test_a_worse_finding_that_comes_late_is_chosen_until_the_reader_chooses(app_on: AppOn) -> None:
+    state = states.explained()
+    worst, note = state.servers[0].findings
+    app, (session,) = app_on(with_server(state, findings=(note,)))
+    async with app.run_test(size=NARROW) as pilot:
+        await pilot.press("x")
+        await pilot.pause()
+        session.push(with_server(state, findings=(worst, note)))
+        await pilot.pause()
+        await pilot.press("A")
+        assert app.clipboard == "--mem-fraction-static 0.88"
+        await pilot.press("n")
+        session.push(with_server(state, findings=(explained.graphs_off(), worst, note)))
+        await pilot.pause()
+        await pilot.press("A")
+        assert app.clipboard == "unset SGLANG_CUSTOM_ALLREDUCE_ALGO", "the reader's choice stays"

@@ -75,6 +75,8 @@ class FindingsScreen(Explained):
         """Nothing chosen."""
         super().on_mount()
         self._at = 0
+        self._moved = False
+        """The reader chose a line; until then it is the worst finding's, also when that one comes late."""
         self._folded: bool | None = None
         """Ranks that are alike share a row; None: where there is little room."""
         self._tops: list[int] = []
@@ -102,7 +104,7 @@ class FindingsScreen(Explained):
         age, retry = self.shell.age_s(), self.shell.retry_in_s()
         line = status.status_line(state, server, width, glyphs, age_s=age, retry_in_s=retry, ended=self.shell.ended())
         self.query_one("#status", Rows).show([line])
-        mark = self.card.mark if self.card is not None else None
+        mark = self.card.mark if self.card is not None and self._moved else None
         if self.keep_cards(server):
             self._at = next((at for at, card in enumerate(self.cards) if card.mark == mark), 0)
             for card in self.cards:
@@ -169,7 +171,7 @@ class FindingsScreen(Explained):
     def action_finding(self, step: int) -> None:
         """Go to the next finding."""
         if self.cards:
-            at = (self._at + step) % len(self.cards)
+            at, self._moved = (self._at + step) % len(self.cards), True
             first = next((place for place in self._places if place.card == at), None)
             self._at = at
             if first is not None:
@@ -182,7 +184,7 @@ class FindingsScreen(Explained):
 
     def _choose(self, place: Place) -> None:
         """Choose a line and bring it into view with one around it."""
-        self._at = place.card
+        self._at, self._moved = place.card, True
         self.cards[place.card].choose(place.line)
         self.catch_up()
         self.refresh_bindings()

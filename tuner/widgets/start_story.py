@@ -57,6 +57,8 @@ def head_line(start: Start, width: int, glyphs: Glyphs, engine: str = "") -> Lin
     """Outcome, engine, ranks and the settings that matter most."""
     sign, style = outcome_span(start, glyphs)
     where = f" in {start.phase}" if _failed_in(start) else ""
+    if start.outcome is Outcome.FAILED and start.ready_at is not None:
+        where = " while serving"
     engine = engine or clean(start.engine)
     version = clean(start.version or "")
     if version and start.version_inferred:
@@ -67,7 +69,7 @@ def head_line(start: Start, width: int, glyphs: Glyphs, engine: str = "") -> Lin
         ((f"{engine} {version}".strip(), "text"),),
         ((f"{len(start.ranks)} ranks" if len(start.ranks) != 1 else "one rank", "text"),) if start.ranks else (),
         (("fraction ", "dim"), (str(fraction), "strong")) if fraction is not None else (),
-        ((f"in {format_duration(took(start))}", "dim"),) if took(start) else (),
+        ((f"log of {format_duration(took(start))}", "dim"),) if took(start) else (),
         ((clean(start.files[0].rsplit("/", 1)[-1]), "dim"),) if start.files else (),
     ]
     return ((" ", "text"), *fit(parts, width - 2, (f" {glyphs.separator} ", "dim")))
