@@ -129,7 +129,8 @@ def raised(case: Case, told: Asked | None, *, need_gib: float = 0.0, why: str = 
     value = value if least < value <= most else least
     pool = case.share.pool(value * factor)
     reason = why or f"above {low:.4f} there is a pool at all"
-    text = f"{reason}; {value:g} gives {pool:.1f} GiB, and above {most:g} graphs and passes no longer fit"
+    end = "no more is advised" if bounds.high >= MOST else f"above {most:g} graphs and passes no longer fit"
+    text = f"{reason}; {value:g} gives {pool:.1f} GiB, and {end}"
     knob = told.knob if told is not None else case.share.knob
     return case.remedy(knob, Move.RAISE, text, value=value, least=least, most=most)
 

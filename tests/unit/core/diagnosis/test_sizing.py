@@ -183,3 +183,4 @@ def test_a_hidden_multiplier_is_no_lack_of_room_for_the_weights(weights: float, 
     if raised:
         value = finding.remedies[0].value
         assert isinstance(value, float) and weights / 78.4 < value * 0.9 < 0.95
+        assert "no longer fit" not in finding.remedies[0].why, "0.99 is 0.89 in effect, where there is room"
