@@ -10,8 +10,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
 
 _HEAD = """# Findings
 
-Every cause that `gputuner diagnose` and the dashboard can name. An id never changes its meaning, so scripts may branch on
-it. This page is made from `tuner/core/causes.py`; what a finding says beside its cause is in [diagnose.md](diagnose.md).
+Every cause that `gputuner diagnose` and the dashboard can name. An id never changes its meaning, so scripts may branch
+on it. This page is made from `tuner/core/causes.py`; what a finding says beside its cause is in
+[diagnose.md](diagnose.md).
 
 A finding shows in one of these phases: {phases}.
 

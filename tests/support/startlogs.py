@@ -33,8 +33,8 @@ def oom(tried: str, free: str, *, gpu: int = 0, capacity: str = "94.97 GiB", in_
     return (
         f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {tried}. GPU {gpu} has a total capacity of"
         f" {capacity} of which {free} is free. Including non-PyTorch memory, this process has {in_use} memory in"
-        f" use. Of the allocated memory {allocated} is allocated by PyTorch{graphs} and {reserved} is reserved by PyTorch"
-        " but unallocated. If reserved but unallocated memory is large try setting"
+        f" use. Of the allocated memory {allocated} is allocated by PyTorch{graphs} and {reserved} is reserved by"
+        " PyTorch but unallocated. If reserved but unallocated memory is large try setting"
         " PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory"
         " Management"
     )

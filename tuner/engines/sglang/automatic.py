@@ -66,10 +66,8 @@ def new_fraction(base: Start, old: Shape, new: Shape, changes: Mapping[str, Any]
     notes: list[str] = []
     if memory.hidden_factor(base)[0] != 1.0 and changes.get("attention_backend") not in (None, "aiter"):
         factor = 1.0  # it goes with the backend
-    if factor != 1.0:
-        notes.append(
-            f"fractions here are those in effect; what is given counts {factor:.2f} times: {effective.how if effective is not None else ''}"
-        )
+    if factor != 1.0 and effective is not None:
+        notes.append(f"fractions here are those in effect; what is given counts {factor:.2f} times: {effective.how}")
     if "mem_fraction_static" not in changes:
         if effective is not None and said is not None and gpu_mib is not None:
             before, after = chosen(old, gpu_mib), chosen(new, gpu_mib)
