@@ -21,6 +21,8 @@ _UNSEEN = Row(0.3, Source.ESTIMATE, 0.3, "allocator rounding and small buffers")
 _LEAST_ACTIVATION_GIB = 0.6
 """Seen under load with prefill graphs: 0.56 on two H200."""
 _STAGES_DIFFER = 0.02
+_TABLE_SEEN_GIB = 0.05
+"""A request table that is smaller than its formula by more is not the formula's."""
 _TOTAL_ERROR_GIB = 0.12
 """T is read a moment before the line that tells it: 0.03 and 0.10 GiB more were free on two H200 hosts."""
 
@@ -277,7 +279,7 @@ def _rows(plan: Plan, rank: _Rank, captured: Row, activation: Row, remains: floa
     if rank.mamba:
         yield Row(rank.mamba, Source.FORMULA, error).row(number, "mamba")
     note = f"{plan.slots:,} requests x ({plan.new.context or 0:,} + 4) x 4 bytes"
-    if rank.table < 0.98 * plan.table:
+    if rank.table < plan.table - _TABLE_SEEN_GIB:
         note += f" = {plan.table:.2f} GiB, of which the start it is made from shows {rank.table / plan.table:.0%}"
         yield Row(rank.table, Source.MEASURED, 0.0, note).row(number, "request_table")
     else:
