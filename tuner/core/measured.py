@@ -134,8 +134,9 @@ def _rank(story: RankStory, rank: RankState | None, state: HostState, engine: En
         # SGLang reckons with what the driver tells, vLLM with what CUDA does.
         less = 0.0 if engine.name == "sglang" else _CUDA_SEES_LESS_GIB
         told = msgspec.structs.replace(told, total_gib=Figure(gpu.memory_total_bytes / GIB - less, 0))
-    grown = _growth(rank)
-    if told.activation_gib is None and grown > 0:
+    grown, left = _growth(rank), story.available_at_ready or story.last_available
+    # More than was left is no pass: the driver's figure was older than the line that said it is ready.
+    if told.activation_gib is None and grown > 0 and (left is None or grown <= left.value * GIB):
         told = msgspec.structs.replace(told, activation_gib=Figure(grown / GIB, 0))
     return told
 

@@ -133,6 +133,13 @@ def test_what_a_rank_takes_while_serving_is_seen() -> None:
     assert not kept(commands), "the most stays the most"
 
 
+def test_a_figure_that_was_older_than_the_readiness_is_no_need_of_a_pass() -> None:
+    state, _ = started()
+    _, commands = run(held(124.0, 123.4 + 60.0, mono=105.0), state=state)
+    (command,) = kept(commands)
+    assert command.record.start.ranks[1].activation_gib is None, "more than was left when it became ready"
+
+
 def test_what_was_kept_before_reaches_the_server() -> None:
     state, commands = started()
     (command,) = kept(commands)
