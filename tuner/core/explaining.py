@@ -19,8 +19,11 @@ from tuner.core.diagnosis import by_severity, diagnose
 from tuner.core.engine import Engine
 from tuner.core.logtext import clean, segments
 from tuner.core.reading import LineRead, parts_of, read_line, start_of
+from tuner.core.roots import ends, root_of
 from tuner.core.scene import NOTHING, completed, scene_of
+from tuner.domain.findings import Severity
 from tuner.domain.logs import Level, LogLine
+from tuner.domain.server import Phase
 from tuner.domain.starts import Start
 from tuner.domain.state import ExplainState, HostState, KeptLine, ServerState
 
@@ -203,6 +206,8 @@ def explained(state: HostState, server: ServerState, engine: Engine) -> ServerSt
         own = tuple(line for line in told.lines if line.at >= start.first)
         server = _with(server, lines=own, batches=tuple(line for line in told.batches if line.at >= start.first))
     found = completed(diagnose(start, engine, server.past), start, engine, scene)
+    if found and found[0].severity is Severity.FATAL and _lives_on(server, start):
+        found = found[1:]
     if talking and any(finding.cause == "inconclusive" for finding in found):
         return server  # the line that says it is about to come
     if found == told.diagnosed:
@@ -227,6 +232,14 @@ def _start(server: ServerState, engine: Engine) -> Start | None:
         env=start.env | (server.identity.env or {}),
         env_read=server.identity.env is not None,
     )
+
+
+def _lives_on(server: ServerState, start: Start) -> bool:
+    """An exception that names no process's end, in a server that was ready and whose processes are all there."""
+    if server.gone or server.phase is not Phase.READY or not all(rank.alive for rank in server.ranks):
+        return False
+    root = root_of(start)
+    return root is not None and root.failure is not None and not ends(root.failure)
 
 
 def _announced(server: ServerState) -> bool:

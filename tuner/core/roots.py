@@ -125,9 +125,14 @@ def root_of(start: Start) -> Root | None:
     return None
 
 
+def ends(failure: Failure) -> bool:
+    """Whether an exception says that its process ends with it."""
+    return _ENDS.search(failure.header) is not None
+
+
 def outlived(start: Start, failure: Failure) -> bool:
     """An exception after which the server went on: of a request, a client that left, an optional package."""
-    if _ENDS.search(failure.header):
+    if ends(failure):
         return False
     if _PASSES.search(failure.header):
         return start.ready_at is not None

@@ -590,3 +590,17 @@ def test_what_was_recorded_on_real_gpus_is_judged_as_what_was_done_to_it(name: s
     assert states[0] == states[1] == states[2]
     expected = [each for each in RECORDED[name] if each]
     assert [found for found in states[0] if found] == ([expected] if expected else [])
+
+
+BARE = 'Traceback (most recent call last):\n  File "/x/a.py", line 3, in run\n    f()\nValueError: nothing\n'
+
+
+def test_an_exception_of_nobody_is_no_end_while_all_processes_live() -> None:
+    play = live(HEALTHY)
+    play.add(table())
+    play.log(BARE)
+    play.tick(3.0)
+    assert play.causes == ()
+    play.add(e.ServerGone(key=KEY, at=BORN + 9_000))
+    play.tick(3.0)
+    assert play.root == "inconclusive"
