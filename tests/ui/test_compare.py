@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -167,16 +168,21 @@ async def test_starts_of_the_history_are_offered(app_on: AppOn) -> None:
 
 
 async def test_a_start_is_chosen_from_the_list(app_on: AppOn) -> None:
-    other = states.REPLACE(explained.good_start(), settings={**explained.SETTINGS, "mem_fraction_static": 0.9})
+    settings = {**explained.SETTINGS, "mem_fraction_static": 0.9}
+    other = states.REPLACE(explained.good_start(), settings=settings, began=1_772_000_000.0)
     app, _ = app_on(with_past(states.compared(), other))
     async with app.run_test(size=NARROW) as pilot:
         await pilot.press("d", "c")
         await settled(pilot)
         assert isinstance(app.screen, StartDialog)
         assert app.screen.query_one(OptionList).option_count == 2
+        assert re.search(
+            r"earlier start of \w+ \d+ \d\d:\d\d, ready",
+            str(app.screen.query_one(OptionList).get_option_at_index(1).prompt),
+        )
         await pilot.press("down", "enter")
         await settled(pilot)
-        assert "earlier start, ready, fraction 0.9" in app.screen.query_one("#pair", Rows).text
+        assert "earlier start of " in app.screen.query_one("#pair", Rows).text
 
 
 async def test_a_log_file_is_compared_with(app_on: AppOn) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,11 @@ def _named(start: Start) -> str:
     return ", ".join(clean(word) for word in words)
 
 
+def _when(start: Start) -> str:
+    """When it began, on this machine's clock."""
+    return "" if not start.began else f" of {datetime.fromtimestamp(start.began):%b %d %H:%M}"
+
+
 class _Known:
     """The starts that a server's can be held against."""
 
@@ -76,7 +82,7 @@ class _Known:
                 self._add(f"server:{other.identity.key}", title, other.start, own)
         for number, start in enumerate(server.past):
             if start != own:
-                self._add(f"past:{number}", f"earlier start, {_named(start)}", start, own)
+                self._add(f"past:{number}", f"earlier start{_when(start)}, {_named(start)}", start, own)
         # What worked with the same LLM tells most.
         self.choices.sort(key=lambda each: (not each.same_llm, not self.starts[each.id].worked))
 

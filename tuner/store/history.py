@@ -87,7 +87,8 @@ class History:
             but: Host wall clock at which the start began that is compared with the others, and does not count itself.
         """
         past = self.memories(host, engine, model, but)
-        return self.usual(host, engine, model, but), tuple(record.start for record in past if record.model == model)
+        starts = (msgspec.structs.replace(each.start, began=each.started_at) for each in past if each.model == model)
+        return self.usual(host, engine, model, but), tuple(starts)
 
     def _keep_times(self, record: StartRecord) -> None:
         row = (

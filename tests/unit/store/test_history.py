@@ -184,7 +184,7 @@ def test_what_a_start_measured_comes_back_as_it_was(tmp_path: Path) -> None:
     history.keep(MEASURED)
     assert history.memories("box", "sglang", "/models/a") == [MEASURED]
     usual, starts = history.look_up("box", "sglang", "/models/a")
-    assert (usual, starts) == (UsualTimes(), (MEASURED.start,))
+    assert (usual, starts) == (UsualTimes(), (replace(MEASURED.start, began=MEASURED.started_at),))
     assert history.problem is None
 
 
