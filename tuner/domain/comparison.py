@@ -15,6 +15,10 @@ from tuner.domain.findings import Outcome
 Value = int | float | str | bool | tuple[int, ...] | None
 
 
+_READ = ("NCCL", "SGL", "VLLM", "CUDA", "TORCH", "PYTORCH", "FLASHINFER", "TRITON", "NVSHMEM")
+"""How variables begin that engines and their libraries read."""
+
+
 class Group(enum.StrEnum):
     """What kind of thing differs."""
 
@@ -107,10 +111,12 @@ class Difference(Struct, frozen=True, kw_only=True):
     @property
     def untold(self) -> bool:
         """Only one log tells of it, and nothing more is known: of a variable no number or remedy either."""
-        if Origin.UNKNOWN not in (self.good_origin, self.bad_origin):
+        if Origin.UNKNOWN not in (self.good_origin, self.bad_origin) or self.role is Role.EXPLAINS:
             return False
-        weighed = self.role in (Role.EXPLAINS, Role.ACQUITTED) or bool(self.note)
-        return self.role is Role.NOISE or (self.group is Group.ENVIRONMENT and not weighed)
+        if self.group is not Group.ENVIRONMENT:
+            return self.role is Role.NOISE
+        weighed = self.role is not Role.NOISE and (self.role is Role.ACQUITTED or bool(self.note))
+        return not (weighed and self.name.startswith(_READ))
 
     @property
     def ratio(self) -> float | None:

@@ -366,3 +366,12 @@ def test_what_was_asked_for_is_suspected_before_what_the_engine_chose() -> None:
     good = start(settings={"a": 0, "z": 0, "b": {"c": 0}})
     possible = [each.name for each in compare(good, bad).of(Role.POSSIBLE)]
     assert possible == ["z", "a", "b.c"]
+
+
+def test_of_variables_that_one_side_tells_only_those_of_engines_and_libraries_are_acquitted_in_words() -> None:
+    sides = {"good": None, "bad": "x", "good_origin": Origin.UNKNOWN, "bad_origin": Origin.GIVEN}
+    told = {
+        name: Difference(group=Group.ENVIRONMENT, name=name, role=Role.ACQUITTED, **sides).untold  # type: ignore[arg-type]
+        for name in ("NCCL_BUFFSIZE", "SGLANG_FORCE_CUSTOM_AR_PCIE", "PATH", "HF_TOKEN", "VIRTUAL_ENV")
+    }
+    assert [name for name, untold in told.items() if not untold] == ["NCCL_BUFFSIZE", "SGLANG_FORCE_CUSTOM_AR_PCIE"]
