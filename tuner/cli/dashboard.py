@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +20,9 @@ from tuner.domain.link import Target
 from tuner.domain.starts import Start
 from tuner.store import settings as stored
 from tuner.transports import Ask
+
+_PATIENCE_S = 5.0
+"""How long a dashboard that is told to end may take to give the terminal back."""
 
 
 def connect(targets: Sequence[Target]) -> int:
@@ -80,10 +84,19 @@ def _show(targets: Sequence[Target], speed: float = 1.0) -> int:
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, end(number))
+            # A terminal that nobody reads any more blocks the loop, and with it the handler above; this one still runs.
+            signal.signal(number, _end_at_last)
         await app.run_async()
         return 128 + ended_by[0] if ended_by else app.return_code or FINE
 
     return asyncio.run(shown())
+
+
+def _end_at_last(number: int, _frame: object) -> None:
+    """End the process when it has not ended by itself."""
+    timer = threading.Timer(_PATIENCE_S, os._exit, (128 + number,))
+    timer.daemon = True
+    timer.start()
 
 
 def _starts_in(path: str) -> Sequence[Start]:
