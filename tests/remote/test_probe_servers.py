@@ -139,6 +139,23 @@ def test_ranks_that_outlive_their_leader_are_orphans(tree: ProcTree) -> None:
         assert probe.first(e.ServerGone, lambda g: g.key != key).key.startswith("102:")
 
 
+def test_what_one_leader_left_over_is_one_server(tree: ProcTree) -> None:
+    tree.add(70, ["toy::engine"], group=60)
+    tree.add(71, ["toy::rank_0"], ppid=70, group=60)
+    tree.add(72, ["toy::rank_1"], group=60)
+    tree.add(73, ["toy::helper"], ppid=72, group=60)
+    tree.add(80, ["toy::engine"], group=61)
+    with running(tree.root, toy_plan()) as probe:
+        probe.first(e.ScanEnded)
+        both = probe.server(lambda s: s.pid == 70)
+        assert {m.pid for m in both.members} == {70, 71, 72, 73}
+        assert [m.pid for m in probe.server(lambda s: s.pid == 80).members] == [80]
+        tree.remove(70)
+        assert sorted(probe.first(e.ServerGone).left) == [71, 72, 73]
+        rest = probe.server(lambda s: s.pid not in (70, 80))
+        assert {m.pid for m in rest.members} >= {72, 73}
+
+
 def test_orphans_are_there_at_first_sight(tree: ProcTree) -> None:
     tree.add(70, ["toy::engine"])
     tree.add(71, ["toy::rank_0"], ppid=70)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from tuner.core import facts as f
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.proposals import DMESG, container, no_memory_advice
 from tuner.core.roots import is_consequence
@@ -280,10 +279,16 @@ def ended(case: Case) -> Sign | None:
 
 
 def served_s(case: Case, sign: Sign) -> float | None:
-    """How long it had served when a process ended; None where no times tell."""
-    ready = next((fact.at for fact in case.start.facts if fact.kind == f.READY), None)
+    """How long it had served when a process ended; None where no times tell.
+
+    uvicorn's line of a server that is ready has no time of its own: the last one told before it counts.
+    """
+    ready = case.start.ready_at
+    if ready is None:
+        return None
+    since = next((x.at for x in reversed(case.start.facts) if x.offset <= ready and x.at is not None), None)
     end = sign.time if sign.time is not None else case.start.ended
-    return end - ready if ready is not None and end is not None else None
+    return end - since if since is not None and end is not None else None
 
 
 def _was_killed(sign: Sign) -> bool:

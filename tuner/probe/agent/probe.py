@@ -294,6 +294,10 @@ class Probe:
                 except Exception as e:  # one that cannot be understood must not hide the others
                     self.fault("server %s" % key, e)
                     continue
+                same = next((each for each in self.servers.values() if each.left_beside(server)), None)
+                if same is not None:
+                    same.take(server)
+                    continue
                 self.servers[key] = server
                 fresh.append(server)
         for server in self.live_servers():

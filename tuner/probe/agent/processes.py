@@ -221,6 +221,13 @@ def owner_of(pid: int) -> Optional[int]:
     return status.st_uid if status else None
 
 
+def group_of(pid: int) -> int:
+    """Process group, which outlives the process that led it; 0 where there is none to read."""
+    data = text_of("%s/%d/stat" % (PROC, pid)) or ""
+    fields = data.rpartition(")")[2].split(None, 3)
+    return int(fields[2]) if len(fields) > 2 else 0
+
+
 def environ_of(pid: int) -> Optional[Dict[str, str]]:
     """Environment a process was started with; None where that may not be read."""
     try:

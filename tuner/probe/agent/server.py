@@ -15,7 +15,7 @@ from .log_target import find_log
 from .old_logs import send_old_logs
 from .origin import manager_of
 from .polling import Poller
-from .processes import Proc, environ_of, owner_of
+from .processes import Proc, environ_of, group_of, owner_of
 from .recognition import Engine
 from .sockets import listeners_of, sockets_of
 from .tail import Followed, NoTail, Tail
@@ -35,6 +35,8 @@ class Server(Followed):
     def __init__(self, probe: Probe, engine: Engine, leader: Proc, orphaned: bool) -> None:
         super().__init__(probe, engine, leader, "%d:%d" % (leader.pid, leader.ticks))
         self.orphaned = orphaned
+        self._beside: List[Proc] = []
+        """Of a server whose leader is gone: those that it left over besides the one that stands for it."""
         self.dying_at: Optional[float] = None
         self.pollers: Dict[str, Poller] = {}
         self.busy_at = 0.0
@@ -129,11 +131,30 @@ class Server(Followed):
         """The tail went over to another file."""
         self.target.status = status
 
+    def left_beside(self, other: Server) -> bool:
+        """Whether both are what one dead leader left over: one process group, which writes one log."""
+        group = group_of(self.leader.pid)
+        return (
+            self.orphaned
+            and other.orphaned
+            and self.engine is other.engine
+            and (self.target.kind, self.target.path) == (other.target.kind, other.target.path)
+            and group != 0
+            and group == group_of(other.leader.pid)
+        )
+
+    def take(self, other: Server) -> None:
+        """What another stands for is counted to this one."""
+        self._beside.append(other.leader)
+
     def look(self) -> None:
         """Bring members, ports and log up to date, and tell what changed."""
         now = time.monotonic()
         table = self.probe.table
-        live = [self.leader, *sorted(table.descendants(self.leader.pid), key=lambda proc: proc.pid)]
+        self._beside = [proc for proc in self._beside if table.procs.get(proc.pid) is proc]
+        heads = [self.leader, *self._beside]
+        below = (proc for head in heads for proc in table.descendants(head.pid))
+        live = [*heads, *sorted(below, key=lambda proc: proc.pid)]
         # Whoever was a member stays one, also when its parent died and init adopted it.
         known = {proc.pid for proc in live}
         live += [table.procs[pid] for pid in self.members if pid not in known and pid in table.procs]

@@ -176,6 +176,15 @@ def test_without_times_signal_nine_is_less_sure(line: str) -> None:
     assert (finding.cause, finding.confidence) == ("rank-died", Confidence.LOW)
 
 
+@pytest.mark.parametrize(("at", "cause"), [("08:20:26", "rank-died"), ("18:20:26", "host-oom-killed")])
+def test_a_ready_line_without_time_is_as_old_as_the_one_before(at: str, cause: str) -> None:
+    finding = verdict(
+        vllm("ready") + f"(EngineCore_DP0 pid=22) ERROR 05-14 {at} [multiproc_executor.py:315] Worker proc VllmWorker-1"
+        " died unexpectedly (exit code: -9), shutting down executor.\n"
+    )
+    assert (finding.cause, finding.ranks, finding.confidence) == (cause, (1,), Confidence.MEDIUM)
+
+
 def test_which_rank_it_was_is_told_by_its_name() -> None:
     line = "Subprocess scheduler_1 (pid=1346) crashed with exit code -9. Triggering SIGQUIT for cleanup..."
     assert verdict(sglang("serving") + ended(line, "10:01:40")).ranks == (1,)
