@@ -134,13 +134,30 @@ def test_numbers_are_said_as_logs_print_them() -> None:
         value_text(159277, "tokens"),
         value_text(30000),
         value_text(None),
+        value_text(1, "requests"),
     ] == [
         "21.70 GB",
         "0.55",
         "159,277 tokens",
         "30000",
         "n/a",
+        "1 request",
     ]
+
+
+def test_one_long_value_does_not_push_the_others_out() -> None:
+    gate = "Custom allreduce is disabled because it's not supported on more than two PCIe-only GPUs"
+    told = (
+        Evidence(what="gen throughput (token/s)", value=21.6, unit="token/s", at=70),
+        Evidence(what="gate", value=gate, at=11),
+        Evidence(what="GPUs in the TP group", value=4),
+    )
+    rows = text(card(states.REPLACE(explained.too_low(), evidence=told), unfolded=True), 78, 60).splitlines()
+    numbers = [row for row in rows if "21.6 token/s" in row or "GPUs in the TP group " in row]
+    assert [row.replace("│", "").rstrip()[-8:] for row in numbers] == [" byte 70", "computed"]
+    assert "gen throughput (token/s)" in numbers[0]
+    assert numbers[1].split()[-3:-1] == ["4", "computed"]
+    assert gate in " ".join(" ".join(row.strip("│ ") for row in rows).split())
 
 
 def test_ranks_are_named_or_counted() -> None:

@@ -9,6 +9,7 @@ from tuner.domain.findings import Confidence, Number
 RANKS_NAMED = 4
 """Ranks that are named one by one; more are counted."""
 _SIZES = ("GB", "GiB", "MB", "MiB")
+_COUNTED = ("blocks", "ranks", "requests", "tokens")
 
 
 def sureness(confidence: Confidence) -> str:
@@ -43,4 +44,6 @@ def value_text(value: Number | str | bool | None, unit: str = "") -> str:
         text = f"{value:,.2f}" if unit in _SIZES else f"{value:,.4f}".rstrip("0").rstrip(".")
     else:
         text = value
+    if value == 1 and unit in _COUNTED:
+        unit = unit.removesuffix("s")
     return f"{text} {unit}".rstrip()

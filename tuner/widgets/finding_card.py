@@ -198,21 +198,25 @@ class Card:
             (clean(each.what), clean(value_text(each.value, each.unit)), place_text(each), each.at)
             for each in self.finding.evidence
         ]
+        places = max((width_of(((row[2], ""),)) for row in rows), default=0)
+        room = width - _LABEL - places - 3
+        sizes = [(width_of(((what, ""),)), width_of(((value, ""),))) for what, value, _, _ in rows]
+        # One long value is not to push the numbers of the other rows out of their column.
+        column = max((value for _, value in sizes if value <= room // 3), default=0)
+        whats = min(max((what for what, _ in sizes), default=0), max(8, room - column - 2))
+        gaps = [max(0, min(max(2, whats - what + 2) + max(0, column - value), room - what - value))
+                for what, value in sizes]  # fmt: skip
+        taken = max((what + gap + value for (what, value), gap in zip(sizes, gaps, strict=True) if gap >= 2), default=0)
         lines: list[CardLine] = []
-        whats = max((width_of(((row[0], ""),)) for row in rows), default=0)
-        values = max((width_of(((row[1], ""),)) for row in rows), default=0)
-        for what, value, place, at in rows:
+        for (what, value, place, at), gap in zip(rows, gaps, strict=True):
             head: Span = (("evidence" if not lines else "").ljust(_LABEL), "dim")
-            right: Line = (("  ", "text"), (place, "dim"))
-            room = width - _LABEL - width_of(right)
-            gap = " " * max(1, min(whats, room - values - 2) - width_of(((what, ""),)) + 2)
-            pad = " " * max(0, values - width_of(((value, ""),)))
-            if len(what) + len(value) + 2 > room:
-                what = clip(what, max(8, room - len(value) - 2), self._glyphs.ellipsis)
-                gap = "  "
-                pad = ""
-            body = clip_line(((what, "text"), (gap + pad, "text"), (value, "strong")), room, self._glyphs.ellipsis)
-            lines.append(CardLine((head, *body, *right), at=at))
+            body: Line = ((what, "text"), (" " * gap, "text"), (value, "strong")) if gap >= 2 else ((what, "text"),)
+            body = clip_line(body, room, self._glyphs.ellipsis)
+            fill = " " * max(2, taken - width_of(body) + 3)
+            lines.append(CardLine((head, *body, (fill, "text"), (place.rjust(places), "dim")), at=at))
+            if gap < 2:
+                below = wrap_words(value, max(8, width - _LABEL - 2))
+                lines += [CardLine(((" " * (_LABEL + 2), "text"), (each, "strong"))) for each in below]
         return lines
 
     def _remedy(self, remedy: Remedy, width: int) -> list[CardLine]:
