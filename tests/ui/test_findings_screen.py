@@ -27,7 +27,7 @@ NARROW, WIDE = (80, 24), (160, 48)
 
 def story(start: Start, width: int = 160, **more: Any) -> list[str]:
     lines = story_lines(start, width, UNICODE, engine=load_engines()[start.engine].title, **more)
-    assert all(width_of(line) <= width for line in lines)
+    assert all(width_of(line) <= width for line in lines), width
     return [text_of(line).rstrip() for line in lines]
 
 
@@ -70,6 +70,20 @@ def test_ranks_that_are_alike_share_a_row() -> None:
         " TP5",
     ]
     assert any(line.startswith(" all 8") for line in story(explained.good_start(), folded=True))
+
+
+@pytest.mark.parametrize("width", [80, 60, 40])
+def test_no_number_is_cut_where_the_ranks_have_long_names(width: int) -> None:
+    """A table moves closer together first, then its last columns go below."""
+    start = explained.good_start()
+    ranks = [states.REPLACE(rank, draft_kv_gib=Figure(0.46, 1)) for rank in start.ranks]
+    for number in (2, 4):
+        ranks[number] = states.REPLACE(ranks[number], before_weights=Figure(88.1, 1))
+    lines = story(states.REPLACE(start, ranks=tuple(ranks)), width, folded=True)
+    assert any(line.startswith(" TP0-1, 3, 5-7") for line in lines)
+    words = " ".join(lines).split()
+    for number in ("94.04", "88.10", "1.16", "72.33", "21.71", "10.42", "0.46", "159,277", "2.60", "8.69", "8:34"):
+        assert number in words
 
 
 def test_what_a_rank_has_that_others_have_not_stands_out() -> None:

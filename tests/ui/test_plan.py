@@ -242,8 +242,9 @@ def test_ranks_that_differ_have_bars_of_their_own() -> None:
     base = states.REPLACE(base, ranks=(*base.ranks[:3], odd, *base.ranks[4:]))
     forecast = ENGINE.forecast(base, {})
     plan = Planned(base=base, knobs=tuple(KNOBS.values()), now=forecast, then=forecast)
-    shown_text = text(plan)
-    assert "rank 0-2, 4" in shown_text or "all 8" in shown_text
+    bars = [line for line in text(plan, 79).splitlines() if " now  " in line and "left" in line]
+    assert [line.partition(" now  ")[0].strip() for line in bars] == ["TP0-2, 4-7", "TP3"]
+    assert len({line.index("▐") for line in bars}) == 1
 
 
 @pytest.mark.parametrize("width", [79, 100, 159, 240])

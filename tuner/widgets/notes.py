@@ -173,6 +173,21 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join("-".join(str(end) for end in run) for run in runs)
 
 
+def group_name(tags: Sequence[str], of: int) -> str:
+    """Ranks of one row: `TP2`, `TP0-3, 6`, `all 8`.
+
+    Args:
+        tags: Of those that share the row.
+        of: How many the server has.
+    """
+    if len(tags) == of and of > 1:
+        return f"all {of}"
+    numbers = [int(found[1]) for tag in tags if (found := re.fullmatch(r"TP(\d+)", tag))]
+    if len(tags) > 1 and len(numbers) == len(tags):
+        return f"TP{ranges(numbers)}"
+    return clean(tags[0]) if len(tags) == 1 else f"{clean(tags[0])} +{len(tags) - 1}"
+
+
 def problem_items(state: HostState, server: ServerState | None, width: int, glyphs: Glyphs, most: int) -> list[Item]:
     """What does not work on the host, serious things first."""
     names = {each.identity.key: f"pid {each.identity.pid}" for each in state.servers}

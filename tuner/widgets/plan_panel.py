@@ -15,7 +15,7 @@ from tuner.domain.planning import Planned
 from tuner.units import GIB
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.memory_bar import bar
-from tuner.widgets.notes import ranges
+from tuner.widgets.notes import group_name
 from tuner.widgets.plan_fields import label_of, value_words
 from tuner.widgets.spans import Line, Span, clean, clip, clip_line, spread, width_of, wrap_words
 
@@ -160,18 +160,17 @@ def _bars(planned: Planned, width: int, glyphs: Glyphs) -> list[Line]:
     lines: list[Line] = []
     groups = _groups(planned.then) or _groups(planned.now)
     of = len(then or now)
-    tags = {story.number: clean(story.tag) for story in planned.base.ranks}
-    for group in groups[:4]:
-        name = f"all {of}" if len(group) == of and of > 1 else tags.get(group[0], f"rank {group[0]}")
-        if 1 < len(group) < of:
-            name = f"rank {ranges(group)}"
+    tags = {story.number: story.tag for story in planned.base.ranks}
+    names = [group_name([tags.get(rank, f"TP{rank}") for rank in group], of) for group in groups[:4]]
+    column = max([11, *map(len, names)])
+    for group, name in zip(groups, names, strict=False):
         total = _card(planned, group[0]) or _total(now.get(group[0], {})) or _total(then.get(group[0], {}))
         for word, sizes in (("now", now.get(group[0])), ("then", then.get(group[0]))):
             if sizes is None:
                 continue
             free = sizes.get("free")
             tail = "" if free is None or free.size_bytes is None else f" {free.size_bytes / GIB:6.1f} left"
-            head = f" {(name if word == 'now' else ''):<11} {word:<5}"
+            head = f" {(name if word == 'now' else ''):<{column}} {word:<5}"
             room = max(12, min(90, width - len(head) - 14))
             style = "bad" if free is not None and (free.size_bytes or 0) < 0 else "text"
             lines.append(((head, "dim"), *bar(_terms(sizes), total, room, glyphs), (tail, style)))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tuner.domain.findings import Outcome
 from tuner.domain.server import START_PHASES, Phase
@@ -13,7 +13,7 @@ from tuner.domain.starts import Figure, PhaseSpan, RankStory, Start
 from tuner.domain.state import ServerState
 from tuner.units import format_duration, format_seconds
 from tuner.widgets.glyphs import Glyphs
-from tuner.widgets.notes import ranges
+from tuner.widgets.notes import group_name
 from tuner.widgets.spans import Line, Span, clean, fit, width_of
 from tuner.widgets.status import PHASE_NAMES
 
@@ -102,7 +102,7 @@ def story_lines(
     if not start.ranks:
         return [*lines, ((" the log tells nothing of its ranks", "dim"),)]
     groups = _groups(start) if folded else [(rank,) for rank in start.ranks]
-    labels = [_label(group, len(start.ranks)) for group in groups]
+    labels = [group_name([rank.tag for rank in group], len(start.ranks)) for group in groups]
     usual = server.usual.phases_s if server is not None else {}
     times, sizes = _times(start, groups, glyphs, usual), _sizes(start, groups)
     has_usual = any(phase in usual for phase in phases_of(start))
@@ -112,9 +112,9 @@ def story_lines(
     both = [*times, _GAP, *sizes] if times and sizes else [*times, *sizes]
     if _width(both, label) <= width:
         return [*lines, *_table(labels, label, both)]
-    lines += _table(labels, label, times)
+    lines += _tables(labels, label, times, width)
     if sizes:
-        lines += [(), *_table(labels[: len(groups)], label, sizes)]
+        lines += [(), *_tables(labels[: len(groups)], label, sizes, width)]
     return lines
 
 
@@ -124,11 +124,13 @@ class Column(Struct, frozen=True):
     group: str
     head: str
     cells: list[Cell]
+    gap: int = 2
+    """Cells before it."""
 
     @property
     def width(self) -> int:
         """Cells that it takes, with the gap before it."""
-        return 2 + max(len(self.head), 4, *(len(cell.text) for cell in self.cells))
+        return self.gap + max(len(self.head), 4, *(len(cell.text) for cell in self.cells))
 
 
 _GAP = Column("", "", [Cell("")])
@@ -136,6 +138,19 @@ _GAP = Column("", "", [Cell("")])
 
 def _width(columns: Sequence[Column], label: int) -> int:
     return 1 + label + sum(column.width for column in columns)
+
+
+def _tables(labels: Sequence[str], label: int, columns: Sequence[Column], width: int) -> list[Line]:
+    """A table that is too wide moves closer together; what still does not fit goes below."""
+    if _width(columns, label) > width:
+        columns = [replace(column, gap=1) for column in columns]
+    lines: list[Line] = []
+    rest = list(columns)
+    while rest:
+        fits = max((n for n in range(1, len(rest) + 1) if _width(rest[:n], label) <= width), default=1)
+        lines += [*([()] if lines else []), *_table(labels, label, rest[:fits])]
+        del rest[:fits]
+    return lines
 
 
 def _table(labels: Sequence[str], label: int, columns: Sequence[Column]) -> list[Line]:
@@ -185,17 +200,6 @@ def _near(one: float | None, other: float | None, by: float, share: float) -> bo
     if one is None or other is None:
         return one is other
     return abs(one - other) <= max(by, share * abs(one))
-
-
-def _label(group: Ranks, of: int) -> str:
-    if len(group) == of and of > 1:
-        return f"all {of}"
-    if len(group) == 1:
-        return clean(group[0].tag)
-    numbers = [re.fullmatch(r"TP(\d+)", rank.tag) for rank in group]
-    if all(numbers):
-        return f"TP{ranges(int(each[1]) for each in numbers if each)}"
-    return f"{clean(group[0].tag)} +{len(group) - 1}"
 
 
 def _times(
