@@ -79,7 +79,7 @@ def _capped(state: HostState, server: ServerState, case: Case) -> Finding | None
     seen, limit = _waiting(state, server), _limit(server)
     if seen is None or limit is None or seen[1] < limit:
         return None
-    knob = "max_num_seqs" if case.start.engine == "vllm" else "max_running_requests"
+    knob = case.named("max_running_requests")
     return case.finding(
         "requests-capped",
         f"For a minute {limit} requests ran, as many as are allowed, and others waited, with {seen[2]:.0%} of the"
@@ -96,7 +96,8 @@ def _capped(state: HostState, server: ServerState, case: Case) -> Finding | None
 
 def _conservative(state: HostState, server: ServerState, case: Case) -> Finding | None:
     seen, limit = _waiting(state, server), _limit(server)
-    if seen is None or case.start.engine != "sglang" or (limit is not None and seen[1] >= limit) or seen[1] < 2:
+    knob = "schedule_conservativeness"
+    if seen is None or knob not in case.engine.knobs() or (limit is not None and seen[1] >= limit) or seen[1] < 2:
         return None
     return case.finding(
         "scheduler-conservative",
@@ -107,16 +108,15 @@ def _conservative(state: HostState, server: ServerState, case: Case) -> Finding 
         ranks=None,
         confidence=Confidence.MEDIUM,
         evidence=_numbers(server, seen[2]),
-        remedies=[
-            case.remedy("schedule_conservativeness", Move.LOWER, "admits more at once; more may be put back", value=0.3)
-        ],
+        remedies=[case.remedy(knob, Move.LOWER, "admits more at once; more may be put back", value=0.3)],
         refuted_by="prefill being the bottleneck: long prompts that arrive faster than they are computed",
     )
 
 
 def _order(state: HostState, server: ServerState, case: Case) -> Finding | None:
     hits, queued = server.metrics.cache_hit_ratio, _recent(server.series.get("queued", ()), state.mono)
-    if case.start.engine != "sglang" or hits is None or hits < _HITS or not queued or min(queued) < 2:
+    known = "schedule_policy" in case.engine.knobs()
+    if not known or hits is None or hits < _HITS or not queued or min(queued) < 2:
         return None
     if server.settings.get("schedule_policy") not in ("fcfs", None):
         return None

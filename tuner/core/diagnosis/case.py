@@ -226,6 +226,12 @@ class Case:
             why=why,
         )
 
+    def named(self, knob: str) -> str:
+        """What this engine calls a knob: `max_running_requests` of the catalogue is `max_num_seqs` of vLLM."""
+        spelling = self.engine.knob(knob, self.start.version) or self.engine.knob(knob, None)
+        flag = spelling.flag if spelling is not None else None
+        return flag.lstrip("-").replace("-", "_") if flag is not None else knob
+
     @staticmethod
     def advice(subject: str, why: str, value: str | None = None, flag: str | None = None) -> Remedy:
         """Something to do that turns no knob: check, free, update. `core.remedies` knows whose value is a command."""

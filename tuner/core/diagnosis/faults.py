@@ -208,9 +208,8 @@ def hanging_pass(case: Case) -> Finding | None:
             case.advice("py-spy", "py-spy dump --pid PID of each rank while it hangs shows in which call"),
             without_custom_all_reduce(case, "as a test: if it no longer hangs, that was the collective"),
             variable(case, "NCCL_DEBUG", Move.SET, "shows which transport the ranks use", "INFO"),
-            option(case, "watchdog_timeout", "--watchdog-timeout", Move.RAISE,
-                   "only if the pass is slow and not hung (compilation, a very long prefill)")
-            if case.start.engine != "vllm" else None,
+            case.remedy("watchdog_timeout", Move.RAISE,
+                        "only if the pass is slow and not hung (compilation, a very long prefill)"),
             case.advice("dmesg", "a GPU that fell out hangs its peers", "dmesg -T | grep -i xid"),
         ],
         wrong_advice=["the kill behind it is the watchdog's own work, not a lack of memory"],

@@ -115,7 +115,7 @@ def raised(case: Case, told: Asked | None, *, need_gib: float = 0.0, why: str = 
     factor = told.factor if told is not None else 1.0
     bounds = interval(case, factor)
     if bounds is None or case.share is None:
-        knob = told.knob if told is not None else KNOBS[case.start.engine == "vllm"]
+        knob = told.knob if told is not None else case.named(KNOBS[0])
         return case.remedy(knob, Move.RAISE, why or "the pool needs room")
     low = case.share.fraction(need_gib) / factor if need_gib else bounds.low
     least = up(max(low, told.value if told is not None else 0.0) + _TOO_CLOSE)

@@ -63,7 +63,7 @@ def _leak(case: Case, oom: Oom) -> Finding | None:
         remedies=[
             case.advice("version", "features of images and videos were kept too long in several versions: update"),
             case.advice("restart", "gives the memory back"),
-            case.remedy(KNOBS[case.start.engine == "vllm"], Move.OTHER, "a lower one only delays it: it gains time"),
+            case.remedy(case.named(KNOBS[0]), Move.OTHER, "a lower one only delays it: it gains time"),
         ],
         confidence=Confidence.MEDIUM,
         wrong_advice=fragmentation(oom),
@@ -153,8 +153,8 @@ def activation(case: Case, oom: Oom) -> Finding:
     tokens = _last_prefill(case, oom)
     lower = lowered(case, told, oom.lacking, FORWARD_SPARE)
     prefill = case.phase != "decode"
-    batched = "max_num_batched_tokens" if case.start.engine == "vllm" else "chunked_prefill_size"
-    requests = "max_num_seqs" if case.start.engine == "vllm" else "max_running_requests"
+    batched = case.named("chunked_prefill_size")
+    requests = case.named("max_running_requests")
     return case.finding(
         "mem-fraction-too-high-activation",
         f"The start succeeded, and a {case.phase} pass asked for {oom.sign.fields.get('tried')} with"
@@ -164,7 +164,7 @@ def activation(case: Case, oom: Oom) -> Finding:
         remedies=[
             lower,
             case.remedy("max_prefill_tokens", Move.LOWER, "smaller passes", value=_quarter(case, tokens),
-                        most=_quarter(case, tokens)) if prefill and case.start.engine != "vllm" else None,
+                        most=_quarter(case, tokens)) if prefill else None,
             case.remedy(batched, Move.LOWER, "smaller passes") if prefill else None,
             case.remedy(requests, Move.LOWER, "fewer sequences in a pass") if not prefill else None,
         ],

@@ -169,14 +169,15 @@ def state_blocks(case: Case) -> Finding | None:
         return None
     told = (sign.fields.get(name) for name in ("blocks", "max_mamba_cache_size"))
     blocks = next((value for value in told if isinstance(value, int) and value > 0), None)
-    requests = "max_num_seqs" if case.start.engine == "vllm" else "max_running_requests"
     return case.finding(
         "mamba-pool-too-small",
         "A hybrid LLM keeps one block of state for each running request, and there are fewer blocks than"
         " requests allowed.",
         evidence=[case.quote(what, sign, name) for name, what in _OF_STATE.items()],
         remedies=[
-            case.remedy(requests, Move.LOWER, "one state block each", value=blocks, most=blocks),
+            case.remedy(
+                case.named("max_running_requests"), Move.LOWER, "one state block each", value=blocks, most=blocks
+            ),
             larger_pool(case, "more blocks fit"),
         ],
         refuted_by="as many blocks as requests",
