@@ -26,7 +26,7 @@ from tuner.engines.sglang.automatic import card_mib, new_fraction
 from tuner.engines.sglang.graphs import graphs_of, same_model
 from tuner.engines.sglang.links import shift
 from tuner.engines.sglang.rows import Plan, Terms, draft_share, rank_rows, warnings_of
-from tuner.engines.sglang.shape import Shape, changed, shape_of
+from tuner.engines.sglang.shape import Shape, changed, same_draft, shape_of
 from tuner.units import GIB
 
 _MOST_BESIDE = 0.25
@@ -34,6 +34,10 @@ _MOST_BESIDE = 0.25
 _MOST_KEPT = 4.0
 _MOST_ASSUMED = 0.07
 """Of T: what is assumed beside a pool that no start has allocated, head-room included; 2 GiB at least."""
+_HIDDEN_GIB = 0.12
+"""T is read a moment before the line that tells it: 0.03 and 0.10 GiB more were free on two H200 hosts."""
+_HIDDEN_ERROR_GIB = 0.03
+_LOADED_ERROR_GIB = 0.05
 _SCALED_ERROR = 0.1
 """Of the weights that move to or from other ranks: embeddings and shared parts are not divided."""
 
@@ -117,7 +121,11 @@ def _plan(
     def slots_of(tokens: int) -> int:
         return memory.request_slots(new.version, tokens, context, new.requests, new.dp if new.dp_attention else 1)
 
-    pool = 0.0 if fraction is None else line_of(terms.total, terms.available).pool(fraction) + terms.rounding
+    pool = 0.0
+    if fraction is not None:
+        pool = line_of(terms.total, terms.available).pool(fraction) + terms.rounding
+        # Above f_min, which is that of the printed numbers, there is a pool.
+        pool -= min(terms.hidden * (1 - fraction), abs(pool) / 2)
     most = terms.available - graphs.decode.gib - activation.gib - HEADROOM_GIB
     tokens = tokens_of(pool)
     return Plan(
@@ -143,23 +151,32 @@ def _terms(
     base: Start, past: Sequence[Start], old: Shape, new: Shape, total: float, available: float, cell: fit.Cell | None,
     drafted: Start | None, fraction: float | None,
 ) -> Terms:  # fmt: skip
-    moved = shift(base, past, old, new, total)
+    gain = shift(base, past, old, new, total)
     scale = old.world / new.world
     weakest = min(base.ranks, key=lambda rank: rank.after_weights.value if rank.after_weights else available)
     weights = 0.0 if weakest.weights_gib is None else weakest.weights_gib.value
-    gained = weights * (1 - scale)
-    error = abs(gained) * _SCALED_ERROR + moved.error
-    draft = _draft_rank(drafted)
-    if memory.counts(base) and old.drafts != new.drafts and draft is not None and draft.draft_weights_gib is not None:
-        gained += draft.draft_weights_gib.value if old.drafts else -draft.draft_weights_gib.value
+    loaded = None if scale == 1.0 else _loaded(base, past, new)
+    gained = weights * (1 - scale) if loaded is None else weights - loaded
+    error = (abs(gained) * _SCALED_ERROR if loaded is None else _LOADED_ERROR_GIB) + gain.error
+    if memory.counts(base) and drafted is not base:
+        gained += _draft_weights(base if old.drafts else None) - _draft_weights(drafted)
+    elif memory.counts(base) and old.drafts and not new.drafts:
+        gained += _draft_weights(base)
     effective = memory.effective_fraction(base)
+    hidden, unsure, rounding = _calibration(base, old, total, available, cell)
+    if unsure is None or effective is None:
+        unsure, moved = _HIDDEN_GIB, 1 - (fraction or 0.0)
+    else:
+        moved = abs((fraction or 0.0) - effective.value)
     return Terms(
-        total=total + moved.gib,
-        available=available + moved.gib + gained,
-        moved=0.0 if effective is None or fraction is None else abs(fraction - effective.value),
-        rounding=_calibration(base, old, total, available, cell),
-        shift=moved,
+        total=total + gain.gib,
+        available=available + gain.gib + gained,
+        hidden=hidden,
+        rounding=rounding,
+        unsure=unsure * moved,
+        shift=gain,
         weights_scale=scale,
+        weights=loaded,
         cell_scale=new.kv_bytes
         / old.kv_bytes
         * (1.0 if new.latent else old.attention_tp / new.attention_tp)
@@ -171,12 +188,33 @@ def _terms(
     )
 
 
+def _loaded(base: Start, past: Sequence[Start], new: Shape) -> float | None:
+    """Weights of the poorest rank as another start loaded them on as many ranks, GiB."""
+    kind = [base.setting(name) for name in ("quantization", "dtype")]
+    for start in past:
+        shape = shape_of(start, None)
+        alike = (shape.tp, shape.pp) == (new.tp, new.pp) and shape.dp_attention == new.dp_attention
+        if alike and same_model(base, start) and [start.setting(name) for name in ("quantization", "dtype")] == kind:
+            told = [rank.weights_gib.value for rank in start.ranks if rank.weights_gib is not None]
+            if told:
+                return max(told)
+    return None
+
+
 def _drafted(base: Start, past: Sequence[Start], old: Shape, new: Shape) -> Start | None:
-    """The start that tells what the draft takes: the one that is planned from, or another with as many ranks."""
-    if old.drafts:
+    """The start that tells what a draft takes: the one that is planned from, or another with as many ranks.
+
+    Another algorithm has another draft, which tells nothing of it.
+    """
+    if old.drafts and (not new.drafts or same_draft(old, new)):
         return base
     for start in past if new.drafts else ():
-        if same_model(base, start) and _draft_rank(start) is not None and len(start.ranks) == new.world:
+        if (
+            same_model(base, start)
+            and _draft_rank(start) is not None
+            and len(start.ranks) == new.world
+            and same_draft(shape_of(start, None), new)
+        ):
             return start
     return None
 
@@ -194,21 +232,37 @@ def _kept_for_draft(drafted: Start | None) -> float:
     return kept if taken - 0.01 <= kept <= _MOST_KEPT else taken
 
 
+def _draft_weights(start: Start | None) -> float:
+    rank = _draft_rank(start)
+    return 0.0 if rank is None or rank.draft_weights_gib is None else rank.draft_weights_gib.value
+
+
 def _draft_rank(start: Start | None) -> RankStory | None:
     if start is None:
         return None
     return next((rank for rank in start.ranks if rank.draft_weights_gib is not None), None)
 
 
-def _calibration(base: Start, old: Shape, total: float, available: float, cell: fit.Cell | None) -> float:
-    """What the rounding of A and T hides, by the pool that really came of them; 0 where that tells nothing."""
+def _calibration(
+    base: Start, old: Shape, total: float, available: float, cell: fit.Cell | None
+) -> tuple[float, float | None, float]:
+    """What the printed A and T hide, by the pool that really came of them.
+
+    T is read before the line that tells it, when a little more was free: `off = rounding - hidden x (1 - f)`.
+
+    Returns:
+        Hidden of T, what it may be more or less, and the rounding, GiB; no error where no pool tells of any.
+    """
     effective, tokens = memory.effective_fraction(base), least_value(base.ranks, lambda rank: rank.kv_tokens)
     plain = not (old.drafts or old.pp > 1 or any(rank.mamba_gib is not None for rank in base.ranks))
     if effective is None or tokens is None or cell is None or memory.capped(base) or not plain:
-        return 0.0
-    limit = fit.rounded_pool_error(total, effective.value)
-    off = tokens * cell.value / GIB - line_of(total, available).pool(effective.value)
-    return max(-limit, min(limit, off))
+        return 0.0, None, 0.0
+    fraction = effective.value
+    limit, beside = fit.rounded_pool_error(total, fraction), max(1 - fraction, 1e-3)
+    off = tokens * cell.value / GIB - line_of(total, available).pool(fraction)
+    hidden = max(0.0, min(_HIDDEN_GIB, -off / beside))
+    unsure = max(_HIDDEN_ERROR_GIB, min(_HIDDEN_GIB, (limit + tokens * cell.value / GIB * cell.error) / beside))
+    return hidden, unsure, max(-limit, min(limit, off + hidden * (1 - fraction)))
 
 
 def _kv_share(rank: RankStory, old: Shape, new: Shape) -> float:

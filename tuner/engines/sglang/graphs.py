@@ -42,7 +42,10 @@ def graphs_of(base: Start, past: Sequence[Start], old: Shape, new: Shape, drafte
     unlike = 0.0 if same else _LINK_ERROR_GIB
     measured = same or alike
     longest = max(new.prefill_sizes, default=0) if new.prefill_graphs else 0
-    decode = _row(fit_captures(_captures(measured, decode=True), len(new.decode_sizes)), unlike / 4)
+    seen = _captures(measured, decode=True)
+    # The buffers within what was measured are multiplied with the graphs.
+    times = max((len(new.decode_sizes) / each.sizes for each in seen), default=1.0)
+    decode = _row(fit_captures(seen, len(new.decode_sizes)), unlike / 4 * max(1.0, min(times, 8.0)))
     prefill = _row(fit_prefill(_captures(measured, decode=False), len(new.prefill_sizes), longest), unlike)
     if decode is None:
         largest = max(new.decode_sizes, default=0)
@@ -52,8 +55,9 @@ def graphs_of(base: Start, past: Sequence[Start], old: Shape, new: Shape, drafte
     if prefill is None:
         count = len(new.prefill_sizes)
         prefill = Row(
-            _SHARED_GIB + count * PREFILL_GRAPH_GIB, Source.ESTIMATE, 1.5, f"none was seen: {count} prefill graphs"
-        )
+            _SHARED_GIB + count * PREFILL_GRAPH_GIB, Source.ESTIMATE, _SHARED_GIB + unlike,
+            f"none was seen: {count} prefill graphs",
+        )  # fmt: skip
     return Graphs(decode, prefill, _draft(drafted, new))
 
 

@@ -80,12 +80,15 @@ def _buffers(shape: Shape) -> float:
 
 
 def _fewer(base: Start, old: Shape, new: Shape) -> tuple[float, float]:
-    """What NCCL's buffers become less by, and its error: of what the communicators took, else by their count."""
+    """What NCCL's buffers become less by, and its error: of what the communicators took, else by their count.
+
+    What more of them take is not to be had from a start that had few.
+    """
     before, after = _buffers(old), _buffers(new)
     if before <= 0 or before == after:
         return 0.0, 0.0
     told = [rank.communicators_gib.value for rank in base.ranks if rank.communicators_gib is not None]
-    if not told or max(told) < _TOLD_GIB:
+    if not told or max(told) < _TOLD_GIB or after > before:
         return before - after, abs(before - after)
     gained = max(0.0, max(told) - _all_reduce(base, old) - _FIXED_GIB) * (1 - after / before)
     return gained, max(0.1, abs(gained) / 4)

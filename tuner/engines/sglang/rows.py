@@ -21,10 +21,10 @@ _UNSEEN = Row(0.3, Source.ESTIMATE, 0.3, "allocator rounding and small buffers")
 _LEAST_ACTIVATION_GIB = 0.6
 """Seen under load with prefill graphs: 0.56 on two H200."""
 _STAGES_DIFFER = 0.02
+_TOLD_GIB = 0.02
+"""More than this that T hides is told with it."""
 _TABLE_SEEN_GIB = 0.05
 """A request table that is smaller than its formula by more is not the formula's."""
-_TOTAL_ERROR_GIB = 0.12
-"""T is read a moment before the line that tells it: 0.03 and 0.10 GiB more were free on two H200 hosts."""
 
 
 class Terms(Struct, frozen=True, kw_only=True):
@@ -34,13 +34,17 @@ class Terms(Struct, frozen=True, kw_only=True):
     """T."""
     available: float
     """A."""
-    moved: float = 0.0
-    """By how much the fraction differs."""
+    hidden: float = 0.0
+    """What T really was above what is printed."""
+    unsure: float = 0.0
+    """What that may make of the pool."""
     rounding: float = 0.0
     """What the rounding of A and T hides, by the pool that came of them."""
     shift: Row
     """What T gained over the start it is made from."""
     weights_scale: float = 1.0
+    weights: float | None = None
+    """Of a rank, where another start loaded them on as many ranks."""
     cell_scale: float = 1.0
     draft_share: float = 0.0
     """The draft's pool for each byte of the target's, where one share pays for both."""
@@ -136,6 +140,11 @@ def warnings_of(plan: Plan) -> Iterator[str]:
                 f"SGLang switches prefill CUDA graphs off: {free:.2f} GiB are free after the KV pool,"
                 f" {GATE_GIB:.0f} are needed"
             )
+        elif plan.graphs.prefill.gib > 0 and plan.new.gate and _at_gate(plan, worst):
+            yield (
+                f"SGLang may switch prefill CUDA graphs off: about {free:.2f} GiB are free after the KV pool,"
+                f" {GATE_GIB:.0f} are needed"
+            )
         elif 0 < free - worst.late(plan) - captured.gib < LITTLE_GIB:
             yield f"less than {LITTLE_GIB:.0f} GiB are left after the graphs"
     if plan.new.context and 0 < plan.tokens < plan.new.context:
@@ -153,7 +162,6 @@ def _ranks(plan: Plan) -> Iterator[_Rank]:
         template = poorest or RankStory(tag="TP0", number=0)
         stories = tuple(msgspec.structs.replace(template, number=number) for number in range(min(new.world, 1024)))
     for story in stories:
-        split = f"divided by {new.world} ranks instead of {old.world}"
         free = plan.terms.total - plan.terms.shift.gib if story.before_weights is None else story.before_weights.value
         kv = _kv(plan, story)
         draft_weights, draft_kv = _draft(plan, kv)
@@ -162,7 +170,7 @@ def _ranks(plan: Plan) -> Iterator[_Rank]:
         yield _Rank(
             number=story.number,
             free=free + plan.terms.shift.gib,
-            weights=Row.of(story.weights_gib, plan.terms.weights_scale, split),
+            weights=_weights(plan, story),
             kv=kv,
             draft_weights=draft_weights,
             draft_kv=draft_kv,
@@ -172,6 +180,13 @@ def _ranks(plan: Plan) -> Iterator[_Rank]:
             other=other,
             context=_context(plan, story),
         )
+
+
+def _weights(plan: Plan, story: RankStory) -> Row:
+    if plan.terms.weights is not None:
+        return Row(plan.terms.weights, note=f"as {plan.new.world} ranks loaded them before")
+    split = f"divided by {plan.new.world} ranks instead of {plan.old.world}"
+    return Row.of(story.weights_gib, plan.terms.weights_scale, split)
 
 
 def _kv(plan: Plan, story: RankStory) -> float:
@@ -227,12 +242,24 @@ def _table_of(base: Start, old: Shape, story: RankStory) -> float:
 
 
 def _captured(plan: Plan, rank: _Rank) -> tuple[Row, bool]:
-    """A rank's graphs, and whether those for prefill are left out for want of room."""
+    """A rank's graphs, and whether those for prefill are left out for want of room.
+
+    Where what is free is not known well enough to tell, all of them are the error.
+    """
     prefill, free = plan.graphs.prefill, rank.after_pool(plan)
-    off = prefill.gib > 0 and plan.new.gate and free < GATE_GIB
+    gated = prefill.gib > 0 and plan.new.gate
+    off = gated and free < GATE_GIB
+    more = prefill.gib if gated and _at_gate(plan, rank) else 0.0
     if off:
         prefill = Row(0.0, Source.FORMULA, 0.0, f"prefill graphs off: {free:.2f} GiB free of {GATE_GIB:.0f}")
+    if more:
+        prefill = msgspec.structs.replace(prefill, source=Source.ESTIMATE, error=prefill.error + more)
     return plan.graphs.decode.plus(prefill).plus(plan.graphs.draft), off
+
+
+def _at_gate(plan: Plan, rank: _Rank) -> bool:
+    """Whether what is free after the pool may be more or less than what prefill graphs ask for."""
+    return abs(rank.after_pool(plan) - GATE_GIB) < plan.terms.error + plan.terms.unsure + rank.other.error
 
 
 def _activation(plan: Plan, *, captures_prefill: bool) -> Row:
@@ -261,7 +288,7 @@ def _context(plan: Plan, story: RankStory) -> Row:
 def _rows(plan: Plan, rank: _Rank, captured: Row, activation: Row, remains: float) -> Iterator[ForecastRow]:
     terms, number = plan.terms, rank.number
     error = fit.rounded_pool_error(terms.total, plan.fraction) + terms.error + rank.kv * plan.cell_error
-    error += _TOTAL_ERROR_GIB * terms.moved
+    error += terms.unsure
     yield rank.weights.row(number, "weights")
     if rank.draft_weights:
         yield Row(rank.draft_weights).row(number, "draft_weights")
@@ -294,7 +321,8 @@ def _rows(plan: Plan, rank: _Rank, captured: Row, activation: Row, remains: floa
 
 def _pool_note(plan: Plan) -> str:
     terms = plan.terms
-    text = f"{terms.available:.2f} - {terms.total:.2f} x (1 - {plan.fraction:.4g}) = {plan.pool:.2f} GiB"
+    total = f"{terms.total:.2f}" if terms.hidden < _TOLD_GIB else f"({terms.total:.2f} + {terms.hidden:.2f})"
+    text = f"{terms.available:.2f} - {total} x (1 - {plan.fraction:.4g}) = {plan.pool:.2f} GiB"
     if plan.new.cap is not None and 0 < plan.tokens == plan.new.cap // plan.new.page * plan.new.page:
         text += f", capped at {plan.new.cap:,} tokens"
     elif plan.cell > 0:

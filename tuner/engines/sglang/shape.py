@@ -50,11 +50,21 @@ class Shape(Struct, frozen=True, kw_only=True):
     """`max_total_tokens`."""
     kv_bytes: float = 2.0
     decode_sizes: tuple[int, ...] = ()
+    decode_listed: tuple[int, ...] = ()
+    """Their sizes where they are on."""
     prefill_graphs: bool = False
     prefill_sizes: tuple[int, ...] = ()
-    prefill_chosen: bool = False
-    """Their backend was named, which lifts the 4 GiB rule."""
+    graphs_off: bool = False
+    """All of them, by flag."""
+    decode_backend: str | None = None
+    """As it was named."""
+    prefill_backend: str | None = None
+    """As it was named, which lifts the 4 GiB rule."""
+    prefill_flag: bool | None = None
+    """What the flags of prefill graphs say; None: nothing."""
     speculative: str | None = None
+    draft: str | None = None
+    """The draft model, where it was named."""
     draft_tokens: int = 0
     mamba_ratio: float | None = None
     latent: bool = False
@@ -84,7 +94,7 @@ class Shape(Struct, frozen=True, kw_only=True):
     def gate(self) -> bool:
         """Whether little free memory switches the prefill graphs off."""
         version = parse_version(self.version)
-        return version is not None and in_range(version, GATED) and not self.prefill_chosen
+        return version is not None and in_range(version, GATED) and self.prefill_backend is None
 
 
 def shape_of(start: Start, gpu_mib: float | None) -> Shape:
@@ -107,6 +117,7 @@ def shape_of(start: Start, gpu_mib: float | None) -> Shape:
         cap=whole(settings.get("max_total_tokens")),
         kv_bytes=memory.pool_dtype_bytes(start),
         speculative=settings.get("speculative_algorithm") or None,
+        draft=settings.get("speculative_draft_model_path") or None,
         draft_tokens=whole(settings.get("speculative_num_draft_tokens")) or 0,
         mamba_ratio=_real(settings.get("mamba_full_memory_ratio")),
         latent=memory.latent(start),
@@ -132,6 +143,8 @@ def changed(shape: Shape, changes: Mapping[str, Any], gpu_mib: float | None) -> 
     for field, default in (("tp", 1), ("pp", 1), ("dp", 1), ("page", 1), ("max_prefill", 16384), ("draft_tokens", 0)):
         if field in new and new[field] is None:
             new[field] = default
+    if "speculative" in new and new["speculative"] != shape.speculative:
+        new.setdefault("draft", None)  # another algorithm has another draft
     if "chunk" in new and new["chunk"] is None:
         new["chunk"] = auto_chunk(shape.version, gpu_mib) if gpu_mib is not None else shape.chunk
     if "kv_cache_dtype" in changes:
@@ -165,8 +178,15 @@ _FIELDS = {
     "max_total_tokens": "cap",
     "speculative_algorithm": "speculative",
     "speculative_num_draft_tokens": "draft_tokens",
+    "speculative_draft_model_path": "draft",
     "mamba_full_memory_ratio": "mamba_ratio",
 }
+
+
+def same_draft(one: Shape, other: Shape) -> bool:
+    """Whether two starts speculate with the same draft, as far as it is named; NEXTN is another name of EAGLE."""
+    first, second = (each.speculative if each.speculative != "NEXTN" else "EAGLE" for each in (one, other))
+    return first == second and (one.draft == other.draft or one.draft is None or other.draft is None)
 
 
 def _with_graphs(shape: Shape, start: Start, gpu_mib: float | None) -> Shape:
@@ -184,46 +204,91 @@ def _with_graphs(shape: Shape, start: Start, gpu_mib: float | None) -> Shape:
         if largest is None and gpu_mib is not None:
             largest = auto_graph_bs(shape.version, gpu_mib, shape.tp, shape.requests)
         decode = _decode(shape, largest, settings.get("disable_cuda_graph_padding") is True)
-    if decode_backend == _OFF or settings.get("disable_cuda_graph"):
-        decode = ()
     prefill = captured.get("prefill") or captured.get("piecewise") or prefill_listed
     on = bool(captured.keys() & {"prefill", "piecewise"}) or _prefill_on(shape.version, settings, prefill_backend)
+    off = bool(settings.get("disable_cuda_graph"))
+    named = settings.get("cuda_graph_backend_decode"), settings.get("cuda_graph_backend_prefill")
     return msgspec.structs.replace(
         shape,
-        decode_sizes=decode,
+        decode_sizes=() if off or decode_backend == _OFF else decode,
+        decode_listed=decode,
         prefill_graphs=on,
         prefill_sizes=prefill or tuple(prefill_sizes(_prefill_limit(shape))),
-        prefill_chosen=settings.get("cuda_graph_backend_prefill") is not None,
+        graphs_off=off,
+        decode_backend=named[0],
+        prefill_backend=named[1],
+        prefill_flag=_prefill_flag(settings),
     )
+
+
+def _prefill_flag(settings: Mapping[str, Any]) -> bool | None:
+    if settings.get("disable_piecewise_cuda_graph") or settings.get("disable_prefill_cuda_graph"):
+        return False
+    return True if settings.get("enable_piecewise_cuda_graph") else None
 
 
 def _regraphed(shape: Shape, old: Shape, changes: Mapping[str, Any], gpu_mib: float | None) -> Shape:
-    decode, prefill, on, chosen = shape.decode_sizes, shape.prefill_sizes, shape.prefill_graphs, shape.prefill_chosen
-    listed, backend = changes.get("cuda_graph_bs"), changes.get("cuda_graph_backend_prefill")
-    if isinstance(listed, (list, tuple)):
-        decode = tuple(sorted(int(size) for size in listed))
-    elif {"cuda_graph_max_bs", "cuda_graph_bs", "disable_cuda_graph_padding", "speculative_algorithm"} & set(changes):
-        largest = whole(changes.get("cuda_graph_max_bs", max(old.decode_sizes, default=0)))
-        if largest is None and gpu_mib is not None:
-            largest = auto_graph_bs(shape.version, gpu_mib, shape.tp, shape.requests)
-        largest = None if largest is None else min(largest, _LARGEST)
-        decode = _decode(shape, largest, changes.get("disable_cuda_graph_padding") is True) or old.decode_sizes
-    if {"chunked_prefill_size", "cuda_graph_max_bs_prefill", "max_total_tokens", "context_length"} & set(changes):
-        limit = whole(changes.get("cuda_graph_max_bs_prefill")) or _prefill_limit(shape)
-        prefill = tuple(prefill_sizes(limit))
-    if backend is not None:
-        chosen, on = True, backend != _OFF
-    if "disable_piecewise_cuda_graph" in changes:
-        on = not changes["disable_piecewise_cuda_graph"]
-    if "enable_piecewise_cuda_graph" in changes:
-        on = bool(changes["enable_piecewise_cuda_graph"])
-    if changes.get("disable_cuda_graph") or changes.get("cuda_graph_backend_decode") == _OFF:
-        decode = ()
-    if changes.get("disable_cuda_graph"):
-        on = False
+    said: dict[str, Any] = {}
+    if "disable_cuda_graph" in changes:
+        said["graphs_off"] = bool(changes["disable_cuda_graph"])
+    said.update({field: changes[knob] for knob, field in _BACKENDS.items() if knob in changes})
+    flags = _FLAGS & set(changes)
+    if flags:
+        said["prefill_flag"] = _prefill_flag({flag: changes[flag] for flag in flags})
+    new = msgspec.structs.replace(shape, **said)
     return msgspec.structs.replace(
-        shape, decode_sizes=decode, prefill_sizes=prefill, prefill_graphs=on, prefill_chosen=chosen
+        new,
+        decode_listed=(decode := _new_decode(new, old, changes, gpu_mib)),
+        decode_sizes=decode if _decode_now(new, old) else (),
+        prefill_sizes=_new_prefill(new, changes),
+        prefill_graphs=_prefill_now(new, old),
     )
+
+
+_BACKENDS = {"cuda_graph_backend_decode": "decode_backend", "cuda_graph_backend_prefill": "prefill_backend"}
+_FLAGS = frozenset({"disable_piecewise_cuda_graph", "enable_piecewise_cuda_graph"})
+_DECODE = frozenset({"cuda_graph_max_bs", "cuda_graph_bs", "disable_cuda_graph_padding", "speculative_algorithm"})
+_PREFILL = frozenset({"chunked_prefill_size", "cuda_graph_max_bs_prefill", "max_total_tokens", "context_length"})
+
+
+def _new_decode(shape: Shape, old: Shape, changes: Mapping[str, Any], gpu_mib: float | None) -> tuple[int, ...]:
+    """Sizes of the decode graphs where they are on."""
+    listed = changes.get("cuda_graph_bs")
+    if isinstance(listed, (list, tuple)):
+        return tuple(sorted(int(size) for size in listed))
+    if not _DECODE & set(changes):
+        return old.decode_listed
+    largest = whole(changes.get("cuda_graph_max_bs", max(old.decode_listed, default=0)))
+    if largest is None and gpu_mib is not None:
+        largest = auto_graph_bs(shape.version, gpu_mib, shape.tp, shape.requests)
+    largest = None if largest is None else min(largest, _LARGEST)
+    return _decode(shape, largest, changes.get("disable_cuda_graph_padding") is True) or old.decode_listed
+
+
+def _new_prefill(shape: Shape, changes: Mapping[str, Any]) -> tuple[int, ...]:
+    if not _PREFILL & set(changes):
+        return shape.prefill_sizes
+    return tuple(prefill_sizes(whole(changes.get("cuda_graph_max_bs_prefill")) or _prefill_limit(shape)))
+
+
+def _decode_now(shape: Shape, old: Shape) -> bool:
+    """Whether there are decode graphs; what nobody changed is as it was, for SGLang has reasons of its own."""
+    said = (shape.graphs_off, shape.decode_backend)
+    if said == (old.graphs_off, old.decode_backend):
+        return bool(old.decode_sizes) or not old.decode_listed
+    return not shape.graphs_off and shape.decode_backend != _OFF
+
+
+def _prefill_now(shape: Shape, old: Shape) -> bool:
+    """The same of prefill graphs."""
+    said = (shape.graphs_off, shape.prefill_backend, shape.prefill_flag)
+    if said == (old.graphs_off, old.prefill_backend, old.prefill_flag):
+        return shape.prefill_graphs
+    if shape.graphs_off:
+        return False
+    if shape.prefill_backend is not None:
+        return shape.prefill_backend != _OFF
+    return since(shape.version, "0.5.10") if shape.prefill_flag is None else shape.prefill_flag
 
 
 def phase_config(settings: Mapping[str, Any], phase: str) -> tuple[str | None, tuple[int, ...]]:
