@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from tuner.core import facts
 from tuner.core.formats import CASTS, HEAD, LogFormat
+from tuner.engines.tables import read_document
 from tuner.errors import CatalogError
 
 
@@ -65,51 +64,12 @@ def read_entries(path: Path) -> list[tuple[FormatEntry, LogFormat]]:
     """
     entries = []
     seen: set[str] = set()
-    for line, table in read_tables(path, "format"):
-        entry = _entry(path, line, table)
+    for line, entry in read_document(path, "format").read("format", FormatEntry):
         if entry.id in seen:
             raise CatalogError(path, line, f"two formats are called {entry.id}")
         seen.add(entry.id)
         entries.append((entry, _compile(path, line, entry)))
     return entries
-
-
-def read_tables(path: Path, name: str) -> list[tuple[int, Any]]:
-    """The `[[name]]` tables of a data file, each with the line it begins on.
-
-    Raises:
-        CatalogError: It cannot be read, or is not TOML.
-    """
-    return read_document(path, name)[name]
-
-
-def read_document(path: Path, *names: str) -> dict[str, list[tuple[int, Any]]]:
-    """As `read_tables`, for tables of several names, by name.
-
-    Raises:
-        CatalogError: It cannot be read, or is not TOML.
-    """
-    try:
-        source = path.read_text("utf-8")
-        document = tomllib.loads(source)
-    except (OSError, UnicodeDecodeError) as error:
-        raise CatalogError(path, None, f"cannot be read ({error})") from error
-    except tomllib.TOMLDecodeError as error:
-        at = re.search(r"at line (\d+)", str(error))
-        raise CatalogError(path, int(at[1]) if at else None, f"is not TOML ({error})") from error
-    heads: dict[str, list[int]] = {f"[[{name}]]": [] for name in names}
-    for number, text in enumerate(source.splitlines(), 1):
-        found = heads.get(text.strip())
-        if found is not None:
-            found.append(number)
-    return {name: list(zip(heads[f"[[{name}]]"], document.get(name, []), strict=True)) for name in names}
-
-
-def _entry(path: Path, line: int, table: Any) -> FormatEntry:
-    try:
-        return msgspec.convert(table, FormatEntry)
-    except msgspec.ValidationError as error:
-        raise CatalogError(path, line, f"format is wrong ({error})") from error
 
 
 def _compile(path: Path, line: int, entry: FormatEntry) -> LogFormat:

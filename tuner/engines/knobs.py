@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import functools
-import re
-import tomllib
 from pathlib import Path
-from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from tuner.core.knobs import KnobTable
 from tuner.core.versions import parse_version
 from tuner.domain.knobs import Effects, Hazard, Knob, KnobKind, KnobType, SpelledAs, Turning
+from tuner.engines.tables import read_document
 from tuner.errors import CatalogError
 
 SHARED = Path(__file__).with_name("knobs.toml")
@@ -74,29 +71,17 @@ def read_knobs(path: Path) -> Catalogue:
     Raises:
         CatalogError: With the line of the entry that is wrong.
     """
-    try:
-        source = path.read_text("utf-8")
-        document = tomllib.loads(source)
-    except (OSError, UnicodeDecodeError) as error:
-        raise CatalogError(path, None, f"cannot be read ({error})") from error
-    except tomllib.TOMLDecodeError as error:
-        at = re.search(r"at line (\d+)", str(error))
-        raise CatalogError(path, int(at[1]) if at else None, f"is not TOML ({error})") from error
-    lines = [number for number, text in enumerate(source.splitlines(), 1) if text.strip() == "[[knob]]"]
+    document = read_document(path, "knob")
     entries: list[KnobEntry] = []
-    for table, line in zip(document.get("knob", []), lines, strict=True):
-        entry = _entry(path, line, table)
+    for line, entry in document.read("knob", KnobEntry):
+        _check(path, line, entry)
         if any(entry.name == other.name for other in entries):
             raise CatalogError(path, line, f"two knobs are called {entry.name}")
         entries.append(entry)
-    return Catalogue(newest=str(document.get("newest", "")), entries=tuple(entries))
+    return Catalogue(newest=str(document.values.get("newest", "")), entries=tuple(entries))
 
 
-def _entry(path: Path, line: int, table: Any) -> KnobEntry:
-    try:
-        entry = msgspec.convert(table, KnobEntry)
-    except msgspec.ValidationError as error:
-        raise CatalogError(path, line, f"knob is wrong ({error})") from error
+def _check(path: Path, line: int, entry: KnobEntry) -> None:
     if not entry.spelled:
         raise CatalogError(path, line, f"knob {entry.name} has no spelling", "Add a [[knob.spelled]].")
     if not entry.example:
@@ -114,7 +99,6 @@ def _entry(path: Path, line: int, table: Any) -> KnobEntry:
             raise CatalogError(
                 path, line, f"knob {entry.name} is {found or 'absent'} in {example.version}, not as its example says"
             )
-    return entry
 
 
 def _knob(entry: KnobEntry) -> Knob:

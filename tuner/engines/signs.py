@@ -19,12 +19,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from tuner.core.formats import CASTS, HEAD, Cast, Fields
 from tuner.domain.starts import Sign
-from tuner.engines.catalogue import NearMiss, read_document, read_tables
+from tuner.engines.catalogue import NearMiss
+from tuner.engines.tables import Document, read_document
 from tuner.errors import CatalogError
 
 COMMON = Path(__file__).with_name("signs.toml")
@@ -298,13 +298,13 @@ def read_signs(*paths: Path) -> SignSet:
     quiet: list[Quiet] = []
     seen: set[str] = set()
     for path in paths:
-        tables = read_document(path, "sign", "quiet")
-        for line, entry, sign in _entries(path, tables["sign"]):
+        document = read_document(path, "sign", "quiet")
+        for line, entry, sign in _entries(document):
             if entry.id in seen:
                 raise CatalogError(path, line, f"two signs are called {entry.id}")
             seen.add(entry.id)
             signs.append(sign)
-        quiet += _quiet(path, tables["quiet"])
+        quiet += _quiet(document)
     return SignSet(signs, quiet)
 
 
@@ -314,7 +314,7 @@ def read_entries(path: Path) -> list[tuple[int, SignEntry, SignPattern]]:
     Raises:
         CatalogError: With the line of the sign that is wrong.
     """
-    entries = list(_entries(path, read_tables(path, "sign")))
+    entries = list(_entries(read_document(path, "sign")))
     for line, entry, sign in entries:
         try:
             _ = sign.expressions, sign.each
@@ -323,23 +323,15 @@ def read_entries(path: Path) -> list[tuple[int, SignEntry, SignPattern]]:
     return entries
 
 
-def _entries(path: Path, tables: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, SignEntry, SignPattern]]:
-    for line, table in tables:
-        try:
-            entry = msgspec.convert(table, SignEntry)
-        except msgspec.ValidationError as error:
-            raise CatalogError(path, line, f"sign is wrong ({error})") from error
-        yield line, entry, _compile(path, line, entry)
+def _entries(document: Document) -> Iterator[tuple[int, SignEntry, SignPattern]]:
+    for line, entry in document.read("sign", SignEntry):
+        yield line, entry, _compile(document.path, line, entry)
 
 
-def _quiet(path: Path, tables: Sequence[tuple[int, Any]]) -> Iterator[Quiet]:
-    for line, table in tables:
-        try:
-            rule = msgspec.convert(table, Quiet)
-        except msgspec.ValidationError as error:
-            raise CatalogError(path, line, f"quiet is wrong ({error})") from error
+def _quiet(document: Document) -> Iterator[Quiet]:
+    for line, rule in document.read("quiet", Quiet):
         if not rule.starts + rule.contains or not all(rule.starts + rule.contains):
-            raise CatalogError(path, line, "quiet names no text", "Fill `starts` or `contains`.")
+            raise CatalogError(document.path, line, "quiet names no text", "Fill `starts` or `contains`.")
         yield rule
 
 
