@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tuner.core.engine import LinePrefix, RankPlace
-from tuner.core.knobs import KnobTable
-from tuner.core.versions import infer
 from tuner.domain.events import HttpAnswer
 from tuner.domain.forecast import Effective, Forecast
-from tuner.domain.gates import GateRules
-from tuner.domain.knobs import Spelling
-from tuner.domain.logs import Level, LogFact
+from tuner.domain.logs import Level
 from tuner.domain.plan import EnginePlan
 from tuner.domain.readings import Reading
 from tuner.domain.server import ServerIdentity
-from tuner.domain.starts import Sign, Start
+from tuner.domain.starts import Start
 from tuner.engines.argv import as_int, read_flags
-from tuner.engines.gates import load_gates
-from tuner.engines.knobs import load_knobs
-from tuner.engines.reader import LogReader
+from tuner.engines.folder import EngineFolder
 from tuner.engines.sglang import forecast, http, lines, memory
 from tuner.engines.sglang.routine import ROUTINE
 from tuner.engines.sglang.versions import TRAITS
-from tuner.engines.signs import COMMON, SignSet, read_signs
 
 _PYTHON = r"^\S*python[\d.]*(?:\s+-(?!m\s)\S+(?:\s+(?!-)\S+)??)*"
 _LEADERS = (
@@ -75,14 +67,14 @@ _PLAN = EnginePlan(
 )  # fmt: skip
 
 
-class SGLang:
+class SGLang(EngineFolder):
     """One inference engine; see `core.engine.Engine`."""
 
     name = "sglang"
     title = "SGLang"
 
     def __init__(self) -> None:
-        self._reader = LogReader(Path(__file__).with_name("logs.toml"), lines.split, lines.torn)
+        super().__init__(Path(__file__).parent, TRAITS, lines.split, lines.torn)
 
     def plan(self) -> EnginePlan:
         """What the probe looks for and asks."""
@@ -109,18 +101,6 @@ class SGLang:
         """Lines that a busy log is full of."""
         return ROUTINE
 
-    def facts(self, text: str, prefix: LinePrefix, offset: int) -> Sequence[LogFact]:
-        """What a line states."""
-        return self._reader.facts(text, prefix, offset)
-
-    @functools.cached_property
-    def _signs(self) -> SignSet:
-        return read_signs(COMMON, *(Path(__file__).with_name(name) for name in ("signs.toml", "gates.toml")))
-
-    def signs(self, message: str, *, prefixed: bool) -> Sequence[Sign]:
-        """What a message says that a diagnosis needs."""
-        return self._signs.match(message, prefixed)
-
     def read(self, answer: HttpAnswer) -> Reading:
         """What an HTTP answer means."""
         return http.read(answer)
@@ -133,18 +113,6 @@ class SGLang:
     def settings_from_argv(self, identity: ServerIdentity) -> dict[str, Any]:
         """Flags by the name of the server arg they set."""
         return read_flags(_arguments(identity.argv), _ALIASES)
-
-    def knobs(self) -> KnobTable:
-        """Everything that can be turned."""
-        return load_knobs(Path(__file__).with_name("knobs.toml"))
-
-    def knob(self, name: str, version: str | None) -> Spelling | None:
-        """How a version spells a knob."""
-        return self.knobs().spelling(name, version)
-
-    def gates(self) -> GateRules:
-        """Its ways to add up a tensor, and the gates before each."""
-        return load_gates(Path(__file__).with_name("gates.toml"))
 
     def effective_fraction(self, start: Start) -> Effective | None:
         """The fraction a start really ran or failed with."""
@@ -162,12 +130,6 @@ class SGLang:
         """Sizes of tensor, pipeline and data parallelism, and whether replicas share the TP ranks."""
         replicas, shared = _replicas(settings)
         return as_int(settings.get("tp_size"), 1), as_int(settings.get("pp_size"), 1), replicas, shared
-
-    def infer_version(self, start: Start) -> tuple[str | None, bool]:
-        """The version by the wording of the log; none of its lines states it."""
-        if start.version is not None:
-            return start.version, False
-        return infer(TRAITS, [line.text for line in start.lines if not self._signs.of_client(line.text)]), True
 
     def ranks(self, identity: ServerIdentity, settings: dict[str, Any]) -> Sequence[RankPlace]:
         """Schedulers by title; before they have one, the ranks that the arguments order."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,22 +11,15 @@ import msgspec
 
 from tuner.core import facts as f
 from tuner.core.engine import LinePrefix, RankPlace
-from tuner.core.knobs import KnobTable
-from tuner.core.versions import infer
 from tuner.domain.events import HttpAnswer
 from tuner.domain.forecast import Effective, Forecast
-from tuner.domain.gates import GateRules
-from tuner.domain.knobs import Spelling
 from tuner.domain.logs import Level, LogFact
 from tuner.domain.plan import EnginePlan
 from tuner.domain.readings import Reading
 from tuner.domain.server import Member, ServerIdentity
-from tuner.domain.starts import Sign, Start
+from tuner.domain.starts import Start
 from tuner.engines.argv import as_int, read_flags
-from tuner.engines.gates import load_gates
-from tuner.engines.knobs import load_knobs
-from tuner.engines.reader import LogReader
-from tuner.engines.signs import COMMON, SignSet, read_signs
+from tuner.engines.folder import EngineFolder
 from tuner.engines.vllm import forecast, http, lines, memory
 from tuner.engines.vllm.routine import ROUTINE
 from tuner.engines.vllm.versions import TRAITS
@@ -80,14 +72,14 @@ _PLAN = EnginePlan(
 )  # fmt: skip
 
 
-class VLLM:
+class VLLM(EngineFolder):
     """One inference engine; see `core.engine.Engine`."""
 
     name = "vllm"
     title = "vLLM"
 
     def __init__(self) -> None:
-        self._reader = LogReader(Path(__file__).with_name("logs.toml"), lines.split, lines.torn)
+        super().__init__(Path(__file__).parent, TRAITS, lines.split, lines.torn)
 
     def plan(self) -> EnginePlan:
         """What the probe looks for and asks."""
@@ -118,23 +110,15 @@ class VLLM:
         """What a line states."""
         if prefix.prefixed and prefix.message_start == 0:
             # A JSON record: its message stands inside the object.
-            found = self._reader.facts(lines.message_of(text, prefix), prefix, offset)
+            found = super().facts(lines.message_of(text, prefix), prefix, offset)
         else:
-            found = self._reader.facts(text, prefix, offset)
+            found = super().facts(text, prefix, offset)
         if found and found[0].kind == f.STATS and found[0].fields.get("engine"):
             # One process prints for every replica; the first is also the only one of most servers.
             return [msgspec.structs.replace(found[0], rank=f"DP{found[0].fields['engine']}")]
         if found and prefix.rank is not None and "EngineCore_" in text:
             return [fact if _is_of_a_worker(fact) else msgspec.structs.replace(fact, rank=None) for fact in found]
         return found
-
-    @functools.cached_property
-    def _signs(self) -> SignSet:
-        return read_signs(COMMON, *(Path(__file__).with_name(name) for name in ("signs.toml", "gates.toml")))
-
-    def signs(self, message: str, *, prefixed: bool) -> Sequence[Sign]:
-        """What a message says that a diagnosis needs."""
-        return self._signs.match(message, prefixed)
 
     def read(self, answer: HttpAnswer) -> Reading:
         """What an HTTP answer means."""
@@ -159,18 +143,6 @@ class VLLM:
                 return read_flags(argv[index + 1 :], _ALIASES)
         return {}
 
-    def knobs(self) -> KnobTable:
-        """Everything that can be turned."""
-        return load_knobs(Path(__file__).with_name("knobs.toml"))
-
-    def knob(self, name: str, version: str | None) -> Spelling | None:
-        """How a version spells a knob."""
-        return self.knobs().spelling(name, version)
-
-    def gates(self) -> GateRules:
-        """Its ways to add up a tensor, and the gates before each."""
-        return load_gates(Path(__file__).with_name("gates.toml"))
-
     def effective_fraction(self, start: Start) -> Effective | None:
         """The utilisation a start ran or failed with."""
         return memory.effective_fraction(start)
@@ -188,12 +160,6 @@ class VLLM:
         sizes = (settings.get(f"{name}_parallel_size") for name in ("tensor", "pipeline", "data"))
         tp, pp, dp = (as_int(size, 1) for size in sizes)
         return tp, pp, dp, False
-
-    def infer_version(self, start: Start) -> tuple[str | None, bool]:
-        """The version as the head of the log states it, else by its wording."""
-        if start.version is not None:
-            return start.version, False
-        return infer(TRAITS, [line.text for line in start.lines if not self._signs.of_client(line.text)]), True
 
     def ranks(self, identity: ServerIdentity, settings: dict[str, Any]) -> Sequence[RankPlace]:
         """Workers by title; the engine core where it works itself; before there are titles, as the arguments say."""
