@@ -236,3 +236,27 @@ def test_every_other_start_of_the_llm_on_that_host(base: str) -> None:
 def model_of(name: str) -> str:
     argv = case(name)["argv"]
     return str(argv[argv.index("--model-path") + 1])
+
+
+@pytest.mark.parametrize(
+    ("name", "knob", "values"),
+    [
+        ("corpus/sg-4489.log", "chunked_prefill_size", (8192, 16384)),
+        ("corpus/sg-12306.log", "cuda_graph_max_bs", (1024, 2048)),
+        ("evidence/sglang-0.5.16-h200/oom-logprobs-whole/server.log", "chunked_prefill_size", (16384, 65536)),
+    ],
+)
+def test_more_of_what_ran_out_of_memory_needs_no_less(name: str, knob: str, values: tuple[int, ...]) -> None:
+    failed = last_start(name)
+    again = SGLANG.forecast(failed, {})
+    assert again.f_max is not None
+    for value in values:
+        more = SGLANG.forecast(failed, {knob: value})
+        assert more.f_max is not None
+        assert more.f_max <= again.f_max
+
+
+def test_memory_that_went_to_nobody_knows_whom_is_no_rounding() -> None:
+    told = SGLANG.forecast(start("tenant-arrives-at-capture"), {})
+    assert any("another process" in warning for warning in told.warnings)
+    assert not any("another process" in warning for warning in SGLANG.forecast(start(LARGE), {}).warnings)

@@ -92,7 +92,7 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
 def _lacked(base: Start, old: Shape, new: Shape, total: float) -> tuple[float, list[str]]:
     """What a start that ran out of memory beside its pool would have needed there at least, and a word about it.
 
-    The number holds for the same graphs and the same chunk; with others only the word does.
+    The number holds for as many graphs and as long a chunk, or more; with less only the word does.
     """
     effective, shortage = memory.effective_fraction(base), shortage_gib(base)
     if effective is None or shortage is None or memory.capped(base):
@@ -101,9 +101,13 @@ def _lacked(base: Start, old: Shape, new: Shape, total: float) -> tuple[float, l
     if needed > total * _MOST_BESIDE:
         return 0.0, []
     note = f"the start it is made from ran out of memory: {needed:.2f} GiB beside the static share were not enough"
-    sizes = (new.decode_sizes, new.prefill_graphs, new.chunk, new.tp, new.drafts)
-    same = sizes == (old.decode_sizes, old.prefill_graphs, old.chunk, old.tp, old.drafts)
-    return (needed if same else 0.0), [note]
+    alike = new.tp == old.tp and all(more >= less for less, more in zip(_sizes(old), _sizes(new), strict=True))
+    return (needed if alike else 0.0), [note]
+
+
+def _sizes(shape: Shape) -> tuple[int, ...]:
+    chunk = shape.chunk if shape.chunk > 0 else shape.max_prefill
+    return len(shape.decode_sizes), max(shape.decode_sizes, default=0), shape.prefill_graphs, chunk, shape.drafts
 
 
 def _plan(

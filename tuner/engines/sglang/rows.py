@@ -20,6 +20,8 @@ _CONTEXT_GIB = 0.5
 _UNSEEN = Row(0.3, Source.ESTIMATE, 0.3, "allocator rounding and small buffers")
 _LEAST_ACTIVATION_GIB = 0.6
 """Seen under load with prefill graphs: 0.56 on two H200."""
+_STRANGE_GIB = 4.0
+"""More than this that no term explains is no rounding: 2.5 were seen where nobody else was on the GPU."""
 _STAGES_DIFFER = 0.02
 _TOLD_GIB = 0.02
 """More than this that T hides is told with it."""
@@ -131,6 +133,12 @@ def rank_rows(plan: Plan) -> tuple[list[ForecastRow], float, float]:
 def warnings_of(plan: Plan) -> Iterator[str]:
     """What is worth knowing of a start even when it fits."""
     ranks = list(_ranks(plan))
+    strange = max((rank.other.gib for rank in ranks), default=0.0)
+    if strange > _STRANGE_GIB:
+        yield (
+            f"{strange:.2f} GiB went after the KV pool that no line explains, and are reckoned with: if another process"
+            " took them, plan from the log of another start"
+        )
     worst = min(ranks, key=lambda rank: rank.after_pool(plan), default=None)
     if worst is not None and plan.tokens > 0:
         captured, off = _captured(plan, worst)
@@ -228,8 +236,10 @@ def _other(story: RankStory, base: Start, old: Shape) -> tuple[Row, float]:
     )
     if not memory.counts(base) and story.draft_weights_gib is not None:
         gone -= story.draft_weights_gib.value
-    note = "allocator rounding and small buffers of the start it is made from"
     part = max(0.0, min(1.0, gone / table)) if table > 0 else 1.0
+    note = "allocator rounding and small buffers of the start it is made from"
+    if gone - table > _STRANGE_GIB:
+        note = "went in the start it is made from, and no line tells where"
     return Row(max(0.0, gone - table), Source.MEASURED, 0.3, note), part
 
 
