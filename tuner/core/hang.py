@@ -120,16 +120,13 @@ def _exchanges(case: Case) -> bool:
 
 def serving(state: HostState, server: ServerState, case: Case) -> Finding | None:
     """Requests run, no token comes, and nothing moves."""
-    silent, work, stopped = _silence(state, server), _work(state, server), _stopped(server)
-    if silent is None or silent < (STOPPED_S if stopped else SERVING_S):
+    idle, work, stopped = _without_work(state, server), _work(state, server), _stopped(server)
+    if idle is None or idle < (STOPPED_S if stopped else SERVING_S):
         return None
-    since = state.mono - silent
-    running = [point.value for point in server.series.get("running", ()) if point.t >= since]
-    made = [point.value for point in server.series.get("tok_s", ()) if point.t >= since + STOPPED_S / 2]
-    waits = len(running) >= _FEW and min(running) >= 1 and max(made, default=0.0) <= 0
-    if not waits or (not stopped and (work is None or not work.busy)):
+    running = _waiting(state, server, idle, answers=not stopped)
+    if running is None or (not stopped and (work is None or not work.busy)):
         return None
-    words = f"{running[-1]:.0f} requests run, and for {silent:.0f} s no token came and no line was printed"
+    words = f"{running:.0f} requests run, and for {idle:.0f} s no token came and no batch was logged"
     words += f"; {work.words}." if work is not None else "."
     if stopped:
         words += f" {_pids(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped, as by SIGSTOP or a debugger."
@@ -141,8 +138,8 @@ def serving(state: HostState, server: ServerState, case: Case) -> Finding | None
         ranks=_blamed(case, stopped, work),
         confidence=Confidence.HIGH if stopped else Confidence.MEDIUM,
         evidence=[
-            case.derived("silence", round(silent), "s"),
-            Evidence(what="#running-req", value=running[-1], unit="requests"),
+            case.derived("without a token", round(idle), "s"),
+            Evidence(what="#running-req", value=running, unit="requests"),
             *_shares(case, work),
         ],
         remedies=[_continue(case, stopped), _look(case, server, stopped, work)],
@@ -152,12 +149,41 @@ def serving(state: HostState, server: ServerState, case: Case) -> Finding | None
 
 
 def _silence(state: HostState, server: ServerState) -> float | None:
-    """Seconds without a line and without memory that grew; None where neither can be seen."""
-    grown = server.log.grown_at
-    if grown is None or server.log.behind:
+    """Seconds without a line and without memory that grew; None where neither can be seen.
+
+    Lines of requests are none: our own looks at its numbers leave one each.
+    """
+    return _since(state, server, server.log.said_at)
+
+
+def _without_work(state: HostState, server: ServerState) -> float | None:
+    """Seconds without a token, without a batch in the log and without memory that grew.
+
+    What answers HTTP prints its refusals and complaints also while the engine hangs, so other lines say nothing.
+    """
+    made = [point.t for point in server.series.get("tok_s", ()) if point.value > 0]
+    known = [at for at in (server.log.worked_at, *made[-1:]) if at is not None]
+    return _since(state, server, max(known, default=server.log.said_at))
+
+
+def _since(state: HostState, server: ServerState, at: float | None) -> float | None:
+    if at is None or server.log.behind:
         return None
     still = server.explain.still_since
-    return state.mono - max(grown, still if still is not None else grown)
+    return state.mono - max(at, still if still is not None else at)
+
+
+def _waiting(state: HostState, server: ServerState, idle: float, *, answers: bool) -> float | None:
+    """How many requests run that get nothing; None where that is not so, or is not known."""
+    since = state.mono - idle
+    told = server.series.get("running", ())
+    running = [point.value for point in told if point.t >= since]
+    if len(running) < _FEW:
+        # A server that was stopped as a whole answers no more: those it had are those that wait.
+        running = [] if answers else [point.value for point in told[-1:]]
+    usage = {point.value for point in server.series.get("token_usage", ()) if point.t >= since + STOPPED_S / 2}
+    # A long prompt fills the pool before its first token.
+    return running[-1] if running and min(running) >= 1 and len(usage) <= 1 else None
 
 
 def _too_long(state: HostState, server: ServerState, silent: float, work: Work) -> bool:

@@ -128,7 +128,9 @@ def apply_members(server: ServerState, identity: ServerIdentity) -> ServerState:
     told = {tag for error in server.errors for tag in error.ranks}
     silent = [r for r in dead if r.tag not in told]
     explained = any(error.silent or not (error.secondary or error.header) for error in server.errors)
-    if silent and len(dead) < len(ranks) and not explained:
+    # A rank that only the log knows may have died before the process table showed it: it is nobody who lived on.
+    others = any(r.alive and r.pid is not None for r in ranks)
+    if silent and others and not explained:
         # What the others print (a connection closed by its peer) is the consequence; the silence came first.
         names = ", ".join(f"{r.tag} (pid {r.pid})" for r in silent)
         entry = ErrorLine(

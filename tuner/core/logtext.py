@@ -20,6 +20,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2
 _DIRTY = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 # tqdm ends a bar with "12.1s/it]" or "3.4it/s]"; a process that logs meanwhile writes on behind it.
 _AFTER_BAR = re.compile(r"(?<=it/s\])(?=.)|(?<=s/it\])(?=.)|(?<=B/s\])(?=.)")
+_OF_REQUEST = re.compile(r'"[A-Z]{3,7} /\S* HTTP/\d')
 _ELAPSED = re.compile(r"elapsed[=:] ?[\d.]+ ?s|took [\d.]+ ?s(?:econds)?|[Tt]ime elapsed: [\d.]+ s")
 
 
@@ -28,6 +29,11 @@ def clean(text: str) -> str:
     if _DIRTY.search(text) is None and "\r" not in text:
         return text
     return _CONTROL.sub("·", _ANSI.sub("", text))
+
+
+def of_a_request(text: str) -> bool:
+    """Whether a line tells of an HTTP request, which whatever answers HTTP prints, also while the engine hangs."""
+    return " HTTP/" in text and _OF_REQUEST.search(text) is not None
 
 
 def plain(text: str) -> str:

@@ -123,10 +123,7 @@ def _hello(state: HostState, event: e.ProbeHello, engines: Engines) -> Result:
 
 
 def _host(state: HostState, event: e.HostSample, engines: Engines) -> Result:
-    servers = tuple(_diagnosed(state, server, engines) for server in state.servers)
-    if all(a is b for a, b in zip(servers, state.servers, strict=True)):
-        servers = state.servers
-    return msgspec.structs.replace(state, host=event, servers=servers), ()
+    return msgspec.structs.replace(state, host=event, servers=_all_looked_at(state, event.mono, engines)), ()
 
 
 def _gpu_table(state: HostState, event: e.GpuTable, engines: Engines) -> Result:
@@ -138,15 +135,19 @@ def _gpu_samples(state: HostState, event: e.GpuSamples, engines: Engines) -> Res
     for sample in event.samples:
         if sample.utilization_ratio is not None:
             series[sample.index] = s.append(series.get(sample.index, ()), event.mono, sample.utilization_ratio)
-    servers = tuple(_looked_at(state, metrics.decay(server, event.mono), engines) for server in state.servers)
-    if all(a is b for a, b in zip(servers, state.servers, strict=True)):
-        servers = state.servers
+    servers = _all_looked_at(state, event.mono, engines)
     return (
         msgspec.structs.replace(
             state, samples=event.samples, samples_at=event.mono, gpu_series=series, servers=servers
         ),
         (),
     )
+
+
+def _all_looked_at(state: HostState, mono: float, engines: Engines) -> tuple[ServerState, ...]:
+    """With every reading of the host and of its GPUs: a host may have none, and a driver may hang."""
+    servers = tuple(_looked_at(state, metrics.decay(server, mono), engines) for server in state.servers)
+    return state.servers if all(a is b for a, b in zip(servers, state.servers, strict=True)) else servers
 
 
 def _looked_at(state: HostState, server: ServerState, engines: Engines) -> ServerState:

@@ -170,7 +170,9 @@ def _vanished(case: Case, root: Finding | None, scene: Scene) -> Finding:
             at=root.at if root is not None else case.start.last,
         )
     if root.cause == "host-oom-killed":
-        return msgspec.structs.replace(root, ranks=numbers, evidence=(*evidence, *root.evidence)[:MOST_EVIDENCE])
+        # Where the launcher names the rank with its exit code, what vanished beside it was ended by the launcher.
+        told = root.ranks if root.ranks is not None else numbers
+        return msgspec.structs.replace(root, ranks=told, evidence=(*evidence, *root.evidence)[:MOST_EVIDENCE])
     return root
 
 

@@ -115,6 +115,7 @@ def received(
         earlier=earlier,
         end=event.end,
         grown_at=event.mono,
+        said_at=event.mono if _says_something(lines) else log.said_at,
         start=log.start if log.blocks else event.offset,
         size=None if kind == "journal" else max(log.size or 0, event.end),
         lines_total=log.lines_total + len(lines),
@@ -143,7 +144,21 @@ def received(
     if live:
         for fact in newest.values():
             server = metrics.from_batch(server, fact, event.mono)
+        if any(_of_work(fact) for fact in facts):
+            server = msgspec.structs.replace(server, log=msgspec.structs.replace(server.log, worked_at=event.mono))
     return caught_up(server)
+
+
+def _says_something(lines: list[LogLine]) -> bool:
+    """Whether new bytes are more than the lines of requests; a bar that is drawn has no line yet."""
+    return not lines or any(not logtext.of_a_request(line.text) for line in lines)
+
+
+def _of_work(fact: LogFact) -> bool:
+    """A batch, or statistics that are not all zero, which are printed of a server that hangs too."""
+    if fact.kind == f.STATS:
+        return any(fact.fields.get(name) for name in ("tok_s", "prompt_tok_s", "accept_length"))
+    return fact.kind in _BATCHES
 
 
 def _read_line(

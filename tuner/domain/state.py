@@ -149,6 +149,10 @@ class LogState(Struct, frozen=True, kw_only=True):
     """The first records of a line that its log driver cut into several."""
     grown_at: float | None = None
     """Host monotonic time at which the newest bytes came."""
+    said_at: float | None = None
+    """And the newest that are more than a request's line, which a server prints of every look at its numbers."""
+    worked_at: float | None = None
+    """And the newest line of a batch, or of statistics that are not all zero."""
     backlog_end: int = 0
     """Size of the log when it was opened: what is below describes the past."""
     facts_end: int = 0

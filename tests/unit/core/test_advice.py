@@ -72,7 +72,7 @@ def starting(
     """A start that has been in a phase for so long, and silent for the last part of it."""
     record = PhaseRecord(phase=phase, started=NOW - took, done=done, total=total)
     times = UsualTimes(starts=3, phases_s={phase: usual}) if usual else UsualTimes()
-    log = LogState(grown_at=MONO - silent, end=1000)
+    log = LogState(grown_at=MONO - silent, said_at=MONO - silent, end=1000)
     return server(phase, phases=(record,), usual=times, log=log, **changes)
 
 
@@ -241,7 +241,7 @@ def test_a_rank_that_was_stopped_is_named_at_once() -> None:
 
 def serving(silent: float, running: float, tok_s: float) -> ServerState:
     numbers = {"running": steady(running, 200), "tok_s": steady(tok_s, 200)}
-    return server(series=numbers, log=LogState(grown_at=MONO - silent, end=1000))
+    return server(series=numbers, log=LogState(grown_at=MONO - silent, said_at=MONO - silent, end=1000))
 
 
 def test_requests_that_get_no_token_while_ranks_spin() -> None:
@@ -253,6 +253,28 @@ def test_requests_that_get_no_token_while_ranks_spin() -> None:
 def test_a_stopped_rank_of_a_serving_server() -> None:
     finding = found(host(1.0, 1.0, 0.0, 1.0), stopped(serving(15.0, 4, 0.0), "TP1"))["watchdog-hang"]
     assert (finding.ranks, finding.confidence) == ((1,), Confidence.HIGH)
+
+
+def test_complaints_of_what_answers_http_hide_no_hang() -> None:
+    hung = stopped(serving(15.0, 4, 0.0), "TP1")
+    loud = msgspec.structs.replace(hung.log, grown_at=MONO, said_at=MONO, worked_at=MONO - 15.0)
+    assert set(found(host(1.0, 1.0, 0.0, 1.0), msgspec.structs.replace(hung, log=loud))) == {"watchdog-hang"}
+
+
+def test_a_server_that_is_stopped_as_a_whole_answers_no_more_and_is_told_all_the_same() -> None:
+    numbers = {"running": series(*[3.0] * 60, end=MONO - 15.0), "tok_s": series(*[40.0] * 60, end=MONO - 15.0)}
+    halted = stopped(msgspec.structs.replace(serving(15.0, 3, 0.0), series=numbers), "TP0", "TP1", "TP2", "TP3")
+    finding = found(host(0.0, 0.0, 0.0, 0.0), halted)["watchdog-hang"]
+    assert (finding.ranks, finding.confidence) == ((0, 1, 2, 3), Confidence.HIGH)
+    assert finding.explanation.startswith("3 requests run, and for 15 s no token came")
+    gone_quiet = msgspec.structs.replace(halted, identity=server().identity)
+    assert found(host(0.0, 0.0, 0.0, 0.0), gone_quiet) == {}, "it does not answer, and nobody stopped it"
+
+
+def test_a_long_prompt_that_fills_the_pool_is_no_hang() -> None:
+    slow = serving(90.0, 1, 0.0)
+    filling = {**slow.series, "token_usage": series(*[i / 400 for i in range(200)])}
+    assert found(host(1.0, 1.0, 0.0, 1.0), msgspec.structs.replace(slow, series=filling)) == {}
 
 
 @pytest.mark.parametrize(

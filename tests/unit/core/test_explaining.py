@@ -462,6 +462,21 @@ def test_a_rank_that_vanishes_is_named_before_the_log_says_anything() -> None:
     assert (play.server.findings[0].cause, play.server.findings[0].ranks) == ("rank-died", (3,))
 
 
+def test_a_rank_that_the_launcher_names_died_before_those_that_the_launcher_ended() -> None:
+    play = Play().opened()
+    for piece in pieces(HEALTHY[: HEALTHY.index("Load weight begin")]):
+        play.log(piece)
+    play.add(without(play.identity, "TP0"))
+    assert play.tick().server.findings[0].ranks == (0,)
+    play.log(
+        "[2026-02-26 21:30:00] Traceback (most recent call last):\n"
+        '  File "/x/engine.py", line 2040, in _wait_for_scheduler_ready\n    raise _scheduler_died_error(j, procs[j])\n'
+        "RuntimeError: Rank 1 scheduler died during initialization (exit code: -9). If exit code is -9 (SIGKILL), a"
+        " common cause is the OS OOM killer. Run `dmesg -T | grep -i oom` to check.\n"
+    )
+    assert (play.tick().tick().root, play.server.findings[0].ranks) == ("host-oom-killed", (1,))
+
+
 def test_a_server_that_is_gone_without_a_word_was_killed_from_outside() -> None:
     play = live(HEALTHY)
     play.add(e.ServerGone(key=KEY, at=BORN + 9_000))
@@ -547,6 +562,45 @@ def test_what_the_kernel_killed_for_want_of_memory_is_told_as_that() -> None:
     assert (finding.cause, finding.ranks, str(finding.confidence)) == ("host-oom-killed", (3,), "high")
     assert "its container or unit had used up its limit" in finding.explanation
     assert ("kernel", text) in [(each.what, each.value) for each in finding.evidence]
+
+
+# --- What stands still ------------------------------------------------------------------------------------------------
+
+LOOK = '[2026-02-26 21:50:00] INFO:     127.0.0.1:{n} - "GET /metrics HTTP/1.1" 200 OK\n'
+
+
+def test_a_rank_that_is_stopped_under_load_is_told_on_a_host_without_gpus_and_forgotten_when_it_goes_on() -> None:
+    """Its server answers and prints our own looks at its numbers all the time."""
+    play = live(HEALTHY)
+    halted = tuple(
+        msgspec.structs.replace(member, state="T" if member.title.endswith("TP3") else "S")
+        for member in play.identity.members
+    )
+
+    def second(number: int, tokens: float) -> None:
+        play.add(e.HostSample(), 0.4)
+        body = "\n".join(
+            f'sglang:{name}{{tp_rank="0"}} {value}'
+            for name, value in (("num_running_reqs", 4.0), ("gen_throughput", tokens))
+        )
+        series = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in body.splitlines()}
+        play.add(e.HttpAnswer(key=KEY, endpoint="metrics", status=200, series=series), 0.3)
+        play.log(LOOK.format(n=40_000 + number), 0.3)
+
+    for number in range(5):
+        second(number, 89.0)
+        play.log(DECODE.format(m=50, s=number, n=1000 + number))
+    assert play.server.metrics.running == 4
+    play.add(e.ServerSeen(server=msgspec.structs.replace(play.identity, members=halted)))
+    for number in range(20):
+        second(5 + number, 0.0)
+    (finding,) = play.server.findings
+    assert (finding.cause, finding.ranks, str(finding.confidence)) == ("watchdog-hang", (3,), "high")
+    assert [each.value for each in finding.remedies] == ["kill -CONT 14"]
+    play.add(e.ServerSeen(server=play.identity))
+    for number in range(8):
+        second(25 + number, 89.0)
+    assert play.causes == ()
 
 
 # --- Journals of real hosts -------------------------------------------------------------------------------------------

@@ -154,6 +154,14 @@ def test_ranks_that_vanish_without_a_word_come_before_what_their_peers_say() -> 
     assert again.errors == server.errors
 
 
+def test_a_rank_that_only_the_log_knows_is_nobody_who_lived_on() -> None:
+    """It died before the process table showed it, and what vanished then was ended by the launcher."""
+    ranks = (RankState(tag="TP0", pid=11), RankState(tag="TP1"))
+    server = play(*START[:3], server=ServerState(identity=identity(), ranks=ranks))
+    server = lifecycle.apply_members(server, identity(members=()))
+    assert [error.text for error in server.errors if error.silent] == []
+
+
 def test_an_error_that_comes_later_than_the_deaths_it_explains() -> None:
     """The process table is looked at faster than a burst of tracebacks is read."""
     ranks = tuple(RankState(tag=f"TP{i}", pid=11 + i) for i in range(3))
