@@ -15,6 +15,7 @@ from tuner.domain.state import HostState, ServerState
 from tuner.messages import HostRequested
 from tuner.screens.replay import replay_lines
 from tuner.screens.shell import Shell
+from tuner.widgets import status
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.keybar import KeyBar
 from tuner.widgets.rows import Rows
@@ -107,6 +108,20 @@ class TunerScreen(Screen[None]):
 
     def draw(self, state: HostState | None, server: ServerState | None) -> None:
         """Draw the state. What did not change is the same object, so `changed` can tell."""
+
+    def draw_status(self, state: HostState, server: ServerState | None) -> None:
+        """The first line: host, server, link. A screen that has it has a `Rows` called `status`."""
+        shell = self.shell
+        line = status.status_line(
+            state,
+            server,
+            self.size.width,
+            self.glyphs,
+            age_s=shell.age_s(),
+            retry_in_s=shell.retry_in_s(),
+            ended=shell.ended(),
+        )
+        self.query_one("#status", Rows).show([line])
 
     def changed(self, name: str, *parts: Any) -> bool:
         """Whether any of the parts is another object than at the last call with this name."""

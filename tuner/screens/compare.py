@@ -127,10 +127,8 @@ class CompareScreen(TunerScreen):
         """Ask what is not known yet, and draw what came."""
         if state is None:
             return
-        width, glyphs, stale = self.size.width, self.glyphs, self.shell.stale()
-        age, retry = self.shell.age_s(), self.shell.retry_in_s()
-        line = status.status_line(state, server, width, glyphs, age_s=age, retry_in_s=retry, ended=self.shell.ended())
-        self.query_one("#status", Rows).show([line])
+        width, stale = self.size.width, self.shell.stale()
+        self.draw_status(state, server)
         belongs = (state.name, server.identity.key) if server is not None else None
         if belongs != self._of:
             self._of, self._choices, self._choice, self._answer = belongs, None, None, None

@@ -222,9 +222,7 @@ class DetailsScreen(TunerScreen):
             return
         width, glyphs = self.size.width, self.glyphs
         stale = self.shell.stale()
-        age, retry = self.shell.age_s(), self.shell.retry_in_s()
-        line = status.status_line(state, server, width, glyphs, age_s=age, retry_in_s=retry, ended=self.shell.ended())
-        self.query_one("#status", Rows).show([line])
+        self.draw_status(state, server)
         about = (
             (
                 server.identity,

@@ -12,7 +12,6 @@ from textual.containers import VerticalScroll
 from tuner.domain.state import HostState, ServerState
 from tuner.screens.explain_requests import title_of
 from tuner.screens.explained import Explained
-from tuner.widgets import status
 from tuner.widgets.finding_card import Card
 from tuner.widgets.rows import Rows
 from tuner.widgets.spans import Line, text_of, wrap_words
@@ -100,10 +99,8 @@ class FindingsScreen(Explained):
         """Tell the story again when something in it changed."""
         if state is None:
             return
-        width, glyphs, stale = self.size.width, self.glyphs, self.shell.stale()
-        age, retry = self.shell.age_s(), self.shell.retry_in_s()
-        line = status.status_line(state, server, width, glyphs, age_s=age, retry_in_s=retry, ended=self.shell.ended())
-        self.query_one("#status", Rows).show([line])
+        width, stale = self.size.width, self.shell.stale()
+        self.draw_status(state, server)
         mark = self.card.mark if self.card is not None and self._moved else None
         if self.keep_cards(server):
             self._at = next((at for at, card in enumerate(self.cards) if card.mark == mark), 0)

@@ -117,12 +117,11 @@ class OverviewScreen(Explained):
         if state is None:
             return
         width = self.size.width
-        age = self.shell.age_s()
         stale = self.shell.stale() and state.hello is not None
-        self._draw_head(state, server, width, age, stale=stale)
+        self._draw_head(state, server, width, stale=stale)
         with_chart = self.wide and server is not None and bool(curves_of(server))
         left = width - (self._chart_width if with_chart else 0)
-        table = self._draw_table(state, server, left, age, stale=stale)
+        table = self._draw_table(state, server, left, self.shell.age_s(), stale=stale)
         self._draw_card(server, width, stale=stale)
         noted = self._draw_notes(state, server, left, table)
         self._lay_out(table, noted, with_chart=with_chart)
@@ -130,13 +129,9 @@ class OverviewScreen(Explained):
             self._draw_chart(state, server, stale=stale)
         self._draw_log(state, server, width, stale=stale)
 
-    def _draw_head(
-        self, state: HostState, server: ServerState | None, width: int, age: float | None, *, stale: bool
-    ) -> None:
+    def _draw_head(self, state: HostState, server: ServerState | None, width: int, *, stale: bool) -> None:
         glyphs = self.glyphs
-        retry = self.shell.retry_in_s()
-        line = status.status_line(state, server, width, glyphs, age_s=age, retry_in_s=retry, ended=self.shell.ended())
-        self.query_one("#status", Rows).show([line])
+        self.draw_status(state, server)
         if server is None:
             phases = status.no_server_line(state, glyphs)
         elif not self.wide and server.phase in (Phase.READY, Phase.STOPPING):

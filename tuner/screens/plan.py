@@ -15,7 +15,6 @@ from tuner.domain.starts import Start
 from tuner.domain.state import HostState, ServerState
 from tuner.messages import ForecastArrived, ForecastRequested
 from tuner.screens.base import TunerScreen
-from tuner.widgets import status
 from tuner.widgets.field import Field
 from tuner.widgets.plan_fields import change_words, command_line, label_of, next_value, typed_value
 from tuner.widgets.plan_panel import base_line, command_lines, panel
@@ -77,10 +76,8 @@ class PlanScreen(TunerScreen):
         """Ask anew when another start is on screen, and draw what is known."""
         if state is None:
             return
-        width, glyphs, stale = self.size.width, self.glyphs, self.shell.stale()
-        age, retry = self.shell.age_s(), self.shell.retry_in_s()
-        line = status.status_line(state, server, width, glyphs, age_s=age, retry_in_s=retry, ended=self.shell.ended())
-        self.query_one("#status", Rows).show([line])
+        width, stale = self.size.width, self.shell.stale()
+        self.draw_status(state, server)
         belongs = (state.name, server.identity.key) if server is not None else None
         start = server.start if server is not None else None
         if belongs != self._of:
