@@ -156,6 +156,18 @@ def test_what_one_leader_left_over_is_one_server(tree: ProcTree) -> None:
         assert {m.pid for m in rest.members} >= {72, 73}
 
 
+def test_what_a_leader_left_over_has_no_port_and_is_told_until_it_ends(tree: ProcTree) -> None:
+    key = toy_server(tree)
+    tree.add(104, ["ninja"], ppid=100)
+    with running(tree.root, toy_plan()) as probe:
+        probe.server(lambda s: s.key == key and len(s.members) == 4)
+        tree.remove(100)
+        assert sorted(probe.first(e.ServerGone, lambda g: g.key == key).left) == [101, 102, 104]
+        assert probe.server(lambda s: s.orphaned).port is None
+        tree.remove(104)
+        assert sorted(probe.first(e.ServerGone, lambda g: g.key == key and 104 not in g.left).left) == [101, 102]
+
+
 def test_orphans_are_there_at_first_sight(tree: ProcTree) -> None:
     tree.add(70, ["toy::engine"])
     tree.add(71, ["toy::rank_0"], ppid=70)

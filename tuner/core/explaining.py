@@ -196,6 +196,8 @@ def explained(state: HostState, server: ServerState, engine: Engine) -> ServerSt
     if told.at is not None and not news and 0 <= state.mono - told.at < wait:
         return server
     start = _start(server, engine)
+    if start is None and scene.orphan:
+        start = Start(engine=engine.name, version=server.version)  # what its leader printed is not told to be its own
     talking = not server.gone and told.grown_at is not None and 0 <= state.mono - told.grown_at < URGENT_S
     if start is not None and talking and (_announced(server) or _unfinished(start)):
         return server

@@ -172,6 +172,16 @@ def apply_gone(server: ServerState, left: tuple[int, ...], at: float | None) -> 
     )
 
 
+def still_left(server: ServerState, left: tuple[int, ...]) -> ServerState:
+    """Of what an ended server left over, that much is there now."""
+    if left == server.left_pids:
+        return server
+    ranks = tuple(
+        r if r.pid is None or r.alive == (r.pid in left) else _after_death(r, r.pid in left) for r in server.ranks
+    )
+    return msgspec.structs.replace(server, left_pids=left, ranks=ranks)
+
+
 def dead(rank: RankState) -> RankState:
     """A process that is gone holds no memory, whatever the driver's last list said; what it held before is kept."""
     last = rank.memory if rank.memory != RankMemory() else rank.last_memory

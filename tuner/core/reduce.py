@@ -198,6 +198,8 @@ def _server_seen(state: HostState, event: e.ServerSeen, engines: Engines) -> Res
     identity = event.server
     engine = engines.get(identity.engine)
     known = _find(state, identity.key)
+    if known is None and identity.orphaned and (ended := _leader_of(state, identity)) is not None:
+        return _left_over(state, ended, identity, engines)
     commands: tuple[AnyCommand, ...] = ()
     if known is None:
         server = _adopted(identity, engine)
@@ -220,6 +222,23 @@ def _server_seen(state: HostState, event: e.ServerSeen, engines: Engines) -> Res
     return ranks.placed(state, engines), commands
 
 
+def _leader_of(state: HostState, identity: ServerIdentity) -> ServerState | None:
+    """The server that is known to have ended and of which these processes are left: they are no server of their own."""
+    left = {(member.pid, member.start_ticks) for member in identity.members}
+    for server in state.servers:
+        ended = server.gone or server.identity.key not in state.seen
+        if ended and any((member.pid, member.start_ticks) in left for member in server.identity.members):
+            return server
+    return None
+
+
+def _left_over(state: HostState, server: ServerState, identity: ServerIdentity, engines: Engines) -> Result:
+    left = identity.living
+    new = lifecycle.still_left(server, left) if server.gone else lifecycle.apply_gone(server, left, state.now)
+    new = _diagnosed(state, msgspec.structs.replace(new, left_key=identity.key), engines)
+    return _finish(msgspec.structs.replace(state, seen=state.seen | {identity.key}), server, new, engines)
+
+
 def _adopted(identity: ServerIdentity, engine: Engine | None) -> ServerState:
     server = ServerState(identity=identity, version=identity.version, engine_title=identity.engine)
     if identity.log is not None:
@@ -237,10 +256,14 @@ def _adopted(identity: ServerIdentity, engine: Engine | None) -> ServerState:
 
 
 def _server_gone(state: HostState, event: e.ServerGone, engines: Engines) -> Result:
-    server = _find(state, event.key)
-    if server is None or server.gone:
+    """The leader ended, or some of what it left over did."""
+    server = _find(state, event.key) or next((x for x in state.servers if x.left_key == event.key), None)
+    if server is None:
         return state, ()
-    gone = lifecycle.apply_gone(server, event.left, event.at if event.at is not None else state.now)
+    if server.gone:
+        gone = lifecycle.still_left(server, event.left)
+    else:
+        gone = lifecycle.apply_gone(server, event.left, event.at if event.at is not None else state.now)
     gone = _diagnosed(state, gone, engines)
     return _finish(state, server, gone, engines)
 

@@ -48,7 +48,11 @@ class Scene(Struct, frozen=True, kw_only=True):
     silent: tuple[str, ...] = ()
     """Tags of ranks that vanished from the process table while others lived, and had printed no error."""
     lost: bool = False
-    """All of its processes vanished; nobody had asked for it, and no line says why."""
+    """Its leader vanished, with all the others or not; nobody had asked for it, and no line says why."""
+    orphan: bool = False
+    """It had ended before it was first seen, and others of its processes lived on."""
+    left: tuple[int, ...] = ()
+    """Processes of it that live on after its leader."""
     gpus: tuple[tuple[str, int], ...] = ()
     """Tag and GPU of each rank."""
     pids: tuple[tuple[str, int], ...] = ()
@@ -62,7 +66,7 @@ class Scene(Struct, frozen=True, kw_only=True):
     @property
     def news(self) -> tuple[object, ...]:
         """What makes a new diagnosis worth while when it changes."""
-        return (self.silent, self.lost, len(self.xids), len(self.killed))
+        return (self.silent, self.lost, self.orphan, self.left, len(self.xids), len(self.killed))
 
 
 NOTHING = Scene()
@@ -72,13 +76,16 @@ def scene_of(state: HostState, server: ServerState) -> Scene:
     """What a host shows of a server."""
     silent = tuple(tag for error in server.errors if error.silent for tag in error.ranks)
     lost = server.gone and server.phase is Phase.FAILED and not server.errors and not server.identity.orphaned
-    if not (silent or lost or state.foreign or state.xids or state.killed):
+    orphan = server.identity.orphaned
+    if not (silent or lost or orphan or state.foreign or state.xids or state.killed):
         return NOTHING
     gpus = tuple((rank.tag, rank.gpu) for rank in server.ranks if rank.gpu is not None)
     used = {gpu for _, gpu in gpus}
     return Scene(
         silent=silent,
         lost=lost,
+        orphan=orphan,
+        left=server.left_pids,
         gpus=gpus,
         pids=tuple((rank.tag, rank.pid) for rank in server.ranks if rank.pid is not None),
         tenants=tuple(each for each in state.foreign if each.gpu in used or not used),
@@ -135,8 +142,8 @@ def completed(findings: tuple[Finding, ...], start: Start, engine: Engine, scene
     root, others = (findings[0], findings[1:]) if failed else (None, findings)
     if scene.silent:
         root = _vanished(case, root, scene)
-    elif root is None and scene.lost and stop_asked(start) is None:
-        root = _lost(case)
+    elif root is None and (scene.lost or scene.orphan) and stop_asked(start) is None:
+        root = _lost(case, scene)
     if scene.killed and (root is None or root.cause in _BY_KILLER):
         root = _by_killer(case, root, scene)
     if root is not None and scene.xids and root.cause in _BY_XID:
@@ -176,14 +183,28 @@ def _vanished(case: Case, root: Finding | None, scene: Scene) -> Finding:
     return root
 
 
-def _lost(case: Case) -> Finding:
-    """The whole server is gone, and its log just ends."""
+def _lost(case: Case, scene: Scene) -> Finding:
+    """The whole server is gone, or its leader, and its log just ends."""
+    who = "The server's leader is" if scene.left else "All processes of the server are"
+    pids = " ".join(str(pid) for pid in scene.left)
+    words = f"{who} gone, nobody asked it to stop, and its log just ends: it was killed from outside, by a person, an"
+    words += " orchestrator, or the kernel for want of host memory."
+    if scene.left:
+        words += f" Others of its processes live on (pid {pids.replace(' ', ', ')}): they serve nobody, and hold what"
+        words += " memory they have until they are ended."
     return case.finding(
         "rank-died",
-        "All processes of the server are gone, nobody asked it to stop, and its log just ends: it was killed from"
-        " outside, by a person, an orchestrator, or the kernel for want of host memory.",
-        evidence=[case.derived("gone from the process table", "all processes")],
-        remedies=_who_killed(case),
+        words,
+        evidence=[
+            case.derived("gone from the process table", "the leader" if scene.left else "all processes"),
+            case.derived("processes that live on", len(scene.left)) if scene.left else None,
+        ],
+        remedies=[
+            case.advice("process", "the next start needs their memory; those that ignore it: kill -9", f"kill {pids}")
+            if scene.left
+            else None,
+            *_who_killed(case),
+        ],
         ranks=None,
         phase="runtime" if case.start.ready_at is not None else None,
         confidence=Confidence.MEDIUM,

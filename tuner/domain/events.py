@@ -141,7 +141,7 @@ class ScanEnded(Event, frozen=True, kw_only=True, tag="scanned"):
 
 
 class ServerGone(Event, frozen=True, kw_only=True, tag="server_gone"):
-    """The leader and all ranks are gone, or the leader is and `left` are not."""
+    """The leader and all ranks are gone, or the leader is and `left` are not; again when some of those end."""
 
     key: str
     at: float | None = None

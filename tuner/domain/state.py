@@ -251,6 +251,8 @@ class ServerState(Struct, frozen=True, kw_only=True):
     gone: bool = False
     left_pids: tuple[int, ...] = ()
     """Processes of it that outlived the leader."""
+    left_key: str | None = None
+    """Key under which the probe tells of those."""
     http_series: dict[str, dict[str, float]] = {}
     """By endpoint: all series known so far; only changes are sent."""
     http_numbers: dict[str, dict[str, float]] = {}

@@ -485,6 +485,61 @@ def test_a_server_that_is_gone_without_a_word_was_killed_from_outside() -> None:
     assert "killed from outside" in finding.explanation
 
 
+def orphans(identity: ServerIdentity, *pids: int) -> ServerIdentity:
+    """What the leader left over, as the probe tells of it."""
+    members = tuple(member for member in identity.members if member.pid in pids)
+    return msgspec.structs.replace(
+        identity, key=f"{pids[0]}:1", pid=pids[0], start_ticks=1, members=members, argv=(), orphaned=True, port=None
+    )
+
+
+def test_a_leader_that_is_killed_and_what_it_left_over_are_one_server() -> None:
+    play = live(HEALTHY)
+    play.add(e.ServerGone(key=KEY, at=BORN + 9_000, left=(12, 13, 14)))
+    (finding,) = play.tick().server.findings
+    assert (finding.cause, finding.ranks) == ("rank-died", None)
+    assert "All processes" not in finding.explanation
+    assert "live on (pid 12, 13, 14)" in finding.explanation
+    assert finding.remedies[0].value == "kill 12 13 14"
+
+    rest = orphans(play.identity, 13, 14)
+    play.add(e.ServerSeen(server=rest))
+    (server,) = play.state.servers
+    assert (server.identity.key, server.left_pids) == (KEY, (13, 14))
+    assert [rank.tag for rank in server.ranks if rank.alive] == ["TP2", "TP3"]
+    assert server.findings[0].remedies[0].value == "kill 13 14"
+
+    play.add(e.ServerGone(key=rest.key, at=BORN + 9_100))
+    assert play.tick().server.left_pids == ()
+    (finding,) = play.server.findings
+    assert finding.explanation.startswith("All processes of the server are gone")
+    play.add(e.ServerGone(key=KEY, at=BORN + 9_000, left=()))
+    assert len(play.state.servers) == 1
+
+
+def test_a_leader_that_is_killed_while_nobody_watches_and_what_it_left_over_are_one_server() -> None:
+    play = live(HEALTHY)
+    hello = play.state.hello
+    assert hello is not None
+    play.add(hello)  # the link was cut; this is the next probe
+    play.add(e.ServerSeen(server=orphans(play.identity, 13, 14)))
+    play.add(e.ScanEnded())
+    (server,) = play.state.servers
+    assert (server.gone, server.phase, server.left_pids) == (True, Phase.FAILED, (13, 14))
+    assert play.tick().causes == ("rank-died",)
+
+
+def test_what_a_leader_left_over_before_anybody_looked_is_told_as_that() -> None:
+    play = Play()
+    late = Play()
+    late.state = initial("box")
+    late.add(e.ProbeHello(protocol=1, python="3.11", pid=1, uid=0, hostname="h", at=BORN, mono=late.mono))
+    late.add(e.ServerSeen(server=orphans(play.identity, 12, 13)))
+    (finding,) = late.tick().server.findings
+    assert (finding.cause, str(finding.severity)) == ("rank-died", "fatal")
+    assert finding.remedies[0].value == "kill 12 13"
+
+
 def test_a_server_that_was_asked_to_stop_has_no_finding() -> None:
     play = live(HEALTHY)
     play.log("[2026-02-26 21:00:00] SIGTERM received. signum=None frame=None. Draining requests and shutting down...\n")

@@ -307,12 +307,16 @@ class Probe:
                 self.fault("server %s" % server.key, e)
         for server in fresh:
             server.begin()
+        for server in self._past.values():
+            left = self._alive(server.left)
+            if len(left) < len(server.left):
+                self._tell_left(server, left)
         table.kin = {pid for server in self.servers.values() for pid in server.members}
 
     def _ended(self, server: Server) -> None:
         """The leader has ended: its last lines first, then the news."""
         members = [m for m in server.members.values() if m["pid"] != server.leader.pid]
-        left = [m["pid"] for m in members if self.table.recheck(m["pid"], m["start_ticks"])]
+        left = self._alive(members)
         now = time.monotonic()
         if server.dying_at is None:
             server.dying_at = now
@@ -322,13 +326,21 @@ class Probe:
         if server.tail is not None:
             server.tail.finish(5.0 if left else 2.0)
             server.tail.caught_up.wait(0.5)
-        self.out.put({"t": "server_gone", "key": server.key, "at": round(time.time(), 3), "left": left})
+        self._tell_left(server, left)
         self.problems.forget(server.key)
         del self.servers[server.key]
         self._past[server.key] = server
         while len(self._past) > 16:
             del self._past[next(iter(self._past))]
         self.gpu.processes_due.set()
+
+    def _alive(self, members: List[Json]) -> List[Json]:
+        return [m for m in members if self.table.recheck(m["pid"], m["start_ticks"])]
+
+    def _tell_left(self, server: Server, left: List[Json]) -> None:
+        server.left = left
+        pids = [member["pid"] for member in left]
+        self.out.put({"t": "server_gone", "key": server.key, "at": round(time.time(), 3), "left": pids})
 
 
 def main() -> None:

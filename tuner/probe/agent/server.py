@@ -37,6 +37,8 @@ class Server(Followed):
         self.orphaned = orphaned
         self._beside: List[Proc] = []
         """Of a server whose leader is gone: those that it left over besides the one that stands for it."""
+        self.left: List[Json] = []
+        """Members that lived on when its leader ended, as last told."""
         self.dying_at: Optional[float] = None
         self.pollers: Dict[str, Poller] = {}
         self.busy_at = 0.0
@@ -275,7 +277,8 @@ class Server(Followed):
             "interpreter": self.interpreter,
             "version": self.version,
             "manager": self.manager,
-            "port": self.port,
+            # What a dead leader left over has no command line to tell a port, and answers on none.
+            "port": None if self.orphaned else self.port,
             "ports": self.ports,
             "orphaned": self.orphaned,
             "log": self.target.as_json(),
