@@ -23,8 +23,10 @@ _CHAINED = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
-_NOT_OF_IT = re.compile(r"\[(?:rank\d+\]:\[)?[WIEF]\d{3,4} |\S+\.py:\d+: \w*Warning: |\S+:\d+:\d+ \[\d+\] NCCL ")
-"""What C++ libraries, Python's warnings and NCCL print, without a prefix."""
+_NOT_OF_IT = re.compile(
+    r"\[(?:rank\d+\]:\[)?[WIEF]\d{3,4} |\S+\.py:\d+: \w*Warning: |\S+:\d+:\d+ \[\d+\] NCCL |Process \S+:\s*\Z"
+)
+"""What C++ libraries, Python's warnings, NCCL and Python's processes at their end print, without a prefix."""
 _UNDERLINE = re.compile(r"[\s~^]*[\^~][\s~^]*\Z")
 _ANNOUNCED = re.compile(
     r"Process \S+:\Z|(?:ERROR:\s+)?Exception in ASGI application|Task exception was never retrieved"
@@ -186,9 +188,10 @@ def failures(stream: Iterable[Record]) -> tuple[list[Failure], list[Record]]:
 
 def _announced(others: list[Record], record: Record) -> tuple[str, Record]:
     """`EngineCore failed to start.` stands on a line of its own above its traceback; and where it all begins."""
-    if others and record.source and others[-1].source == record.source and others[-1].actor == record.actor:
-        return others[-1].message.strip().rstrip("."), record
-    said = others[-2:]
+    said = [other for other in others[-6:] if other.message.strip()]
+    if said and record.source and said[-1].source == record.source and said[-1].actor == record.actor:
+        return said[-1].message.strip().rstrip("."), record
+    said = said[-2:]
     if said and said[-1].message.startswith("future: <Task"):
         said.pop()
     if said and _ANNOUNCED.match(header := said[-1].message.strip()):

@@ -177,6 +177,8 @@ def start_phase(start: Start, rank: str | None, at: int) -> Phase:
 
     vLLM lets its first rank speak for all: that the others tell nothing of the weights or the cache says nothing.
     """
+    if rank is None and any(fact.kind == f.HTTP_UP and fact.offset < at for fact in start.facts):
+        return Phase.WARMUP
     silent = start.engine == _ONE_SPEAKS
     stories_ = [r for r in start.ranks if silent or rank in (None, r.tag)] or list(start.ranks)
     reached = [_phase_after(span) for r in stories_ if (span := _span_at(r, at)) is not None]

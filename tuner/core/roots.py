@@ -28,6 +28,15 @@ _PASSES = re.compile(
     r"|Error in preprocessing prompt inputs|Error in request"
 )
 """Headers of exceptions that end a request, a task or nothing at all, and no process."""
+_HANDLERS = re.compile(
+    r"/(?:starlette|fastapi)/|/uvicorn/protocols/|/entrypoints/openai/|/serving_\w+\.py|/api_router\.py"
+)
+"""Code that answers a client."""
+_CLIENT_LEFT = frozenset({"ConnectionResetError", "BrokenPipeError", "ClientDisconnect", "ConnectionAbortedError"})
+_MAINS = re.compile(
+    r":<module>\Z|:(?:run_engine_core|worker_main|run_scheduler_process|run_detokenizer_process|run_server|output_handler)\Z"
+)
+"""Functions that a process ends with."""
 _LIFE = 2
 """Batch lines behind an exception: whoever printed it goes on."""
 _FORERUNNER = 400
@@ -65,11 +74,14 @@ def stop_asked(start: Start) -> int | None:
 
 def is_consequence(start: Start, failure: Failure) -> bool:
     """An exception that only tells of somebody else's end."""
-    # Between its lines others print theirs: only what it says itself counts.
-    own = (failure.message_at, failure.final_at)
-    told = (sign for sign in start.signs if sign.at in own and sign.id not in _WRAPPERS)
-    kinds = {sign.kind for sign in told}
+    kinds = _kinds(start, failure)
     return "harmless" in kinds or ("secondary" in kinds and "failure" not in kinds)
+
+
+def _kinds(start: Start, failure: Failure) -> set[str]:
+    """Of the signs that an exception says itself: between its lines others print theirs."""
+    own = (failure.message_at, failure.final_at)
+    return {sign.kind for sign in start.signs if sign.at in own and sign.id not in _WRAPPERS}
 
 
 def parent_gone(start: Start) -> Failure | None:
@@ -135,8 +147,21 @@ def outlived(start: Start, failure: Failure) -> bool:
     if ends(failure):
         return False
     if _PASSES.search(failure.header):
-        return start.ready_at is not None
-    return _goes_on(start, failure.end)
+        return _served(start)
+    return _goes_on(start, failure.end) or (_served(start) and _of_a_request(start, failure))
+
+
+def _served(start: Start) -> bool:
+    """Whether clients were answered, by all that is left of the log: its head may be cut off."""
+    return start.ready_at is not None or (start.settings_at is None and not start.ranks)
+
+
+def _of_a_request(start: Start, failure: Failure) -> bool:
+    """Raised where a client is answered: the server lives, even where the log ends there."""
+    if any(_MAINS.search(frame) for frame in failure.frames):
+        return False
+    lost = "secondary" in _kinds(start, failure) and failure.exception not in _CLIENT_LEFT
+    return not lost and any(_HANDLERS.search(frame) for frame in failure.frames)
 
 
 def _goes_on(start: Start, at: int) -> bool:
@@ -165,11 +190,16 @@ def _stands_alone(sign: Sign) -> bool:
     return sign.id in ("watchdog-timeout", "port-in-use", "argument-error", "killed", "native-crash", "host-oom")
 
 
-def _rank_of_witness(failure: Failure) -> tuple[int, int]:
-    """Workers know best, the engine's core repeats them, and the API server repeats that."""
-    header = failure.header
+def _rank_of_witness(failure: Failure) -> tuple[bool, int, int]:
+    """Workers know best, the engine's core repeats them, and the API server repeats that.
+
+    One whose exception was never printed says less than any other.
+    """
+    header, mute = failure.header, not failure.exception
     repeats = 0 if failure.rank is not None or "Worker" in header or "Scheduler" in header else 1
-    return (2 if not header else repeats, failure.at) if "EngineCore" in header or not header else (0, failure.at)
+    if "EngineCore" in header or not header:
+        return mute, 2 if not header else repeats, failure.at
+    return mute, 0, failure.at
 
 
 def _of_failure(start: Start, raised: list[Failure], first: Failure) -> Root:

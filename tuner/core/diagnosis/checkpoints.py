@@ -12,6 +12,8 @@ from tuner.domain.starts import Sign
 _LLM_FILES = re.compile(r"\.(?:json|safetensors|bin|gguf|model|pt|pth|jinja|txt)$|safetensors|\.bin files")
 _LOADER = ("loader.py", "weight_utils", "load_model", "hf_transformers", "get_config", "transformers/", "tokenizer",
            "huggingface_hub", "model_config")  # fmt: skip
+_DOWNLOADS = ("huggingface_hub", "modelscope", "weight_utils", "hf_transformers", "model_loader", "transformers/")
+_HUB = re.compile(r"huggingface|(?:^|\.)hf\.co|hf-mirror|modelscope")
 _ADAPTER = re.compile(r"Failed to load LoRA adapter (?P<name>[^\s:]+)")
 _SHAPES = ("weights-mismatch", "block-not-divisible")
 
@@ -22,6 +24,7 @@ def not_found(case: Case) -> Finding | None:
         return None
     denied = case.root_sign("llm-gated")
     offline = case.root_sign("llm-offline", "download-failed")
+    offline = offline if offline is not None and _from_hub(case, offline) else None
     damaged = case.root_sign("llm-files-damaged")
     missing = case.root_sign("llm-not-found", "llm-files-missing", "tokenizer-failed") or _file_of_llm(case)
     # A name that the hub does not have answers like one that needs a token.
@@ -50,14 +53,22 @@ def not_found(case: Case) -> Finding | None:
     )  # fmt: skip
 
 
+def _from_hub(case: Case, sign: Sign) -> bool:
+    """Whether it was the hub that could not be reached: kernels are downloaded too, and services asked."""
+    host = sign.fields.get("peer_host")
+    return host is None or _HUB.search(str(host)) is not None or case.on_stack(*_DOWNLOADS)
+
+
 def _words(case: Case, named: str, sign: Sign, *, adapter: bool) -> tuple[str, list[Remedy | None]]:
     """What a sign means for the LLM or an adapter of it, and what helps."""
     why = "an absolute path inside the container that holds config.json and the weights, or NAMESPACE/NAME"
-    path = _path_of_adapter(case) if adapter else option(case, "model_path", "--model-path", Move.SET, why)
+    flag = "--model" if case.start.engine == "vllm" else "--model-path"
+    path = _path_of_adapter(case) if adapter else option(case, "model_path", flag, Move.SET, why)
+    token = variable(case, "HF_TOKEN", Move.SET, "a token of an account that was granted access")
     if sign.id == "llm-gated":
         return (
             f"{named} may not be downloaded: it is gated or private, and no token of somebody with access was sent.",
-            [variable(case, "HF_TOKEN", Move.SET, "a token of an account that was granted access"),
+            [token,
              case.advice("licence", "accept the terms on the LLM's page first"), path],
         )  # fmt: skip
     if sign.id == "llm-files-damaged":
@@ -72,12 +83,24 @@ def _words(case: Case, named: str, sign: Sign, *, adapter: bool) -> tuple[str, l
             [path, variable(case, "HF_ENDPOINT", Move.SET, "a mirror that is reachable"),
              variable(case, "HF_HUB_OFFLINE", Move.UNSET, "where it forbids the download")],
         )  # fmt: skip
+    if sign.id == "tokenizer-failed" and "load tokenizer for" not in case.message:
+        trust = "remote_code" in case.message or "remote-code" in case.message
+        return (
+            f"The tokenizer of {named} could not be made of its files: they are of a newer form than the installed"
+            f" packages read{', or it brings code of its own' if trust else ''}, or one is missing or damaged.",
+            [option(case, "trust_remote_code", "--trust-remote-code", Move.SET, "if you trust the LLM's own code", True)
+             if trust and case.setting("trust_remote_code") is not True else None,
+             case.advice("version", "newer transformers and tokenizers, or a newer version of the engine"),
+             case.advice("files", "tokenizer.json, tokenizer_config.json or tokenizer.model beside the weights")],
+        )  # fmt: skip
+    denied = "401 Client Error" in case.message
     return (
         f"{named} leads to no usable {'adapter' if adapter else 'LLM'}: there is no such path here, or it lacks a file,"
         " or the hub has no such name."
         " A path that does not exist is taken for a name of the hub, whose complaint is about the name's form.",
-        [path, case.advice("mounts", "ls the path inside the container: volumes that are not mounted look so")],
-    )
+        [path, token if denied else None,
+         case.advice("mounts", "ls the path inside the container: volumes that are not mounted look so")],
+    )  # fmt: skip
 
 
 def _path_of_adapter(case: Case) -> Remedy:
@@ -110,6 +133,8 @@ def unsupported(case: Case) -> Finding | None:
         words = "A weight matrix, divided among the ranks, no longer consists of whole blocks of its quantisation."
     elif sign.id == "weights-mismatch":
         words = "Shapes of the weights do not fit the LLM that this version builds from its configuration."
+    elif "quantization" in sign.fields and "does not match" in case.message:
+        words = "The checkpoint is quantised in another way than the arguments say."
     elif quantised:
         words = "This version, or this GPU, does not run the quantisation of the LLM."
     elif code:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from msgspec import UNSET
 
 from tuner.core import facts as f
+from tuner.core.diagnosis import meeting
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import CAPTURE_SPARE, asked_of, lowered
 from tuner.core.diagnosis.proposals import container, no_memory_advice, option, variable, without_custom_all_reduce
@@ -21,7 +22,6 @@ _SHM = ("shm-full", "shm-short")
 _BEFORE_POOL = frozenset({"args", "cuda-init", "dist-init", "weight-load", "none"})
 _STARTING = frozenset({*_BEFORE_POOL, "kv-alloc", "draft-init", "autotune", "graph-capture", "warmup"})
 _IPC_ERRORS = ("invalid argument", "invalid device context", "invalid resource handle", "mapping of buffer")
-_STORE = ("store-timeout", "connect-timeout", "gloo-timeout", "store-refused", "address-unresolved")
 
 
 def shm_too_small(case: Case) -> Finding | None:
@@ -251,50 +251,6 @@ def _free_at_capture(case: Case) -> Evidence | None:
     return case.figure("avail after capture", last)
 
 
-def rendezvous(case: Case) -> Finding | None:
-    """Ranks of another node never came to the meeting point."""
-    sign = case.root_sign(*_STORE)
-    if sign is None or case.phase not in ("dist-init", "cuda-init", "args", "none"):
-        return None
-    nodes = case.setting("nnodes")
-    if nodes == 1 or (nodes is None and case.start.settings_at is not None and sign.fields.get("peer_host") is None):
-        return None
-    all_of_them = case.signs(*_STORE)
-    told = next((s for s in all_of_them if "timeout_ms" in s.fields or "timeout_s" in s.fields), sign)
-    peer = next((s for s in all_of_them if s.fields.get("peer_host")), None)
-    joined = next((s for s in all_of_them if "joined" in s.fields), None)
-    host = f" {peer.fields['peer_host']}:{peer.fields.get('peer_port', '')}".rstrip(":") if peer is not None else ""
-    loops = peer is not None and str(peer.fields["peer_host"]).startswith("127.")
-    v6 = ":" in str(case.setting("host") or "") or "[" in str(case.setting("dist_init_addr") or "")
-    return case.finding(
-        "multinode-rendezvous-timeout",
-        f"The ranks of this node waited for the meeting point{host}, and not all ranks came before the time ran out."
-        " Either the other node was not started, with the same arguments and its own node rank, or it cannot be"
-        " reached at that address and port. Weights were not loaded yet: memory plays no part.",
-        evidence=[
-            case.quote("timeout", told, "timeout_ms", "ms") or case.quote("timeout", told, "timeout_s", "s"),
-            case.arg("nnodes"),
-            case.arg("node_rank"),
-            case.arg("dist_init_addr"),
-            case.quote("waited for", peer, "peer_host") if peer is not None else None,
-            case.quote("port", peer, "peer_port") if peer is not None else None,
-            case.quote("joined", joined, "joined") if joined is not None else None,
-            case.quote("expected", joined, "expected") if joined is not None else None,
-        ],
-        remedies=[
-            option(case, "dist_init_addr", "--dist-init-addr", Move.SET,
-                   f"{'an IPv4' if v6 else 'the'} address of node 0 that every node reaches, and a free port there"),
-            variable(case, "GLOO_SOCKET_IFNAME", Move.SET, "the interface that leads to the other nodes"),
-            variable(case, "NCCL_SOCKET_IFNAME", Move.SET, "the same for NCCL"),
-            case.advice("/etc/hosts", "this host's own name must not lead to 127.0.1.1: others cannot reach that")
-            if loops else None,
-            case.advice("nodes", "every node started, with one --nnodes and its own --node-rank; the port open"),
-        ],
-        refuted_by="an error in another node's log from before this time-out",
-        confidence=Confidence.HIGH if isinstance(nodes, int) else Confidence.MEDIUM,
-    )  # fmt: skip
-
-
 def nccl_failed(case: Case) -> Finding | None:
     """NCCL failed for a reason that is none of the above; often it does not say which."""
     sign = case.root_sign(*_NCCL)
@@ -398,6 +354,6 @@ JUDGES: tuple[Callable[[Case], Finding | None], ...] = (
     custom_all_reduce,
     nccl_out_of_memory,
     capture_hangs,
-    rendezvous,
+    *meeting.JUDGES,
     nccl_failed,
 )

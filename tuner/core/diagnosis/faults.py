@@ -17,7 +17,7 @@ from tuner.core.diagnosis.proposals import (
     variable,
     without_custom_all_reduce,
 )
-from tuner.domain.findings import Confidence, Evidence, Finding, Move, Severity
+from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy, Severity
 from tuner.domain.starts import Sign
 
 _FAULTS = ("unspecified launch failure", "misaligned address", "illegal instruction was encountered",
@@ -189,12 +189,14 @@ def hanging_pass(case: Case) -> Finding | None:
     ranks = case.ranks
     if sign.id == "nccl-watchdog":
         ranks = tuple(sorted({r for s in case.signs("nccl-watchdog") if isinstance(r := s.fields.get("rank"), int)}))
+    several = case.layout.world > 1 or len(ranks or ()) > 1
     size = last.fields.get("new_tokens") if last is not None else None
     after = f" after a prefill of {size} tokens" if size is not None else ""
     return case.finding(
         "watchdog-hang",
-        f"A forward pass{after} did not return{f' within {timeout:g} s' if timeout else ''}: a kernel or a collective"
-        " hangs. Where several ranks say so at the same time each of them waits, and the log does not tell for whom.",
+        f"A forward pass{after} did not return{f' within {timeout:g} s' if timeout else ''}: a kernel"
+        + (" or a collective hangs. Where several ranks say so at the same time each of them waits, and the log does"
+           " not tell for whom." if several else " hangs, or is still being compiled."),
         evidence=[
             case.quote("watchdog_timeout", sign, "timeout_s", "s"),
             case.quote("collective timeout", sign, "timeout_ms", "ms"),
@@ -206,19 +208,31 @@ def hanging_pass(case: Case) -> Finding | None:
         ],
         remedies=[
             case.advice("py-spy", "py-spy dump --pid PID of each rank while it hangs shows in which call"),
-            without_custom_all_reduce(case, "as a test: if it no longer hangs, that was the collective"),
-            variable(case, "NCCL_DEBUG", Move.SET, "shows which transport the ranks use", "INFO"),
-            case.remedy("watchdog_timeout", Move.RAISE,
-                        "only if the pass is slow and not hung (compilation, a very long prefill)"),
+            without_custom_all_reduce(case, "as a test: if it no longer hangs, that was the collective")
+            if several else None,
+            variable(case, "NCCL_DEBUG", Move.SET, "shows which transport the ranks use", "INFO") if several else None,
+            _longer(case, sign),
             case.advice("dmesg", "a GPU that fell out hangs its peers", "dmesg -T | grep -i xid"),
         ],
-        wrong_advice=["the kill behind it is the watchdog's own work, not a lack of memory"],
+        wrong_advice=["the kill behind it is the watchdog's own work, not a lack of memory"]
+        if sign.id == "watchdog-timeout" and not soft else [],
         refuted_by="GPU power and clocks showing work all the while: then it is slow and not hung",
         severity=Severity.ERROR if soft else Severity.FATAL,
         ranks=ranks or None,
         phase="warmup" if sign.id == "warmup-failed" else None,
         confidence=Confidence.MEDIUM,
     )  # fmt: skip
+
+
+def _longer(case: Case, sign: Sign) -> Remedy | None:
+    """More time, by whoever counted it."""
+    why = "only if the pass is slow and not hung (compilation, a very long prefill)"
+    if sign.id in ("nccl-watchdog", "gloo-timeout"):
+        return case.remedy("dist_timeout", Move.RAISE, why)
+    if sign.id == "warmup-failed":
+        return variable(case, "SGLANG_WARMUP_TIMEOUT", Move.RAISE, why)
+    watchdog = case.remedy("watchdog_timeout", Move.RAISE, why)
+    return watchdog or case.remedy("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", Move.RAISE, why)
 
 
 JUDGES: tuple[Callable[[Case], Finding | None], ...] = (hardware, illegal_access, hanging_pass)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from tuner.core.diagnosis import faults
@@ -42,12 +43,16 @@ def unsupported_architecture(case: Case) -> Finding | None:
     compiler = sign.id in ("ptxas-failed", "processor-unknown") or "nvcc" in case.message[:4000]
     backend = None if compiler else backend_of(case)
     name = str(arch.fields["arch"]) if arch is not None else "this GPU"
-    special = _of_a_build(case, sign)
+    special = _of_a_build(case, sign) or _of_other_gpus(case, sign, backend)
     who = "The compiler" if compiler else "The kernel" if backend is None else f"The backend {backend.value}"
+    words = f"{who} has no code for {name}. Memory is not what is lacking: the build is older than the GPU, or made for"
+    words += " other GPUs only."
+    if _made_for(sign):
+        words = f"{sign.fields.get('what') or who} is made for {_made_for(sign)}, and this GPU is none of them. Memory"
+        words += " is not what is lacking, and no newer build changes it."
     return case.finding(
         "unsupported-arch",
-        f"{who} has no code for {name}. Memory is not what is lacking: the build is older than the GPU, or made for"
-        " other GPUs only.",
+        words,
         evidence=[
             backend,
             case.quote("gpu-name", arch, "arch") if arch is not None else None,
@@ -70,6 +75,23 @@ def unsupported_architecture(case: Case) -> Finding | None:
         refuted_by="the same kernel running on another GPU of this model with the same packages",
         confidence=Confidence.MEDIUM if sign is failed else Confidence.HIGH,
     )  # fmt: skip
+
+
+def _made_for(sign: Sign) -> str:
+    """Which GPUs a kernel is for, where it says so; empty where a build lacks the code."""
+    need = str(sign.fields.get("need") or "")
+    return need if sign.id == "architecture-required" and re.search(r"\d\d|\d\.\d|GPUs", need) else ""
+
+
+def _of_other_gpus(case: Case, sign: Sign, backend: Evidence | None) -> list[Remedy | None]:
+    """What helps where a kernel is made for other GPUs; empty where it is not."""
+    if not _made_for(sign):
+        return []
+    if str(sign.fields.get("what", "")).lower() in ("bfloat16", "bf16"):
+        why = "16-bit numbers of another kind, which this GPU has; some LLMs overflow in them"
+        return [option(case, "dtype", "--dtype", Move.SET, why, "float16")]
+    other = other_attention(case, backend)
+    return [other or case.advice("backend", "another implementation of it, or a GPU it is made for")]
 
 
 def _of_a_build(case: Case, sign: Sign) -> list[Remedy | None]:
@@ -131,12 +153,19 @@ def no_toolchain(case: Case) -> Finding | None:
         return None
     compiler = next((s for s in case.signs(*_TOOLS) if s.fields.get("compiler_path") or s.fields.get("command_path")),
                     None)  # fmt: skip
-    header = case.root_sign("header-missing")
+    host_code = _of_a_launcher(case.message)
+    # A compiler prints its complaint before the exception that tells of its exit.
+    said_before = case.sign_before(case.root.at, "header-missing") if host_code and case.root is not None else None
+    header = case.root_sign("header-missing") or said_before
     tool = case.root_sign("toolchain-missing")
     path = next((compiler.fields[n] for n in ("compiler_path", "command_path") if n in compiler.fields), "") \
         if compiler is not None else ""  # fmt: skip
     what = "it is missing"
-    if header is not None:
+    python = header is not None and str(header.fields.get("missing_path")).endswith("Python.h")
+    launcher = not python and header is None and host_code
+    if python:
+        what = "Python's own headers are missing, which Triton's launcher needs"
+    elif header is not None:
         what = f"the header {header.fields.get('missing_path')} is missing, as in a CUDA toolkit that is too old"
     elif tool is not None:
         what = f"{tool.fields.get('detail', 'a tool is not there')}"
@@ -156,7 +185,7 @@ def no_toolchain(case: Case) -> Finding | None:
             Evidence(what="error", value=first_line(case.root.failure.message), at=sign.at)
             if case.root is not None and case.root.failure is not None else None,
         ],
-        remedies=[
+        remedies=_for_a_launcher(case, libraries=launcher) if python or launcher else [
             variable(case, host, Move.SET, "the path of a compiler that exists; unset, those on PATH are looked for")
             if host else
             variable(case, "CUDA_HOME", Move.SET, "a CUDA toolkit of version 12 or newer, with nvcc and its headers"),
@@ -167,10 +196,24 @@ def no_toolchain(case: Case) -> Finding | None:
                         " in C" if host else "the toolkit (nvcc), ninja and a C++ compiler, or prebuilt kernels"),
         ],
         wrong_advice=no_memory_advice(case),
-        refuted_by="that very compiler answering to --version" if host else
+        refuted_by="the compiler's own words above this line naming something else" if python or launcher else
+        "that very compiler answering to --version" if host else
         "nvcc --version of that very compiler showing 12.4 or newer, and the header in its include folder",
         confidence=Confidence.MEDIUM if header is None and tool is None else Confidence.HIGH,
     )  # fmt: skip
+
+
+def _of_a_launcher(message: str) -> bool:
+    """The compiler that failed was the host's, on the C code that starts kernels of Triton's."""
+    return re.search(r"\b(?:cuda_utils|driver|main|__triton_launcher)\.c'?,", message) is not None
+
+
+def _for_a_launcher(case: Case, *, libraries: bool) -> list[Remedy | None]:
+    return [
+        case.advice("packages", "the headers of this very Python: python3-dev, python3.12-dev or python3-devel"),
+        case.advice("libcuda.so", "the linker wants libcuda.so beside libcuda.so.1: ldconfig -p | grep libcuda; in a"
+                    " container the driver's libraries are mounted with --gpus") if libraries else None,
+    ]  # fmt: skip
 
 
 def _host_compiler(path: str, message: str) -> str:
@@ -238,14 +281,14 @@ def no_cuda(case: Case) -> Finding | None:
             case.arg("device"),
         ],
         remedies=[
+            case.advice("nvidia-fabricmanager", "must run on hosts with NVSwitch, in the driver's version")
+            if "not yet initialized" in detail else None,
             case.advice("nvidia-smi", "shows the driver's version and the newest CUDA it can serve, or that there is"
                         " none", "nvidia-smi"),
             case.advice("driver", "a newer driver, or packages built for an older CUDA") if not none else
             variable(case, "CUDA_VISIBLE_DEVICES", Move.SET, "GPUs that exist; in a container also --gpus all"),
             case.advice("packages", "python -c 'import torch; print(torch.version.cuda)' shows what torch was built"
                         " for; None means without CUDA"),
-            case.advice("nvidia-fabricmanager", "must run on hosts with NVSwitch, in the driver's version")
-            if "not yet initialized" in detail else None,
         ],
         refuted_by="torch.cuda.is_available() being True in the same environment",
         phase="cuda-init" if case.phase in _EARLY else None,
@@ -286,8 +329,9 @@ def binaries(case: Case) -> Finding | None:
     sign = next((s for name in _BINARIES if (s := case.root_sign(name)) is not None), None)
     if sign is None:
         return None
-    missing = "No module named" in case.message
-    subject = sign.fields.get("package") or sign.fields.get("module") or sign.fields.get("library")
+    wanted = sign.fields.get("wanted")
+    missing = "No module named" in case.message or wanted is not None
+    subject = wanted or sign.fields.get("package") or sign.fields.get("module") or sign.fields.get("library")
     return case.finding(
         "binary-mismatch",
         (

@@ -211,6 +211,26 @@ def more_ranks_than_gpus(case: Case) -> Finding | None:
     )
 
 
+def forked(case: Case) -> Finding | None:
+    """A worker was forked from a process that had touched CUDA."""
+    sign = case.root_sign("cuda-forked")
+    if sign is None:
+        return None
+    return case.finding(
+        "bad-argument",
+        "A worker was forked from a process that had used CUDA already, and CUDA does not survive that: something in"
+        " the main process (a plugin, an import, the script that starts the engine) touched a GPU first.",
+        title="Workers must be spawned here, not forked",
+        evidence=[Evidence(what="error", value=first_line(case.message.partition("\n")[2]), at=sign.at)],
+        remedies=[
+            variable(case, "VLLM_WORKER_MULTIPROC_METHOD", Move.SET, "new processes instead of copies", "spawn")
+            if case.start.engine == "vllm" else None,
+            case.advice("script", "start it under `if __name__ == '__main__':`, and call nothing of CUDA before"),
+        ],
+        refuted_by="the same failure with spawned workers",
+    )  # fmt: skip
+
+
 def batched_tokens(case: Case) -> Finding | None:
     """vLLM: a batch that is shorter than what has to fit into it."""
     sign = case.root_sign("batched-tokens-short")
@@ -244,6 +264,7 @@ JUDGES: tuple[Callable[[Case], Finding | None], ...] = (
     context_too_long,
     not_divisible,
     more_ranks_than_gpus,
+    forked,
     batched_tokens,
     checkpoints.unsupported,
     checkpoints.not_found,

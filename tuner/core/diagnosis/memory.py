@@ -7,9 +7,9 @@ import msgspec
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import CAPTURE_SPARE, FORWARD_SPARE, asked_of, lowered, smaller_weights
 from tuner.core.diagnosis.oom import Oom, evidence_of, fragmentation, fragmented, oom_of, segments
-from tuner.core.diagnosis.passes import activation, serving
+from tuner.core.diagnosis.passes import activation, of_images, serving
 from tuner.core.diagnosis.tenants import foreign
-from tuner.domain.findings import Confidence, Finding, Move
+from tuner.domain.findings import Confidence, Finding, Move, Remedy
 from tuner.domain.starts import Figure
 
 
@@ -124,6 +124,7 @@ def _pool_allocation(case: Case, oom: Oom) -> Finding:
             " plays no part.",
             evidence=evidence_of(case, oom),
             remedies=[
+                *_images_of_the_profile(case),
                 case.remedy("max_num_batched_tokens", Move.LOWER, "activations grow with the tokens of a pass"),
                 case.remedy("max_num_seqs", Move.LOWER, "logits grow with the sequences of a pass"),
                 case.remedy("tensor_parallel_size", Move.RAISE, "smaller weights per GPU"),
@@ -150,6 +151,16 @@ def _pool_allocation(case: Case, oom: Oom) -> Finding:
         wrong_advice=fragmentation(oom),
         refuted_by="another process that took memory between the weights and the pool",
     )
+
+
+def _images_of_the_profile(case: Case) -> list[Remedy | None]:
+    """What the dummy pass of an encoder depends on: as many and as large items as one request may bring."""
+    if not of_images(case):
+        return []
+    return [
+        case.remedy("limit_mm_per_prompt", Move.LOWER, "the encoder is measured with as many items as are allowed"),
+        case.advice("mm_processor_kwargs", "smaller images, as max_pixels of the LLM's processor"),
+    ]
 
 
 def _autotune(case: Case, oom: Oom) -> Finding:

@@ -13,6 +13,8 @@ from tuner.domain.starts import Sign
 
 _LEAK_S = 60.0
 _SEEN_BEFORE = 3
+_LARGEST_VOCABULARY = 600_000
+"""Words; twice as many as today's largest has."""
 
 
 def serving(case: Case, oom: Oom) -> Finding:
@@ -20,15 +22,23 @@ def serving(case: Case, oom: Oom) -> Finding:
     leak = _leak(case, oom)
     if leak is not None:
         return leak
-    if case.on_stack("get_image_feature", "get_video_feature", "vision", "visual", "mm_utils", "embed_multimodal",
-                     "vit.py"):  # fmt: skip
+    if of_images(case):
         return _vision(case, oom)
     if oom.capacity is not None and oom.tried > oom.capacity / 4 and case.on_stack("_vl.py", "_vl_moe.py", "omni"):
         # No text needs that much; the frames that would name the encoder are missing.
         return msgspec.structs.replace(_vision(case, oom), confidence=Confidence.MEDIUM)
-    if case.on_stack("logits_processor", "logprob", "compute_logits"):
+    if case.on_stack("logits_processor", "logprob", "compute_logits") and _may_be_logits(case, oom):
         return _logprobs(case, oom)
     return activation(case, oom)
+
+
+def of_images(case: Case) -> bool:
+    """The pass was that of an encoder of images, videos or sound."""
+    return case.on_stack(
+        "get_image_feature", "get_video_feature", "get_audio_feature", "vision", "visual", "mm_utils",
+        "embed_multimodal", "get_multimodal_embeddings", "_execute_mm_encoder", "_process_image_input",
+        "_process_video_input", "_process_audio_input", "vit.py",
+    )  # fmt: skip
 
 
 def _leak(case: Case, oom: Oom) -> Finding | None:
@@ -94,6 +104,8 @@ def _with(sign: Sign, amount: object) -> Sign:
 
 def _vision(case: Case, oom: Oom) -> Finding:
     huge = oom.capacity is not None and oom.tried > oom.capacity / 4
+    why = "encodes them in parts"
+    parts = case.remedy("SGLANG_VLM_MAX_PATCHES_PER_VIT", Move.SET, why, value=10_000, later=True)
     return case.finding(
         "vision-encoder-oom",
         f"The vision encoder asked for {oom.sign.fields.get('tried')} for the images of one batch, and"
@@ -101,9 +113,10 @@ def _vision(case: Case, oom: Oom) -> Finding:
         evidence=evidence_of(case, oom),
         remedies=[
             case.advice("client", "fewer or smaller images in one request"),
-            case.remedy("SGLANG_VLM_MAX_PATCHES_PER_VIT", Move.SET, "encodes them in parts", value=10_000, later=True),
+            parts,
             case.remedy("SGLANG_VLM_MAX_IMAGES_PER_VIT", Move.SET, "encodes them in parts", value=32, later=True),
-            case.advice("version", "versions that encode in parts", value=">=0.5.9"),
+            case.remedy("limit_mm_per_prompt", Move.LOWER, "fewer items in one request"),
+            case.advice("version", "versions that encode in parts", value=">=0.5.9") if parts is not None else None,
             None if huge else lowered(case, asked_of(case), oom.lacking, FORWARD_SPARE),
         ],
         wrong_advice=[*(["a lower fraction alone: no fraction leaves that much"] if huge else []), *fragmentation(oom)],
@@ -118,12 +131,32 @@ def _last_prefill(case: Case, oom: Oom) -> Evidence | None:
     return Evidence(what="#new-token", value=last.fields["new_tokens"], unit="tokens", at=last.at)
 
 
+def _may_be_logits(case: Case, oom: Oom) -> bool:
+    """Whether what was asked for is a matrix of logits: no vocabulary has so many words as to explain the rest.
+
+    The line of the pass itself may be missing, so that the last one tells of another; a chunk bounds it then.
+    """
+    if case.on_stack("logprob"):
+        return True
+    chunk = case.setting("chunked_prefill_size", "max_num_batched_tokens")
+    told = _last_prefill(case, oom)
+    tokens = [each for each in (chunk, told.value if told is not None else None) if isinstance(each, int) and each > 0]
+    return not tokens or _words_of(oom, max(tokens)) <= _LARGEST_VOCABULARY
+
+
+def _words_of(oom: Oom, tokens: int) -> int:
+    return round(oom.tried * 1024**3 / 4 / tokens)
+
+
 def _logprobs(case: Case, oom: Oom) -> Finding:
     tokens = _last_prefill(case, oom)
     words = "Logits of the prompt's tokens are made 32-bit numbers at once, and that does not fit."
+    sure = case.on_stack("logprob")
     if tokens is not None and isinstance(tokens.value, int) and tokens.value > 0:
-        vocabulary = round(oom.tried * 1024**3 / 4 / tokens.value)
-        words += f" {tokens.value:,} tokens x about {vocabulary:,} words x 4 bytes = {oom.sign.fields.get('tried')}."
+        vocabulary = _words_of(oom, tokens.value)
+        if vocabulary <= _LARGEST_VOCABULARY:
+            sure = True
+            words += f" {tokens.value:,} tokens x about {vocabulary:,} words x 4 bytes = {oom.sign.fields['tried']}."
     return case.finding(
         "logprobs-oom",
         words,
@@ -137,6 +170,7 @@ def _logprobs(case: Case, oom: Oom) -> Finding:
             case.advice("client", "ask for no prompt log-probabilities, or from a later position (logprob_start_len)"),
         ],
         wrong_advice=fragmentation(oom),
+        confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
         refuted_by="no request asking for prompt log-probabilities",
     )
 

@@ -21,7 +21,10 @@ def container(flag: str, value: str | None, why: str, move: Move = Move.SET) -> 
 def variable(case: Case, name: str, move: Move, why: str, value: str | None = None) -> Remedy:
     """An environment variable, whether the engine's catalogue of knobs has it or not."""
     known = case.remedy(name, move, why, value=value)
-    return known or Remedy(knob=name, env=name, move=move, value=value, why=why)
+    # `CC` is a compiler for the system, and short for another argument of an engine's.
+    if known is not None and known.env is not None:
+        return known
+    return Remedy(knob=name, env=name, move=move, value=value, why=why)
 
 
 def option(case: Case, knob: str, flag: str, move: Move, why: str, value: str | int | bool | None = None) -> Remedy:

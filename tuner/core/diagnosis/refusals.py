@@ -12,7 +12,8 @@ from tuner.domain.starts import Failure
 
 _REFUSED = ("flag-conflict", "lora-rank")
 """Refusals that are known by their words, wherever they are raised."""
-_OTHERS = ("architecture-required", "kernel-unsupported", "unsupported-architecture")
+_OTHERS = ("architecture-required", "kernel-unsupported", "unsupported-architecture", "cuda-unavailable",
+           "import-failed", "toolchain-missing", "disk-full", "open-files", "download-failed")  # fmt: skip
 """What stands in the words of a refusal and is a cause of its own."""
 _CHOSEN_BY_ARGUMENT = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
 _NAMED = re.compile(r"\b[a-z][a-z0-9]*(?:_[a-z0-9]+)+\b")
@@ -24,6 +25,9 @@ _IN_ARGUMENTS = ("server_args.py", "arg_groups", "arg_utils.py", "prepare_server
                  "create_engine_config", "vllm/config", "check_server_args")  # fmt: skip
 _OF_A_RANK = ("run_scheduler_process", "run_engine_core", "event_loop", "worker_main", "run_data_parallel_controller",
               "run_detokenizer_process")  # fmt: skip
+_JSON_CONFIGS = frozenset({"speculative", "compilation", "kv-transfer", "attention", "kernel", "reasoning",
+                           "structured-outputs", "profiler", "eplb", "kv-events", "ec-transfer"})  # fmt: skip
+"""Of vLLM's configurations, those that one argument of the same name makes."""
 _TELLING = 5
 """Characters: a value that is shorter stands in many messages."""
 _OTHER_MATTERS = ("memory", "CUDA", "NCCL", "timed out", "timeout")
@@ -94,6 +98,7 @@ def _refusal(
     """What the engine says, with the arguments it names."""
     said = told(case)
     flags = list(dict.fromkeys(_CHOSEN_BY_ARGUMENT.findall(failure.message)))
+    flags = flags or _of_a_config(failure.message)
     known = [n for n in dict.fromkeys(_NAMED.findall(failure.message)) if n in case.start.settings or _is_knob(case, n)]
     variables = list(dict.fromkeys(_VARIABLE.findall(failure.message)))
     names = [*quoted, *known]
@@ -120,6 +125,13 @@ def _refusal(
         confidence=Confidence.LOW if guess else
         Confidence.HIGH if (flags or known or sure) and case.phase in ("none", "args") else Confidence.MEDIUM,
     )  # fmt: skip
+
+
+def _of_a_config(text: str) -> list[str]:
+    """The argument whose JSON a check of pydantic refused: `SpeculativeConfig` is what --speculative-config takes."""
+    found = re.search(r"validation errors? for ([A-Z][A-Za-z]+)Config\b", text)
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", found[1]).lower() if found is not None else ""
+    return [f"--{name}-config"] if name in _JSON_CONFIGS else []
 
 
 def _is_knob(case: Case, name: str) -> bool:

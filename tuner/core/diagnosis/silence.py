@@ -6,6 +6,10 @@ from tuner.core.diagnosis.case import Case
 from tuner.domain.findings import Confidence, Evidence, Finding, Severity
 
 _QUOTED = 240
+_PYTHON = frozenset({"AttributeError", "TypeError", "KeyError", "IndexError", "NameError", "UnboundLocalError",
+                     "ValueError", "AssertionError", "NotImplementedError", "ZeroDivisionError",
+                     "ValidationError", "JSONDecodeError", "UnicodeDecodeError", "RecursionError"})  # fmt: skip
+"""Errors of the code itself; what CUDA and NCCL raise has other names."""
 
 
 def unknown(case: Case) -> Finding:
@@ -19,16 +23,35 @@ def unknown(case: Case) -> Finding:
     words = "The start failed, and what the log holds does not tell why."
     if said:
         words = f"The first failure in the log is `{said}`. What it means is not known here."
+    where = _raised_in(case)
+    own = failure is not None and failure.exception in _PYTHON
+    if own and where:
+        words += f" Python code raised it, in {where}: neither CUDA nor NCCL reported it."
     return case.finding(
         "inconclusive",
         words,
         severity=Severity.FATAL,
         confidence=Confidence.LOW,
-        evidence=[Evidence(what="first failure", value=said, at=root.at)] if root is not None and said else [],
+        evidence=[
+            Evidence(what="first failure", value=said, at=root.at) if root is not None and said else None,
+            Evidence(what="raised in", value=where, at=failure.at) if failure is not None and where else None,
+        ],
         remedies=[
+            case.advice("version", "the same words among the engine's issues; another version of it or of the package"
+                        " that raised them"),
+        ] if own and whole else [
             case.advice("log", "the whole log of this start, from its first line" if not whole else
                         "the logs of all nodes, and what the kernel says: dmesg -T"),
             case.advice("debug", "run again with NCCL_DEBUG=INFO and CUDA_LAUNCH_BLOCKING=1"),
         ],
         refuted_by="the lines before this failure",
     )  # fmt: skip
+
+
+def _raised_in(case: Case) -> str:
+    """File and function of the innermost frame, as `scheduler.py, check_memory`."""
+    if not case.frames:
+        return ""
+    path, _, function = case.frames[-1].rpartition(":")
+    name = path.replace("\\", "/").rpartition("/")[2]
+    return f"{name}, {function}" if function and function != "<module>" else name

@@ -1,0 +1,361 @@
+"""Failures as users report them: what is named, what is proposed, and what must not be."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.small_logs import SIGQUIT, findings, proposed, raised, sglang, shown, verdict, vllm
+from tuner.domain.findings import Confidence, Finding, Severity
+
+CORE = (("vllm/v1/engine/core.py", "run_engine_core"), ("vllm/v1/executor/uniproc_executor.py", "_init_executor"))
+LOADING = (("srt/managers/scheduler.py", "run_scheduler_process"), ("srt/model_executor/model_runner.py", "initialize"))
+PASS = (("srt/managers/scheduler.py", "event_loop_overlap"), ("srt/managers/scheduler.py", "run_batch"))
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {tried}. GPU 0 has a total capacity of 79.11 GiB of"
+    " which 1.10 GiB is free. Including non-PyTorch memory, this process has 78.00 GiB memory in use. Of the allocated"
+    " memory 75.10 GiB is allocated by PyTorch, and 80.00 MiB is reserved by PyTorch but unallocated."
+)
+
+
+def traceback(error: str, *frames: tuple[str, str]) -> str:
+    lines = ["Traceback (most recent call last):"]
+    for path, function in frames:
+        lines += [f'  File "/opt/{path}", line 11, in {function}', "    run()"]
+    return "\n".join([*lines, error]) + "\n"
+
+
+def tagged(prefix: str, text: str) -> str:
+    return "".join(f"{prefix}{line}\n" for line in text.rstrip("\n").split("\n"))
+
+
+def core(error: str, *frames: tuple[str, str], header: str = "EngineCore failed to start.") -> str:
+    """An exception of vLLM's engine as the log holds it, with the process's own traceback behind it."""
+    told = traceback(error, *CORE, *frames)
+    logged = tagged("(EngineCore_DP0 pid=22) ERROR 05-14 08:16:20 [core.py:866] ", f"{header}\n{told}")
+    return logged + tagged("(EngineCore_DP0 pid=22) ", f"Process EngineCore_DP0:\n{told}")
+
+
+def asked(error: str, version: str = "0.20.2") -> str:
+    """An exception of vLLM's main process while it reads its arguments."""
+    frames = (("bin/vllm", "<module>"), ("vllm/engine/arg_utils.py", "create_engine_config"))
+    return vllm("args", tp=1, version=version) + tagged("(APIServer pid=11) ", traceback(error, *frames))
+
+
+def fatal(text: str) -> list[Finding]:
+    return [each for each in findings(text) if each.severity in (Severity.FATAL, Severity.ERROR)]
+
+
+# --- Software ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_is_too_old_is_not_told_to_take_a_newer_build() -> None:
+    error = (
+        "ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0. Your Tesla T4 GPU has"
+        " compute capability 7.5. You can use float16 instead by explicitly setting the `dtype` flag."
+    )
+    finding = verdict(vllm("dist-init", tp=1) + core(error, ("vllm/v1/worker/gpu_worker.py", "init_device")))
+    assert finding.cause == "unsupported-arch"
+    assert proposed(finding) == {"dtype": ("set", "float16")}
+    assert "compute capability of at least 8.0" in finding.explanation
+
+
+def test_no_platform_is_no_refused_argument() -> None:
+    error = (
+        "RuntimeError: Failed to infer device type, please set the environment variable `VLLM_LOGGING_LEVEL=DEBUG` to"
+        " turn on verbose logging to help debug the issue."
+    )
+    text = "INFO 06-30 13:53:06 [__init__.py:248] No platform detected, vLLM is running on UnspecifiedPlatform\n"
+    finding = verdict(text + traceback(error, ("bin/vllm", "<module>"), ("vllm/config/__init__.py", "__post_init__")))
+    assert (finding.cause, finding.phase) == ("driver-too-old", "cuda-init")
+
+
+def test_cc_is_a_compiler_and_no_argument_of_the_engine() -> None:
+    error = (
+        "torch._inductor.exc.InductorError: RuntimeError: Failed to find C compiler. Please specify via CC environment"
+        " variable or set triton.knobs.build.impl."
+    )
+    finding = verdict(vllm("dist-init", tp=1) + core(error, ("vllm/v1/worker/gpu_worker.py", "profile_run")))
+    assert finding.cause == "jit-toolchain-missing"
+    assert (finding.remedies[0].env, finding.remedies[0].flag) == ("CC", None)
+
+
+LAUNCHER = (
+    "torch._inductor.exc.InductorError: CalledProcessError: Command '['/usr/bin/gcc', '/tmp/tmp4/cuda_utils.c', '-O3',"
+    " '-shared', '-fPIC', '-lcuda', '-I/usr/include/python3.12']' returned non-zero exit status 1."
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "words", "knobs"),
+    [
+        ("/tmp/tmp4/cuda_utils.c:6:10: fatal error: Python.h: No such file or directory\n", "Python's own headers",
+         ["packages"]),
+        ("", "/usr/bin/gcc failed", ["packages", "libcuda.so"]),
+    ],
+)  # fmt: skip
+def test_a_launcher_of_triton_needs_headers_and_no_cuda_toolkit(before: str, words: str, knobs: list[str]) -> None:
+    text = vllm("dist-init", tp=1) + before + core(LAUNCHER, ("triton/runtime/build.py", "_build"))
+    finding = verdict(text)
+    assert finding.cause == "jit-toolchain-missing"
+    assert words in finding.explanation
+    assert [each.knob for each in finding.remedies] == knobs
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError: Cannot find any available NVCC compiler",
+        "RuntimeError: Assertion error (csrc/jit/compiler.hpp:187): (major > 12 or (major == 12 and minor >= 3)) and"
+        ' "NVCC version should be >= 12.3"',
+    ],
+)
+def test_a_compiler_that_deep_gemm_lacks(error: str) -> None:
+    finding = verdict(sglang("graph-capture", tp=1) + raised("", *LOADING, error=error) + SIGQUIT)
+    assert (finding.cause, finding.phase) == ("jit-toolchain-missing", "graph-capture")
+    assert "CUDA_HOME" in proposed(finding)
+
+
+def test_a_package_that_is_wanted_is_named() -> None:
+    error = (
+        "ImportError: Please install mooncake by following the instructions at https://example.net/build.html to run"
+        " SGLang with MooncakeTransferEngine."
+    )
+    finding = verdict(sglang("kv-alloc", tp=1) + raised("", *LOADING, error=error) + SIGQUIT)
+    assert finding.cause == "binary-mismatch"
+    assert "mooncake is not installed" in finding.explanation
+
+
+# --- The LLM and the arguments ----------------------------------------------------------------------------------------
+
+
+def test_kernels_that_cannot_be_downloaded_are_not_the_llm() -> None:
+    error = (
+        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='kernels.example.net', port=443): Max retries"
+        " exceeded with url: /x.cubin"
+    )
+    text = sglang("kv-alloc", tp=1) + raised("", *LOADING, ("flashinfer/jit/loader.py", "get"), error=error) + SIGQUIT
+    assert verdict(text).cause == "inconclusive"
+    hub = text.replace("kernels.example.net", "huggingface.co")
+    assert verdict(hub).cause == "model-not-found"
+
+
+def test_a_tokenizer_of_its_own_code_asks_for_trust_and_not_for_another_path() -> None:
+    error = (
+        "RuntimeError: Failed to load the tokenizer. If the tokenizer is a custom tokenizer not yet available in the"
+        " HuggingFace transformers library, consider setting `trust_remote_code=True` in LLM or using the"
+        " `--trust-remote-code` flag in the CLI."
+    )
+    finding = verdict(sglang("args", tp=1) + traceback(error, ("sglang/launch_server.py", "<module>")))
+    assert proposed(finding)["trust_remote_code"] == ("set", True)
+    assert "model_path" not in proposed(finding)
+    trusted = sglang("args", tp=1, trust_remote_code=True)
+    finding = verdict(trusted + traceback(error, ("sglang/launch_server.py", "<module>")))
+    assert "trust_remote_code" not in proposed(finding)
+
+
+def test_a_refused_token_is_proposed_beside_another_name() -> None:
+    error = (
+        "huggingface_hub.errors.RepositoryNotFoundError: 401 Client Error. (Request ID: Root=1-68)\n\n"
+        "Repository Not Found for url: https://huggingface.co/api/models/foo/bar/tree/main."
+    )
+    finding = verdict(asked(error))
+    assert (finding.cause, finding.remedies[0].flag) == ("model-not-found", "--model")
+    assert "HF_TOKEN" in proposed(finding)
+
+
+def test_a_quantisation_that_is_not_the_checkpoints_is_no_matter_of_the_gpu() -> None:
+    finding = verdict(asked(
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n  Value error, Quantization"
+        " method specified in the model config (fp8) does not match the quantization method specified in the"
+        " `quantization` argument (awq). [type=value_error]"
+    ))  # fmt: skip
+    assert (finding.cause, finding.phase) == ("unsupported-model", "args")
+    assert "GPU" not in finding.explanation
+    assert proposed(finding)["quantization"][0] == "unset"
+
+
+def test_a_check_of_a_configuration_names_the_argument_that_makes_it() -> None:
+    finding = verdict(asked(
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig\n  Value error,"
+        " num_speculative_tokens:3 must be divisible by n_predict=2 [type=value_error]"
+    ))  # fmt: skip
+    assert (finding.cause, finding.remedies[0].flag) == ("bad-argument", "--speculative-config")
+
+
+def test_an_adapter_of_a_rank_that_the_pool_was_not_made_for() -> None:
+    error = (
+        "ValueError: LoRA adapter sql with rank 64 is incompatible with the current LoRA memory pool configuration."
+        " Please ensure that the LoRA adapter's rank is within the configured `--max-lora-rank`."
+    )
+    finding = verdict(sglang("kv-alloc", tp=1) + raised("", *LOADING, error=error) + SIGQUIT)
+    assert finding.cause == "bad-argument"
+    assert proposed(finding)["max_lora_rank"] == ("raise", 64)
+
+
+def test_workers_that_were_forked_are_to_be_spawned() -> None:
+    error = (
+        "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use"
+        " the 'spawn' start method"
+    )
+    finding = verdict(vllm("args") + core(error, ("vllm/v1/worker/gpu_worker.py", "init_device")))
+    assert finding.cause == "bad-argument"
+    assert proposed(finding)["VLLM_WORKER_MULTIPROC_METHOD"] == ("set", "spawn")
+
+
+# --- Several hosts ----------------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_of_ray_without_enough_gpus() -> None:
+    error = (
+        "ValueError: Cannot provide a placement group of placement_group_specs=[{'node:10.0.0.1': 0.001, 'GPU': 1.0}]"
+        " within 1800 seconds. See `ray status` and `ray list nodes` to make sure the cluster has enough resources."
+    )
+    finding = verdict(vllm("args", tp=16) + core(error, ("vllm/v1/executor/ray_utils.py", "_wait_until_pg_ready")))
+    assert (finding.cause, finding.phase, finding.ranks) == ("multinode-rendezvous-timeout", "dist-init", None)
+    assert shown(finding)["waited"] == 1800
+    assert finding.title == "The Ray cluster lacks free GPUs"
+
+
+def test_an_interface_that_is_not_there_was_not_waited_for() -> None:
+    error = (
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/device.cc:83] ifa != nullptr. Unable to find"
+        " address for: eth9"
+    )
+    frames = (*LOADING, ("srt/model_executor/model_runner.py", "init_torch_distributed"))
+    text = sglang("dist-init", nnodes=2, dist_init_addr="10.0.0.1:5000")
+    finding = verdict(text + "".join(raised(rank, *frames, error=error) for rank in ("TP0", "TP1")) + SIGQUIT)
+    assert (finding.cause, finding.phase, finding.ranks) == ("multinode-rendezvous-timeout", "dist-init", (0, 1))
+    assert shown(finding)["interface"] == "eth9"
+    assert "before the time ran out" not in finding.explanation
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_images_are_what_vllms_encoder_ran_out_of_memory_for() -> None:
+    frames = (
+        ("vllm/v1/engine/core.py", "run_busy_loop"),
+        ("vllm/v1/worker/gpu_model_runner.py", "execute_model"),
+        ("vllm/v1/worker/gpu_model_runner.py", "_execute_mm_encoder"),
+    )
+    error = OOM.format(tried="3.20 GiB")
+    text = vllm("ready", tp=1) + core(error, *frames, header="EngineCore encountered a fatal error.")
+    finding = verdict(text)
+    assert finding.cause == "vision-encoder-oom"
+    assert proposed(finding)["limit_mm_per_prompt"][0] == "lower"
+    assert ">=0.5.9" not in [each.value for each in finding.remedies]
+
+
+def test_a_vocabulary_that_no_llm_has_is_no_sum() -> None:
+    """The last pass that was logged is the warm-up's, of 6 tokens."""
+    frames = (*PASS, ("srt/model_executor/model_runner.py", "forward_extend"),
+              ("srt/layers/logits_processor.py", "forward"))  # fmt: skip
+    serving = sglang("ready", tp=1, chunked_prefill_size=8192)
+    finding = verdict(serving + raised("", *frames, error=OOM.format(tried="6.20 GiB")))
+    assert (finding.cause, finding.confidence) == ("logprobs-oom", Confidence.MEDIUM)
+    assert "words x 4 bytes" not in finding.explanation
+    finding = verdict(serving + raised("", *frames, error=OOM.format(tried="36.20 GiB")))
+    assert finding.cause == "mem-fraction-too-high-activation"
+
+
+# --- What is no cause -------------------------------------------------------------------------------------------------
+
+STATS = (
+    "(APIServer pid=11) INFO 05-14 08:20:40 [loggers.py:335] Engine 000: Avg prompt throughput: 512.0 tokens/s, Avg"
+    " generation throughput: 1973.4 tokens/s, Running: 64 reqs, Waiting: 0 reqs, GPU KV cache usage: 41.7%\n"
+)
+TEMPLATE = (
+    tagged("(APIServer pid=11) ", "ERROR:    Exception in ASGI application\n" + traceback(
+        "jinja2.exceptions.TemplateError: Conversation roles must alternate user/assistant/user/assistant/...",
+        ("uvicorn/protocols/http/httptools_impl.py", "run_asgi"),
+        ("vllm/entrypoints/openai/api_server.py", "create_chat_completion"),
+    ))
+    + '(APIServer pid=11) INFO:     10.0.0.9:40112 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error\n'
+)  # fmt: skip
+ADAPTER = tagged("(APIServer pid=11) ERROR 05-14 08:20:20 [serving_models.py:170] ", traceback(
+    "ValueError: LoRA rank 64 is greater than max_lora_rank 16.",
+    ("vllm/entrypoints/openai/serving_models.py", "load_lora_adapter"),
+))  # fmt: skip
+
+
+@pytest.mark.parametrize("request_error", [TEMPLATE, ADAPTER])
+def test_an_exception_where_a_client_is_answered_is_no_failure_of_the_server(request_error: str) -> None:
+    """Also where the log ends there, or begins behind the start."""
+    assert fatal(vllm("ready", tp=1) + request_error) == []
+    assert fatal(STATS + request_error) == []
+
+
+def test_an_engine_that_died_is_told_by_the_requests_that_met_it() -> None:
+    dead = tagged("(APIServer pid=11) ERROR 05-14 08:20:20 [serving_chat.py:170] ", traceback(
+        "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the"
+        " root cause.", ("vllm/entrypoints/openai/serving_chat.py", "create_chat_completion"),
+    ))  # fmt: skip
+    assert [each.severity for each in fatal(STATS + dead)] == [Severity.FATAL]
+
+
+def test_a_client_that_left_is_nobodys_failure() -> None:
+    """Another line came between asyncio's own two and the traceback."""
+    text = sglang("serving", tp=2) + (
+        "[2026-03-01 10:02:20] Task exception was never retrieved\n"
+        '[2026-03-01 10:02:20] INFO:     127.0.0.1:5688 - "GET /health HTTP/1.1" 200 OK\n'
+        "future: <Task finished name='Task-12' exception=ConnectionResetError(104, 'Connection reset by peer')>\n"
+    )
+    gone = traceback("ConnectionResetError: [Errno 104] Connection reset by peer",
+                     ("uvicorn/protocols/http/h11_impl.py", "run_asgi"))  # fmt: skip
+    assert fatal(text + gone) == []
+
+
+def test_a_message_ends_where_pythons_process_tells_of_its_end() -> None:
+    text = vllm("dist-init", tp=1) + core("OSError: [Errno 28] No space left on device")
+    finding = verdict(text)
+    assert finding.cause == "disk-full"
+    assert "Process EngineCore" not in str(shown(finding)["error"])
+
+
+def test_lines_that_are_logged_twice_say_the_same() -> None:
+    text = vllm("kv-alloc", tp=1) + core("RuntimeError: CUDA error: an illegal memory access was encountered")
+    twice = "".join(f"{line}\n{line}\n" for line in text.rstrip("\n").split("\n"))
+    assert verdict(twice).cause == verdict(text).cause == "illegal-memory-access"
+
+
+# --- Words ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_hanging_pass_of_one_gpu_waits_for_no_other_rank() -> None:
+    watchdog = "[2026-03-01 10:09:00{tag}] Watchdog timeout (self.watchdog_timeout=300)\n"
+    alone = verdict(sglang("serving", tp=1) + watchdog.format(tag="") + SIGQUIT)
+    assert alone.cause == "watchdog-hang"
+    assert not {"disable_custom_all_reduce", "NCCL_DEBUG"} & set(proposed(alone))
+    assert "collective" not in alone.explanation
+    two = verdict(sglang("serving", tp=2) + watchdog.format(tag=" TP1") + SIGQUIT)
+    assert {"disable_custom_all_reduce", "NCCL_DEBUG", "watchdog_timeout"} <= set(proposed(two))
+
+
+def test_more_time_is_asked_of_whoever_counted_it() -> None:
+    nccl = (
+        "[rank1]:[E301 10:12:00.123 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout:"
+        " WorkNCCL(SeqNum=812, OpType=ALLREDUCE, NumelIn=4096, NumelOut=4096, Timeout(ms)=600000) ran for 600012"
+        " milliseconds before timing out.\n"
+    )
+    finding = verdict(sglang("serving", tp=2) + nccl)
+    assert (finding.cause, finding.ranks) == ("watchdog-hang", (1,))
+    assert "dist_timeout" in proposed(finding)
+    assert "watchdog_timeout" not in proposed(finding)
+
+
+def test_an_error_of_python_code_says_where_and_asks_for_no_debugging_of_cuda() -> None:
+    error = "AttributeError: 'NoneType' object has no attribute 'decode'"
+    finding = verdict(sglang("serving", tp=1) + raised("", *PASS, error=error) + SIGQUIT)
+    assert (finding.cause, finding.confidence) == ("inconclusive", Confidence.LOW)
+    assert shown(finding)["raised in"] == "scheduler.py, run_batch"
+    assert [each.knob for each in finding.remedies] == ["version"]
+
+
+def test_a_warm_up_that_was_answered_wrongly_is_the_warm_ups() -> None:
+    text = sglang("graph-capture", tp=1) + (
+        "[2026-03-01 10:00:53] INFO:     Uvicorn running on http://0.0.0.0:30000 (Press CTRL+C to quit)\n"
+        "[2026-03-01 10:02:55] Initialization failed. warmup error: "
+    )
+    error = "AssertionError: res=<Response [503]>, res.text='squid'"
+    finding = verdict(text + traceback(error, ("srt/entrypoints/http_server.py", "_execute_server_warmup")))
+    assert finding.phase == "warmup"
