@@ -196,8 +196,8 @@ def explained(state: HostState, server: ServerState, engine: Engine) -> ServerSt
     if told.at is not None and not news and 0 <= state.mono - told.at < wait:
         return server
     start = _start(server, engine)
-    if start is None and scene.orphan:
-        start = Start(engine=engine.name, version=server.version)  # what its leader printed is not told to be its own
+    if start is None and scene.failed:
+        start = _untold(server, engine)
     talking = not server.gone and told.grown_at is not None and 0 <= state.mono - told.grown_at < URGENT_S
     if start is not None and talking and (_announced(server) or _unfinished(start)):
         return server
@@ -232,6 +232,19 @@ def _start(server: ServerState, engine: Engine) -> Start | None:
         version=server.version or start.version,
         version_inferred=server.version is None and start.version_inferred,
         env=start.env | (server.identity.env or {}),
+        env_read=server.identity.env is not None,
+    )
+
+
+def _untold(server: ServerState, engine: Engine) -> Start:
+    """A start of which no line can be read, as far as the host shows it."""
+    served = server.metrics.at is not None or any(error.phase is Phase.READY for error in server.errors)
+    return Start(
+        engine=engine.name,
+        version=server.version,
+        phase="runtime" if served or server.identity.orphaned else "none",
+        settings=server.settings,
+        env=server.identity.env or {},
         env_read=server.identity.env is not None,
     )
 

@@ -55,6 +55,14 @@ class Work(Struct, frozen=True):
         return "none of its GPUs works"
 
 
+class Halted(Struct, frozen=True):
+    """A process of a server that is stopped."""
+
+    name: str
+    pid: int | None
+    rank: RankState | None = None
+
+
 def late(state: HostState, server: ServerState, record: PhaseRecord) -> bool:
     """Whether the running phase takes longer than it ever did, by far."""
     usual = server.usual.phases_s.get(record.phase)
@@ -74,8 +82,7 @@ def start(state: HostState, server: ServerState, case: Case) -> Finding | None:
     record, usual = server.phases[-1], server.usual.phases_s.get(server.phase)
     words = f"No line for {silent:.0f} s in {server.phase}, no memory that grows"
     words += f", and {work.words}." if work is not None else "."
-    if stopped:
-        words += f" {_pids(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped, as by SIGSTOP or a debugger."
+    words += _stopped_words(stopped)
     if usual is not None:
         words += f" Earlier starts were through it in {_span(*usual)}."
     capture = server.phase is Phase.GRAPH_CAPTURE
@@ -128,8 +135,7 @@ def serving(state: HostState, server: ServerState, case: Case) -> Finding | None
         return None
     words = f"{running:.0f} requests run, and for {idle:.0f} s no token came and no batch was logged"
     words += f"; {work.words}." if work is not None else "."
-    if stopped:
-        words += f" {_pids(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped, as by SIGSTOP or a debugger."
+    words += _stopped_words(stopped)
     return case.finding(
         "watchdog-hang",
         words,
@@ -215,15 +221,20 @@ def _work(state: HostState, server: ServerState) -> Work | None:
     return Work(tuple(idle), tuple(busy)) if idle or busy else None
 
 
-def _stopped(server: ServerState) -> tuple[RankState, ...]:
-    """Ranks whose process is stopped."""
-    halted = {member.pid for member in server.identity.members if member.state in ("T", "t")}
-    return tuple(rank for rank in server.ranks if rank.pid in halted and rank.alive)
+def _stopped(server: ServerState) -> tuple[Halted, ...]:
+    """Of its ranks, its leader and its other parts with a title, those that are stopped: ranks first."""
+    halted = {member.pid: member.title for member in server.identity.members if member.state in ("T", "t")}
+    ranks = tuple(Halted(rank.tag, rank.pid, rank) for rank in server.ranks if rank.pid in halted and rank.alive)
+    known = {each.pid for each in ranks}
+    leader = server.identity.pid
+    parts = {pid: "its leader" if pid == leader else title for pid, title in halted.items() if pid not in known}
+    return (*ranks, *(Halted(name, pid) for pid, name in parts.items() if pid == leader or "::" in name))
 
 
-def _blamed(case: Case, stopped: tuple[RankState, ...], work: Work | None) -> tuple[int, ...] | None:
+def _blamed(case: Case, stopped: tuple[Halted, ...], work: Work | None) -> tuple[int, ...] | None:
     """Whom the others wait for."""
-    ranks = stopped or (work.idle if work is not None and work.mixed else ())
+    halted = tuple(each.rank for each in stopped if each.rank is not None)
+    ranks = halted or (work.idle if work is not None and work.mixed and not stopped else ())
     return tuple(sorted(case.layout.number(rank.tag) for rank in ranks)) or None
 
 
@@ -237,13 +248,13 @@ def _shares(case: Case, work: Work | None) -> list[Evidence]:
     ]
 
 
-def _continue(case: Case, stopped: tuple[RankState, ...]) -> Remedy | None:
+def _continue(case: Case, stopped: tuple[Halted, ...]) -> Remedy | None:
     if not stopped:
         return None
-    return case.advice("process", "it goes on", f"kill -CONT {' '.join(str(rank.pid) for rank in stopped)}")
+    return case.advice("process", "it goes on", f"kill -CONT {' '.join(str(each.pid) for each in stopped)}")
 
 
-def _look(case: Case, server: ServerState, stopped: tuple[RankState, ...], work: Work | None) -> Remedy | None:
+def _look(case: Case, server: ServerState, stopped: tuple[Halted, ...], work: Work | None) -> Remedy | None:
     """Where a process stands that is no more than slow or stuck."""
     if stopped:
         return None
@@ -261,8 +272,14 @@ def _tags(ranks: tuple[RankState, ...]) -> str:
     return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} others"
 
 
-def _pids(ranks: tuple[RankState, ...]) -> str:
-    return ", ".join(f"{rank.tag} (pid {rank.pid})" for rank in ranks)
+def _stopped_words(stopped: tuple[Halted, ...]) -> str:
+    """As a sentence of its own; empty where none is."""
+    if not stopped:
+        return ""
+    named = ", ".join(f"{each.name} (pid {each.pid})" for each in stopped)
+    return (
+        f" {named[0].upper()}{named[1:]} {'is' if len(stopped) == 1 else 'are'} stopped, as by SIGSTOP or a debugger."
+    )
 
 
 def _do(ranks: tuple[RankState, ...]) -> str:

@@ -64,6 +64,11 @@ class Scene(Struct, frozen=True, kw_only=True):
     """Processes of it that the kernel killed for want of memory."""
 
     @property
+    def failed(self) -> bool:
+        """The host alone shows that it did."""
+        return bool(self.silent or self.lost or self.orphan or self.killed)
+
+    @property
     def news(self) -> tuple[object, ...]:
         """What makes a new diagnosis worth while when it changes."""
         return (self.silent, self.lost, self.orphan, self.left, len(self.xids), len(self.killed))
@@ -174,7 +179,7 @@ def _vanished(case: Case, root: Finding | None, scene: Scene) -> Finding:
             phase=None if root is not None else str(case.start.phase) if case.start.ready_at is None else "runtime",
             wrong_advice=root.wrong_advice if root is not None else (),
             refuted_by="an error of that process in another file",
-            at=root.at if root is not None else case.start.last,
+            at=root.at if root is not None else case.start.last or None,
         )
     if root.cause == "host-oom-killed":
         # Where the launcher names the rank with its exit code, what vanished beside it was ended by the launcher.
@@ -209,7 +214,7 @@ def _lost(case: Case, scene: Scene) -> Finding:
         phase="runtime" if case.start.ready_at is not None else None,
         confidence=Confidence.MEDIUM,
         refuted_by="an error or a stop in another file of this server",
-        at=case.start.last,
+        at=case.start.last or None,
     )
 
 
@@ -233,7 +238,7 @@ def _by_killer(case: Case, root: Finding | None, scene: Scene) -> Finding:
         ranks=ranks,
         confidence=Confidence.HIGH,
         refuted_by="a kernel line of another time or process",
-        at=root.at if root is not None else case.start.last,
+        at=root.at if root is not None else case.start.last or None,
     )
 
 

@@ -271,6 +271,18 @@ def test_a_server_that_is_stopped_as_a_whole_answers_no_more_and_is_told_all_the
     assert found(host(0.0, 0.0, 0.0, 0.0), gone_quiet) == {}, "it does not answer, and nobody stopped it"
 
 
+def test_a_stopped_leader_takes_no_requests_and_is_told_though_its_log_cannot_be_read() -> None:
+    numbers = {"running": series(*[3.0] * 60, end=MONO - 15.0), "tok_s": series(*[40.0] * 60, end=MONO - 15.0)}
+    leader = Member(pid=10, ppid=1, start_ticks=1, title="python -m sglang.launch_server", state="T")
+    helper = Member(pid=99, ppid=10, start_ticks=1, title="ninja", state="T")
+    identity = msgspec.structs.replace(server().identity, members=(leader, helper, *server().identity.members))
+    halted = msgspec.structs.replace(serving(15.0, 3, 0.0), identity=identity, series=numbers, log=LogState())
+    finding = found(host(0.5, 0.0, 0.5, 0.0), halted)["watchdog-hang"]
+    assert (finding.ranks, finding.confidence) == (None, Confidence.HIGH)
+    assert "Its leader (pid 10) is stopped" in finding.explanation
+    assert [each.value for each in finding.remedies] == ["kill -CONT 10"]
+
+
 def test_a_long_prompt_that_fills_the_pool_is_no_hang() -> None:
     slow = serving(90.0, 1, 0.0)
     filling = {**slow.series, "token_usage": series(*[i / 400 for i in range(200)])}

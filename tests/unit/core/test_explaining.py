@@ -485,6 +485,18 @@ def test_a_server_that_is_gone_without_a_word_was_killed_from_outside() -> None:
     assert "killed from outside" in finding.explanation
 
 
+def test_a_rank_that_vanishes_is_named_though_no_line_can_be_read() -> None:
+    play = Play()
+    play.add(e.LogOpened(key=KEY, reason="unreadable", kind="none", note="the output goes to a terminal"))
+    play.add(
+        e.HttpAnswer(key=KEY, endpoint="metrics", status=200, series={'sglang:num_running_reqs{tp_rank="0"}': 1.0})
+    )
+    play.add(without(play.identity, "TP3"))
+    (finding,) = play.tick().server.findings
+    assert (finding.cause, finding.ranks, finding.phase, finding.at) == ("rank-died", (3,), "runtime", None)
+    assert str(finding.confidence) == "high"
+
+
 def orphans(identity: ServerIdentity, *pids: int) -> ServerIdentity:
     """What the leader left over, as the probe tells of it."""
     members = tuple(member for member in identity.members if member.pid in pids)
