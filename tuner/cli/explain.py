@@ -10,8 +10,8 @@ import click
 import msgspec
 
 from tuner.cli import FINE, PROBLEM
+from tuner.cli.inputs import once, say_broken
 from tuner.cli.paper import Paper
-from tuner.cli.tables import plain
 from tuner.core.compare import compare as compared
 from tuner.core.compare import findings_that_weigh, same_llm
 from tuner.core.engine import Engine
@@ -54,6 +54,7 @@ def diagnose(files: Sequence[str], baseline: str | None, *, as_json: bool, with_
     Raises:
         UsageProblem: A file cannot be read, or is no log of an engine.
     """
+    once([*files, *([] if baseline is None else [baseline])])
     engines = load_engines()
     good = None if baseline is None else _told([baseline], engines)
     told = _told(files, engines, () if good is None else (good.start,))
@@ -87,6 +88,7 @@ def compare(first: str, second: str, *, as_json: bool, with_noise: bool) -> int:
     Raises:
         UsageProblem: A file cannot be read, or is no log of an engine.
     """
+    once([first, second])
     engines = load_engines()
     good, bad = _told([first], engines), _told([second], engines)
     comparison = _compared(good, bad, engines)
@@ -115,8 +117,7 @@ def _told(files: Sequence[str], engines: dict[str, Engine], past: Sequence[Start
             engine.facts("", engine.prefix(""), 0)
             engine.signs("", prefixed=False)
         log = reading.finish()
-    for name in log.broken:
-        click.echo(f"{plain(name)} breaks off: it is read as far as it unpacks", err=True)
+    say_broken(log)
     starts = starts_of(log, engines)
     if not starts:
         return Told(Start(engine="", files=log.files), (), (_nothing(engines),), None, log.locate)

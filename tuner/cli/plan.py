@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from tuner.cli import FINE, PROBLEM
+from tuner.cli.inputs import once, say_broken
 from tuner.cli.paper import Paper
 from tuner.cli.tables import plain
 from tuner.core import plan_words as words
@@ -20,6 +21,7 @@ from tuner.core.knobs import read_value
 from tuner.core.reading import starts_of
 from tuner.core.redact import mask
 from tuner.core.report import PlanReport, PlanRow, model_of, plan_report
+from tuner.domain.findings import Outcome
 from tuner.domain.forecast import Fit
 from tuner.domain.knobs import KnobKind
 from tuner.domain.starts import Start
@@ -44,6 +46,13 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     env: str | None = None
 
 
+class Unused(msgspec.Struct, frozen=True, kw_only=True):
+    """A log that was given and tells nothing of the start that is planned."""
+
+    file: str
+    why: str
+
+
 class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What `plan --json` prints."""
 
@@ -54,10 +63,13 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     files: tuple[str, ...]
     """The first is the one it is made from."""
+    outcome: Outcome
+    """Of the start that it is made from."""
     host: str | None = None
     """Whose history was used, too; where no file is named its newest start is the one."""
     past: int = 0
     """How many other starts of the LLM were used."""
+    unused: tuple[Unused, ...] = ()
     changes: tuple[Change, ...]
     plan: PlanReport
 
@@ -77,8 +89,10 @@ def plan(files: Sequence[str], assignments: Sequence[str], *, host: str | None =
     Raises:
         UsageProblem: A log cannot be read or tells of no start, or there is no such knob or value.
     """
+    once(files)
     engines = load_engines()
-    base, past = _starts(files, host, engines)
+    files = list(dict.fromkeys(files))
+    base, past, unused = _starts(files, host, engines)
     engine = engines[base.engine]
     changes: dict[str, Any] = {}
     for text in assignments:
@@ -93,8 +107,10 @@ def plan(files: Sequence[str], assignments: Sequence[str], *, host: str | None =
         engine_version_inferred=base.version_inferred,
         model=model_of(base),
         files=tuple(files),
+        outcome=base.outcome,
         host=host,
         past=len(past),
+        unused=unused,
         changes=tuple(_changed(engine, base, name, old, new) for name, (old, new) in forecast.changed.items()),
         plan=plan_report(forecast),
     )
@@ -105,8 +121,10 @@ def plan(files: Sequence[str], assignments: Sequence[str], *, host: str | None =
     return FINE if forecast.fit is Fit.FITS else PROBLEM
 
 
-def _starts(files: Sequence[str], host: str | None, engines: dict[str, Engine]) -> tuple[Start, list[Start]]:
-    """The start that is planned from, and the others of the same LLM that became ready."""
+def _starts(
+    files: Sequence[str], host: str | None, engines: dict[str, Engine]
+) -> tuple[Start, list[Start], tuple[Unused, ...]]:
+    """The start that is planned from, the others of the same LLM that became ready, and logs that help nothing."""
     found = [_told(file, engines) for file in files]
     known = [] if host is None else _remembered(host)
     if found:
@@ -120,15 +138,32 @@ def _starts(files: Sequence[str], host: str | None, engines: dict[str, Engine]) 
         raise UsageProblem(
             "No start was watched there yet", host or "", "Give the log of one that worked with --from GOOD.log"
         )
+    unused = tuple(
+        Unused(file=file, why=why)
+        for file, starts in list(zip(files, found, strict=True))[1:]
+        if (why := _useless(starts, base))
+    )
     others = [start for starts in (*found, known) for start in starts if start is not base]
-    return base, [start for start in others if start.engine == base.engine and start.worked and same_llm(start, base)]
+    return base, [start for start in others if not _useless([start], base)], unused
+
+
+def _useless(starts: Sequence[Start], base: Start) -> str:
+    """Why none of some starts helps a plan; empty where one does."""
+    if all(start.engine != base.engine for start in starts):
+        return "of another engine"
+    alike = [start for start in starts if start.engine == base.engine and same_llm(start, base)]
+    if not alike:
+        return "of another LLM"
+    return "" if any(start.worked for start in alike) else "no start in it became ready"
 
 
 def _told(file: str, engines: dict[str, Engine]) -> list[Start]:
-    starts = starts_of(logfiles.read([file], [engine.routine() for engine in engines.values()]), engines)
+    log = logfiles.read([file], [engine.routine() for engine in engines.values()])
+    say_broken(log)
+    starts = starts_of(log, engines)
     if not starts:
         raise UsageProblem(
-            "No start of an inference server is told in there", file, "Give the log of a start that worked"
+            "No start of an inference server is told in there", log.files[0], "Give the log of a start that worked"
         )
     return starts
 
@@ -150,7 +185,7 @@ def _change(engine: Engine, base: Start, text: str) -> tuple[str, Any]:
         raise UsageProblem("A change is knob=value", repr(text), "For example --set mem_fraction_static=0.9")
     knob = knobs.find(name)
     if knob is None:
-        near = difflib.get_close_matches(name.strip().lstrip("-").replace("-", "_"), list(knobs), 3, 0.5)
+        near = difflib.get_close_matches(name.strip().lstrip("-").replace("-", "_"), list(knobs), 3, 0.6)
         hint = f"Did you mean {' or '.join(near)}?" if near else "`gputuner plan --knobs` lists them"
         raise UsageProblem(f"{engine.title} has no knob {plain(name, 60)}", "", hint)
     if knob.kind is KnobKind.FLAG and (absent := knobs.absent(knob.name, base.version)):
@@ -209,10 +244,13 @@ def lines(answer: PlanAnswer, title: str, paper: Paper) -> Iterator[str]:
     )
     yield paper.letters(paper.ink(f"{title} {version}", "strong") + f"  {plain(answer.model)}")
     newest = f"the newest start watched on {plain(answer.host)}"
-    yield from paper.wrapped(answer.files[0] if answer.files else newest, label="from", hang=_LABEL)
+    failed = ": a start that failed" if answer.outcome is Outcome.FAILED else ""
+    yield from paper.wrapped((answer.files[0] if answer.files else newest) + failed, label="from", hang=_LABEL)
     if answer.past:
         others = "another start" if answer.past == 1 else f"{answer.past} other starts"
         yield from paper.wrapped(f"{others} of the LLM", label="with", hang=_LABEL)
+    for each in answer.unused:
+        yield from paper.wrapped(f"{each.file}: {each.why}", label="without", hang=_LABEL)
     for change in answer.changes:
         where = change.flag or change.env or ""
         text = f"{change.knob} {_said(change.old)} → {_said(change.new)}" + (f"  ({where})" if where else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from tuner.core.versions import in_range, parse_version
 from tuner.domain.knobs import Hazard, Knob, KnobType, SpelledAs, Spelling
@@ -15,7 +15,9 @@ _ON = frozenset({"1", "on", "true", "yes"})
 _OFF = frozenset({"0", "off", "false", "no"})
 _SIZES = {"k": 1024, "m": 1024**2, "g": 1024**3}
 _NUMBER = re.compile(r"([+-]?\d[\d_,]*(?:\.\d+)?)\s*([kmg]i?b?)?", re.IGNORECASE)
-_LARGEST = 1 << 62
+_LARGEST = 1 << 50
+"""No setting counts more: a pebibyte."""
+Number = TypeVar("Number", int, float)
 
 
 class KnobTable(Mapping[str, Knob]):
@@ -119,8 +121,11 @@ def read_value(knob: Knob, text: str) -> Any:
     if knob.type is KnobType.TEXT:
         return word
     if knob.type is KnobType.INTS:
-        return [_whole(part) for part in word.strip("[]").split(",")]
-    value: int | float = _whole(word) if knob.type is KnobType.INT else _real(word)
+        return [_within(_whole(part), part.strip(), knob) for part in word.strip("[]").split(",")]
+    return _within(_whole(word) if knob.type is KnobType.INT else _real(word), word, knob)
+
+
+def _within(value: Number, word: str, knob: Knob) -> Number:
     if knob.min is not None and value < knob.min:
         raise ValueError(f"{word} is less than {knob.min:g}")
     if knob.max is not None and value > knob.max:
@@ -135,8 +140,10 @@ def _whole(text: str) -> int:
         raise ValueError(f"a whole number is meant, not {text.strip()!r}")
     digits, unit = found.groups()
     value = float(digits.replace("_", "").replace(",", "")) * (_SIZES[unit[0].lower()] if unit else 1)
-    if not value.is_integer() or abs(value) > _LARGEST:
+    if not value.is_integer():
         raise ValueError(f"a whole number is meant, not {text.strip()!r}")
+    if abs(value) > _LARGEST:
+        raise ValueError(f"{text.strip()} is more than any server counts")
     return int(value)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,8 @@ def test_a_variable_that_the_version_ignores_is_told(told: Any) -> None:
         ("mem_fraction_static=0", "less than 0.01"),
         ("kv_cache_dtype=fp9", "it is one of auto, fp8_e5m2"),
         ("enable_piecewise_cuda_graph=on", "went after 0.5.9"),
+        ("cuda_graph_bs=1,0", "0 is less than 1"),
+        ("cuda_graph_max_bs=4611686018427387904", "more than any server counts"),
         ("bad", "A change is knob=value"),
         ("=1", "A change is knob=value"),
         ("\x1b[31mred=1", "has no knob"),
@@ -166,3 +169,48 @@ def test_a_narrow_terminal_without_letters(told: Any) -> None:
     text = list(lines(answer, "SGLang", Paper(width=60, ascii=True)))
     assert all(line.isascii() for line in text)
     assert max(map(len, text)) <= 70
+
+
+def test_logs_that_tell_nothing_of_the_start_are_named(told: Any) -> None:
+    other, failed = GOLDEN / "real/vllm-0.32.0-cpu/tp1-start-stop.log", REAL / "lowfrac/server.log"
+    arguments = ("plan", "--from", BASE, "--from", BASE, "--from", WORKED, "--from", other, "--from", failed)
+    code, out, err = told(*arguments, "--json")
+    assert (code, err) == (0, "")
+    answer = json.loads(out)
+    assert answer["past"] == 0
+    assert answer["files"] == [str(each) for each in (BASE, WORKED, other, failed)], "the same log twice is one"
+    assert answer["unused"] == [
+        {"file": str(WORKED), "why": "of another LLM"},
+        {"file": str(other), "why": "of another engine"},
+        {"file": str(failed), "why": "no start in it became ready"},
+    ]
+    _, out, _ = told(*arguments)
+    assert "without" in out
+    assert "of another engine" in out
+
+
+def test_a_plan_from_a_start_that_failed_says_so(told: Any) -> None:
+    code, out, _ = told("plan", "--from", REAL / "lowfrac/server.log")
+    assert code == 1
+    assert "a start that failed" in " ".join(out.split())
+
+
+def test_a_packed_log_that_breaks_off_is_said_to(told: Any, tmp_path: Path) -> None:
+    cut = tmp_path / "base.log.gz"
+    packed = gzip.compress(BASE.read_bytes() + b"x" * 100_000)
+    cut.write_bytes(packed[:-40])
+    code, _, err = told("plan", "--from", cut)
+    assert code == 0
+    assert err == f"{cut} breaks off: it is read as far as it unpacks\n"
+
+
+def test_the_standard_input_is_one_log(told: Any) -> None:
+    for arguments in (
+        ("plan", "--from", "-", "--from", "-"),
+        ("compare", "-", "-"),
+        ("diagnose", "-", "--baseline", "-"),
+    ):
+        code, out, err = told(*arguments)
+        assert (code, out) == (2, "")
+        assert "the standard input can be read once" in err
+        assert err.count("\n") == 1
