@@ -21,7 +21,7 @@ from tuner.core.logtext import clean, segments
 from tuner.core.reading import LineRead, parts_of, read_line, start_of
 from tuner.core.roots import ends, root_of
 from tuner.core.scene import NOTHING, completed, scene_of
-from tuner.domain.findings import Severity
+from tuner.domain.findings import Outcome, Severity
 from tuner.domain.logs import Level, LogLine
 from tuner.domain.server import Phase
 from tuner.domain.starts import Start
@@ -242,6 +242,7 @@ def _untold(server: ServerState, engine: Engine) -> Start:
     return Start(
         engine=engine.name,
         version=server.version,
+        outcome=Outcome.FAILED,
         phase="runtime" if served or server.identity.orphaned else "none",
         settings=server.settings,
         env=server.identity.env or {},

@@ -169,7 +169,8 @@ def _without_work(state: HostState, server: ServerState) -> float | None:
     """
     made = [point.t for point in server.series.get("tok_s", ()) if point.value > 0]
     known = [at for at in (server.log.worked_at, *made[-1:]) if at is not None]
-    return _since(state, server, max(known, default=server.log.said_at))
+    said = server.log.said_at if server.log.said_at is not None else server.metrics.at
+    return _since(state, server, max(known, default=said))
 
 
 def _since(state: HostState, server: ServerState, at: float | None) -> float | None:

@@ -42,6 +42,10 @@ def _with_ranks(server: ServerState, engine: Engine | None, gpus: tuple[GpuInfo,
     ranks: list[RankState] = []
     for place in places:
         rank = by_tag.pop(place.tag, None) or RankState(tag=place.tag)
+        if rank.pid is not None and rank.pid not in alive and titles.get(place.pid or 0) not in (None, rank.title):
+            # Another part of the server is no successor: the engine core stands for a worker until there is one.
+            ranks.append(rank)
+            continue
         gpu = placement.gpu_of(place, server.identity, gpus, state.processes)
         rank = msgspec.structs.replace(
             rank,

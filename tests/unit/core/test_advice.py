@@ -277,6 +277,10 @@ def test_a_stopped_leader_takes_no_requests_and_is_told_though_its_log_cannot_be
     helper = Member(pid=99, ppid=10, start_ticks=1, title="ninja", state="T")
     identity = msgspec.structs.replace(server().identity, members=(leader, helper, *server().identity.members))
     halted = msgspec.structs.replace(serving(15.0, 3, 0.0), identity=identity, series=numbers, log=LogState())
+    untold = msgspec.structs.replace(
+        halted, series={"running": numbers["running"][-1:]}, metrics=ServerMetrics(at=MONO - 15.0)
+    )
+    assert set(found(host(0.5, 0.0, 0.5, 0.0), untold)) == {"watchdog-hang"}, "it had just begun when it was stopped"
     finding = found(host(0.5, 0.0, 0.5, 0.0), halted)["watchdog-hang"]
     assert (finding.ranks, finding.confidence) == (None, Confidence.HIGH)
     assert "Its leader (pid 10) is stopped" in finding.explanation

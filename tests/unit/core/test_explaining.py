@@ -497,6 +497,17 @@ def test_a_rank_that_vanishes_is_named_though_no_line_can_be_read() -> None:
     assert str(finding.confidence) == "high"
 
 
+def test_a_dead_worker_is_shown_by_its_own_process_to_the_end() -> None:
+    """vLLM's engine core lives on for a while, and is no rank once there are workers."""
+    titles = ("VLLM::EngineCore", "VLLM::Worker_TP0", "VLLM::Worker_TP1")
+    members = tuple(Member(pid=20 + i, ppid=10, start_ticks=1, title=title) for i, title in enumerate(titles))
+    play = Play(engine="vllm", ranks=0)
+    identity = msgspec.structs.replace(play.identity, argv=("vllm", "serve", "m", "--tensor-parallel-size", "2"))
+    for seen in (members[:1], members, members[:2], members[:1]):
+        play.add(e.ServerSeen(server=msgspec.structs.replace(identity, members=seen)))
+    assert [(rank.tag, rank.pid, rank.alive) for rank in play.server.ranks] == [("TP0", 21, False), ("TP1", 22, False)]
+
+
 def orphans(identity: ServerIdentity, *pids: int) -> ServerIdentity:
     """What the leader left over, as the probe tells of it."""
     members = tuple(member for member in identity.members if member.pid in pids)
