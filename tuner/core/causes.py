@@ -146,10 +146,16 @@ _CAUSES = (
         "A file could not be written because its file system is full: caches, downloads, compiled kernels, logs.",
     ),
     Cause(
+        "file-denied",
+        "A file may not be read or written",
+        "The user the server runs as has no right to a file or folder of its own, a cache as a rule, or the file system"
+        " is read-only, as in `Permission denied: '/root/.cache'`. Ownership of mounts, HF_HOME, HOME.",
+    ),
+    Cause(
         "process-limits",
         "A limit of the process is reached",
         "Open files, threads or processes are limited by the container or the system, and the limit is used up. It is"
-        " not memory: ulimit -n, ulimit -u, the container's pids limit.",
+        " not GPU memory: ulimit -n, ulimit -u, ulimit -l, the container's pids limit.",
     ),
     # Communication
     Cause(

@@ -62,7 +62,9 @@ class Case:
         if root is None:
             return ""
         if root.failure is not None:
-            return "\n".join((root.failure.exception, root.failure.message, root.failure.final_message))
+            failure = root.failure
+            again = failure.final_message if failure.final_message != failure.message else ""
+            return "\n".join(part for part in (failure.exception, failure.message, again) if part)
         return root.sign.text if root.sign is not None else (root.died.text if root.died is not None else "")
 
     @property

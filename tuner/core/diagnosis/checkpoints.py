@@ -93,6 +93,12 @@ def _words(case: Case, named: str, sign: Sign, *, adapter: bool) -> tuple[str, l
              case.advice("version", "newer transformers and tokenizers, or a newer version of the engine"),
              case.advice("files", "tokenizer.json, tokenizer_config.json or tokenizer.model beside the weights")],
         )  # fmt: skip
+    if sign.id == "file-denied":
+        return (
+            f"A file of {named} may not be read by the user the server runs as.",
+            [case.advice("permissions", "ls -l of it inside the container, and id; SELinux wants :z on mounts"),
+             path],
+        )  # fmt: skip
     denied = "401 Client Error" in case.message
     return (
         f"{named} leads to no usable {'adapter' if adapter else 'LLM'}: there is no such path here, or it lacks a file,"
@@ -116,7 +122,7 @@ def _file_of_llm(case: Case) -> Sign | None:
     path = str(sign.fields.get("file_path") or sign.fields.get("error") or "")
     own = str(case.setting("model_path", "model") or "\0")
     loading = case.on_stack(*_LOADER) or not case.frames
-    if loading and (path.startswith(own) or _LLM_FILES.search(path) or (sign.id == "file-denied" and case.frames)):
+    if path.startswith(own) or (loading and _LLM_FILES.search(path)):
         return sign
     return None
 
@@ -129,12 +135,20 @@ def unsupported(case: Case) -> Finding | None:
     code = "remote_code" in case.message or "remote-code" in case.message
     divided = sign.id == "block-not-divisible"
     quantised = "quantization" in sign.fields
+    dtype = re.search(r"Supported dtypes: \[(?:torch\.)?(\w+)", case.message)
     if divided:
         words = "A weight matrix, divided among the ranks, no longer consists of whole blocks of its quantisation."
+    elif "not initialized from checkpoint" in case.message:
+        words = (
+            "Weights of which the LLM is made are not in its files: a shard is missing, or this version looks for other"
+        )
+        words += " names."
     elif sign.id == "weights-mismatch":
         words = "Shapes of the weights do not fit the LLM that this version builds from its configuration."
     elif "quantization" in sign.fields and "does not match" in case.message:
         words = "The checkpoint is quantised in another way than the arguments say."
+    elif dtype is not None:
+        words = "The quantisation of the LLM computes in other data types than the one that was asked for."
     elif quantised:
         words = "This version, or this GPU, does not run the quantisation of the LLM."
     elif code:
@@ -157,7 +171,11 @@ def unsupported(case: Case) -> Finding | None:
             option(case, "trust_remote_code", "--trust-remote-code", Move.SET, "if you trust that code", True)
             if code and plain else None,
             case.remedy("tp_size", Move.LOWER, "larger parts are whole blocks again") if divided else None,
+            option(case, "dtype", "--dtype", Move.SET, "a data type that this quantisation computes in", dtype[1])
+            if dtype is not None else
             case.remedy("quantization", Move.UNSET, "the checkpoint's own is taken then") if quantised else None,
+            case.advice("files", "every file that the index (model.safetensors.index.json) names, in its full size")
+            if "not initialized from checkpoint" in case.message else None,
             None if divided or (code and plain) else
             case.advice("version", "newer versions of the engine and of transformers know more LLMs"),
         ],

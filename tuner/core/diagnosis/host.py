@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tuner.core.diagnosis import processes
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.proposals import container, first_line, option, variable
+from tuner.core.diagnosis.proposals import container, first_line, option, said, variable
 from tuner.core.quantity import quantity
 from tuner.domain.findings import Confidence, Evidence, Finding, Move
 from tuner.units import GIB
@@ -163,7 +163,7 @@ def disk_full(case: Case) -> Finding | None:
         f"A file system is full{f', that of {path}' if path else ''}: downloads, caches and compiled kernels go there."
         " Neither GPU memory nor host memory is lacking.",
         evidence=[
-            Evidence(what="error", value=first_line(case.message.replace("\n", " ")), at=sign.at),
+            Evidence(what="error", value=said(case, sign), at=sign.at),
             case.quote("file", sign, "full_path"),
             case.quote("errno", sign, "errno"),
         ],
@@ -174,6 +174,34 @@ def disk_full(case: Case) -> Finding | None:
         ],
         refuted_by="df -h showing space, and df -i inodes, on that path",
     )
+
+
+def denied(case: Case) -> Finding | None:
+    """A file of the server's own, a cache as a rule, may not be read or written."""
+    sign = case.root_sign("file-denied")
+    path = sign.fields.get("file_path") if sign is not None else None
+    if sign is None or path is None or str(path).startswith(("/dev", "/proc", "/sys")):
+        return None
+    error = str(sign.fields.get("error"))
+    return case.finding(
+        "file-denied",
+        f"{path} may not be written, or not be read, by the user the server runs as: {error}. Neither memory nor the"
+        " LLM is at fault.",
+        evidence=[
+            case.quote("file", sign, "file_path"),
+            case.quote("errno", sign, "errno"),
+            Evidence(what="error", value=said(case, sign), at=sign.at),
+        ],
+        remedies=[
+            case.advice("permissions", "ls -ld of it inside the container, and id: a mounted folder keeps the owner"
+                        " that it has on the host"),
+            variable(case, "HF_HOME", Move.SET, "downloads go there; a folder that may be written")
+            if "huggingface" in str(path) or str(path).startswith("/.cache") else
+            variable(case, "HOME", Move.SET, "caches lie below it; a folder that may be written"),
+        ],
+        phase="args" if case.phase == "none" else None,
+        refuted_by="that very user writing a file there",
+    )  # fmt: skip
 
 
 def limits(case: Case) -> Finding | None:
@@ -193,7 +221,7 @@ def limits(case: Case) -> Finding | None:
         "process-limits",
         f"{words} Neither GPU memory nor host memory is lacking.",
         evidence=[
-            Evidence(what="error", value=first_line(case.message.replace("\n", " ") if own else sign.text), at=sign.at),
+            Evidence(what="error", value=said(case, own or sign), at=sign.at),
             case.quote("errno", sign, "errno"),
             *(processes.of_the_end(case, end) if end is not None else ()),
         ],
@@ -210,6 +238,31 @@ def limits(case: Case) -> Finding | None:
             ),
         ],
         refuted_by="a limit far above what /proc/PID shows in use",
+    )
+
+
+def locked(case: Case) -> Finding | None:
+    """Memory could not be registered with a network card, because too little may be locked."""
+    root = case.root
+    if root is None or root.failure is None or "regist" not in case.message:
+        return None
+    sign = case.root_sign("memlock") or case.sign_before(root.at, "memlock")
+    if sign is None:
+        return None
+    return case.finding(
+        "process-limits",
+        "The pool could not be registered with the network card: memory that may be locked is limited, in a container"
+        " to 64 KiB as a rule. Neither GPU memory nor the fraction plays a part.",
+        evidence=[
+            case.quote("call", sign, "call"),
+            Evidence(what="error", value=first_line(case.message.partition("\n")[2]), at=root.failure.message_at),
+        ],
+        remedies=[
+            container("--ulimit", "memlock=-1", "lets the process lock memory; check with ulimit -l"),
+            container("--cap-add", "IPC_LOCK", "or lets it ignore the limit"),
+        ],
+        confidence=Confidence.MEDIUM,
+        refuted_by="ulimit -l inside the container saying unlimited",
     )
 
 
@@ -249,6 +302,8 @@ JUDGES: tuple[Callable[[Case], Finding | None], ...] = (
     host_pool,
     out_of_host_memory,
     disk_full,
+    denied,
+    locked,
     limits,
     numa,
     processes.crashed,

@@ -22,15 +22,24 @@ def port_in_use(case: Case) -> Finding | None:
     port = said.fields.get("port") if said is not None else None
     http = case.setting("port")
     bound = "attempting to bind on address" in sign.text or port == http
+    talk = "zmq" in sign.text or "tcp://" in sign.text or "ZMQ" in case.message
     inside = (
-        port is not None and not bound and ("socket" in sign.text or case.root_sign("rank-port-in-use") is not None)
+        port is not None
+        and not bound
+        and (talk or "socket" in sign.text or case.root_sign("rank-port-in-use") is not None)
     )
     errno = next((s for s in (sign, *case.signs(*_PORTS)) if s.fields.get("errno") is not None), None)
     ready = case.start.ready_at is not None
     known = port is not None or case.start.engine == "vllm"
     shown = port if port is not None else http if known else None
     name = f"Port {shown}" if shown is not None else "A port"
-    which = "the ranks meet there" if inside else "clients are served there"
+    which = (
+        "processes of the engine talk there"
+        if inside and talk
+        else "the ranks meet there"
+        if inside
+        else "clients are served there"
+    )
     seen = " Later lines say that the server is ready; it is not: nobody can reach it." if ready else ""
     late = case.start.engine == "sglang" and not inside
     return case.finding(

@@ -8,9 +8,13 @@ from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import CAPTURE_SPARE, FORWARD_SPARE, asked_of, lowered, smaller_weights
 from tuner.core.diagnosis.oom import Oom, evidence_of, fragmentation, fragmented, oom_of, segments
 from tuner.core.diagnosis.passes import activation, of_images, serving
+from tuner.core.diagnosis.proposals import container, said, variable
 from tuner.core.diagnosis.tenants import foreign
-from tuner.domain.findings import Confidence, Finding, Move, Remedy
-from tuner.domain.starts import Figure
+from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
+from tuner.domain.starts import Figure, Sign
+
+_NOTHING_YET = frozenset({"args", "cuda-init", "dist-init"})
+"""Phases in which nothing of this server is on the GPU."""
 
 
 def out_of_memory(case: Case) -> Finding | None:
@@ -201,7 +205,9 @@ def _capture(case: Case, oom: Oom) -> Finding:
     lower = lowered(case, told, oom.lacking, CAPTURE_SPARE)
     smaller = case.remedy("cuda_graph_max_bs", Move.LOWER, "fewer and smaller graphs", value=_half(case))
     prefill = _of_prefill(case)
-    off = ["--disable-cuda-graph: it fits then, and decode is much slower for good", *fragmentation(oom)]
+    eager = case.remedy("disable_cuda_graph", Move.SET, "") or case.remedy("enforce_eager", Move.SET, "")
+    off = [f"{eager.flag}: it fits then, and decode is much slower for good"] if eager is not None else []
+    off += fragmentation(oom)
     if compiled:
         return case.finding(
             "torch-compile-memory",
@@ -303,10 +309,16 @@ def _unplaced(case: Case, oom: Oom) -> Finding:
 def driver_oom(case: Case) -> Finding | None:
     """The driver itself is out of memory, or a library that says otherwise and means it."""
     sign = case.root_sign("cuda-oom-driver", "cublas-alloc-failed", "cublas-not-initialized", "cudnn-not-initialized")
-    rank = case.story
-    if sign is None or rank is None or rank.last_available is None:
+    last = case.story.last_available if case.story is not None else None
+    if sign is None or (last is None and sign.id != "cuda-oom-driver"):
         return None
-    if sign.id != "cuda-oom-driver" and rank.last_available.value >= 1.0:
+    if last is not None and sign.id != "cuda-oom-driver" and last.value >= 1.0:
+        return None
+    if case.phase in _NOTHING_YET:
+        return _full_before(case, sign)
+    if case.on_stack("memory_pool_host", "/pool_host/"):
+        return _pinned(case, sign)
+    if last is None and case.phase == "none":
         return None
     told = asked_of(case)
     cause = {
@@ -316,13 +328,55 @@ def driver_oom(case: Case) -> Finding | None:
     }.get(case.phase, "mem-fraction-too-high-activation")
     return case.finding(
         cause,
-        "The driver has no memory left: this is no allocation of torch's, so no numbers are printed. The last"
-        " free memory"
-        f" this rank printed was {rank.last_available.value:.2f} GB.",
-        evidence=[case.figure("last avail mem", rank.last_available), case.arg("mem_fraction_static")],
-        remedies=[lowered(case, told, 0.5, CAPTURE_SPARE) if cause != "weights-do-not-fit" else None],
+        "The driver has no memory left: this is no allocation of torch's, so no numbers are printed."
+        + (f" The last free memory this rank printed was {last.value:.2f} GB." if last is not None else ""),
+        evidence=[
+            case.figure("last avail mem", last),
+            Evidence(what="error", value=said(case, sign), at=sign.at),
+            case.arg("mem_fraction_static", "gpu_memory_utilization"),
+        ],
+        remedies=[lowered(case, told, 0.5, CAPTURE_SPARE)] if cause != "weights-do-not-fit" else smaller_weights(case),
         confidence=Confidence.MEDIUM,
         refuted_by="free memory on that GPU at the moment of the failure",
+    )
+
+
+def _pinned(case: Case, sign: Sign) -> Finding:
+    """CUDA's `out of memory` for memory of the host that is to be pinned."""
+    return case.finding(
+        "hicache-host-memory",
+        "The driver could not pin the host pool of the hierarchical cache. It calls that `out of memory`, and means"
+        " memory of the host, or the limit on what may be locked: the GPU and the fraction play no part.",
+        evidence=[
+            Evidence(what="error", value=said(case, sign), at=sign.at),
+            case.arg("hicache_size"),
+            case.arg("hicache_ratio"),
+        ],
+        remedies=[
+            case.remedy("hicache_size" if case.setting("hicache_size") else "hicache_ratio", Move.LOWER,
+                        "a smaller pool per rank"),
+            container("--ulimit", "memlock=-1", "where what may be locked is limited: ulimit -l"),
+            case.advice("host-memory", "free -g: page cache does not count, HugePages do; more memory for the"
+                        " container"),
+        ],
+        confidence=Confidence.MEDIUM,
+        refuted_by="the same failure without the hierarchical cache",
+    )  # fmt: skip
+
+
+def _full_before(case: Case, sign: Sign) -> Finding:
+    """Not even the context fits: the GPU was full before this server came to it."""
+    return case.finding(
+        "foreign-process-on-gpu",
+        "CUDA has no memory to begin with, and this server has nothing on the GPU yet: another process holds it, often"
+        " ranks that an earlier server left behind. The fraction plays no part.",
+        evidence=[Evidence(what="error", value=said(case, sign), at=sign.at)],
+        remedies=[
+            case.advice("gpu-processes", "nvidia-smi: whose processes are on this GPU"),
+            variable(case, "CUDA_VISIBLE_DEVICES", Move.SET, "GPUs that are free"),
+        ],
+        confidence=Confidence.MEDIUM,
+        refuted_by="nvidia-smi showing a free GPU at that moment",
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.proposals import POSSIBLE_SOLUTIONS, option, told, variable
+from tuner.core.roots import is_consequence
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
 from tuner.domain.starts import Failure
 
@@ -17,6 +18,8 @@ _OTHERS = ("architecture-required", "kernel-unsupported", "unsupported-architect
 """What stands in the words of a refusal and is a cause of its own."""
 _CHOSEN_BY_ARGUMENT = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
 _NAMED = re.compile(r"\b[a-z][a-z0-9]*(?:_[a-z0-9]+)+\b")
+_SPOKEN = re.compile(r"(?:invalid|unknown|unsupported) ((?:[a-z]+ ){1,3}[a-z]+)\s?[:=]")
+"""An argument in words, as `invalid tool call parser: x`."""
 _VARIABLE = re.compile(r"\b(?:SGLANG|SGL|VLLM|NCCL|HF|CUDA|FLASHINFER)_[A-Z0-9_]{3,60}\b")
 _CHECKS = frozenset({"ValueError", "AssertionError", "ValidationError", "NotImplementedError", "TypeError", "KeyError",
                      "ArgumentError", "JSONDecodeError"})  # fmt: skip
@@ -72,7 +75,9 @@ def by_its_words(case: Case) -> Finding | None:
 
 def _raised(case: Case) -> Failure | None:
     failure = case.root.failure if case.root is not None else None
-    return failure if failure is not None and failure.exception in _REFUSALS else None
+    if failure is None or is_consequence(case.start, failure):
+        return None
+    return failure if failure.exception in _REFUSALS else None
 
 
 def _known(case: Case, failure: Failure) -> bool:
@@ -99,7 +104,9 @@ def _refusal(
     said = told(case)
     flags = list(dict.fromkeys(_CHOSEN_BY_ARGUMENT.findall(failure.message)))
     flags = flags or _of_a_config(failure.message)
-    known = [n for n in dict.fromkeys(_NAMED.findall(failure.message)) if n in case.start.settings or _is_knob(case, n)]
+    spoken = ["_".join(words.split()) for words in _SPOKEN.findall(failure.message)]
+    named = dict.fromkeys((*_NAMED.findall(failure.message), *spoken))
+    known = [n for n in named if n in case.start.settings or _is_knob(case, n)]
     variables = list(dict.fromkeys(_VARIABLE.findall(failure.message)))
     names = [*quoted, *known]
     remedies = list(_for_names(case, flags, names if not variables else quoted, variables))

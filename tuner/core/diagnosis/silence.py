@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tuner.core.diagnosis.case import Case
+from tuner.core.diagnosis.proposals import DMESG
+from tuner.core.roots import is_consequence
 from tuner.domain.findings import Confidence, Evidence, Finding, Severity
 
 _QUOTED = 240
@@ -23,8 +25,14 @@ def unknown(case: Case) -> Finding:
     words = "The start failed, and what the log holds does not tell why."
     if said:
         words = f"The first failure in the log is `{said}`. What it means is not known here."
+    after = failure is not None and is_consequence(case.start, failure)
+    if root is not None and root.sign is not None and root.sign.kind == "secondary":
+        after = True
+    if after and said:
+        words = f"`{said}` only follows from a failure that another process printed before, or did not print at all."
+        words += " The log does not hold it."
     where = _raised_in(case)
-    own = failure is not None and failure.exception in _PYTHON
+    own = not after and failure is not None and failure.exception in _PYTHON
     if own and where:
         words += f" Python code raised it, in {where}: neither CUDA nor NCCL reported it."
     return case.finding(
@@ -34,12 +42,15 @@ def unknown(case: Case) -> Finding:
         confidence=Confidence.LOW,
         evidence=[
             Evidence(what="first failure", value=said, at=root.at) if root is not None and said else None,
-            Evidence(what="raised in", value=where, at=failure.at) if failure is not None and where else None,
+            Evidence(what="raised in", value=where, at=failure.at) if failure is not None and where and own else None,
         ],
         remedies=[
             case.advice("version", "the same words among the engine's issues; another version of it or of the package"
                         " that raised them"),
         ] if own and whole else [
+            case.advice("log", "the lines before, of every process: standard output and errors together (2>&1)"),
+            case.advice("dmesg", "whether the kernel ended a process", DMESG),
+        ] if after else [
             case.advice("log", "the whole log of this start, from its first line" if not whole else
                         "the logs of all nodes, and what the kernel says: dmesg -T"),
             case.advice("debug", "run again with NCCL_DEBUG=INFO and CUDA_LAUNCH_BLOCKING=1"),

@@ -174,6 +174,30 @@ def test_a_quantisation_that_is_not_the_checkpoints_is_no_matter_of_the_gpu() ->
     assert proposed(finding)["quantization"][0] == "unset"
 
 
+def test_a_data_type_that_a_quantisation_does_not_compute_in() -> None:
+    finding = verdict(asked(
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig\n  Value error, torch.bfloat16"
+        " is not supported for quantization method awq. Supported dtypes: [torch.float16] [type=value_error]"
+    ))  # fmt: skip
+    assert finding.cause == "unsupported-model"
+    assert proposed(finding)["dtype"] == ("set", "float16")
+
+
+def test_an_argument_may_be_named_in_words() -> None:
+    text = vllm("args", tp=1, tool_call_parser="qwen99")
+    error = "KeyError: 'invalid tool call parser: qwen99 (chose from { deepseek_v3,hermes })'"
+    finding = verdict(text + tagged("(APIServer pid=11) ", traceback(error, ("bin/vllm", "<module>"))))
+    assert (finding.cause, finding.remedies[0].knob) == ("bad-argument", "tool_call_parser")
+
+
+def test_weights_that_are_missing_are_not_weights_of_another_shape() -> None:
+    error = "ValueError: Following weights were not initialized from checkpoint: {'model.norm.weight'}"
+    finding = verdict(vllm("dist-init", tp=1) + core(error, ("vllm/model_executor/model_loader/x.py", "load_weights")))
+    assert finding.cause == "unsupported-model"
+    assert "a shard is missing" in finding.explanation
+    assert "files" in proposed(finding)
+
+
 def test_a_check_of_a_configuration_names_the_argument_that_makes_it() -> None:
     finding = verdict(asked(
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig\n  Value error,"
@@ -200,6 +224,79 @@ def test_workers_that_were_forked_are_to_be_spawned() -> None:
     finding = verdict(vllm("args") + core(error, ("vllm/v1/worker/gpu_worker.py", "init_device")))
     assert finding.cause == "bad-argument"
     assert proposed(finding)["VLLM_WORKER_MULTIPROC_METHOD"] == ("set", "spawn")
+
+
+# --- The host ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "path", "knob"),
+    [
+        ("PermissionError: [Errno 13] Permission denied: '/root/.cache/huggingface/hub/models--x'",
+         "/root/.cache/huggingface/hub/models--x", "HF_HOME"),
+        ("OSError: [Errno 30] Read-only file system: '/.config/vllm'", "/.config/vllm", "HOME"),
+    ],
+)  # fmt: skip
+def test_a_folder_that_may_not_be_written_is_not_the_llm(error: str, path: str, knob: str) -> None:
+    finding = verdict(asked(error))
+    assert (finding.cause, finding.phase) == ("file-denied", "args")
+    assert shown(finding)["file"] == path
+    assert knob in proposed(finding)
+
+
+def test_a_file_of_the_llm_that_may_not_be_read_is_the_llms() -> None:
+    finding = verdict(asked("PermissionError: [Errno 13] Permission denied: '/models/x/config.json'"))
+    assert finding.cause == "model-not-found"
+    assert "may not be read" in finding.explanation
+
+
+def test_memory_that_cannot_be_pinned_is_the_hosts() -> None:
+    """CUDA calls it `out of memory`, with all of the GPU free."""
+    frames = (*LOADING, ("srt/mem_cache/memory_pool_host.py", "init_kv_buffer"))
+    text = sglang("kv-alloc", tp=1, enable_hierarchical_cache=True, hicache_ratio=2.0)
+    finding = verdict(text + raised("", *frames, error="RuntimeError: CUDA error: out of memory") + SIGQUIT)
+    assert finding.cause == "hicache-host-memory"
+    assert proposed(finding)["hicache_ratio"][0] == "lower"
+    assert "mem_fraction_static" not in proposed(finding)
+
+
+@pytest.mark.parametrize(
+    ("card", "cause"), [("Cannot allocate memory [12]", "process-limits"), ("Bad address [14]", "inconclusive")]
+)
+def test_a_pool_that_a_network_card_may_not_lock(card: str, cause: str) -> None:
+    before = f"E0511 07:42:36.355509 10240 rdma_context.cpp:198] Failed to register memory 0x2e1cbac200: {card}\n"
+    error = "RuntimeError: Mooncake memory registration failed."
+    finding = verdict(sglang("kv-alloc", tp=1) + before + raised("", *LOADING, error=error) + SIGQUIT)
+    assert finding.cause == cause
+
+
+def test_a_gpu_in_exclusive_mode_is_somebody_elses() -> None:
+    error = "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+    finding = verdict(sglang("dist-init", tp=1) + raised("", *LOADING, error=error) + SIGQUIT)
+    assert finding.cause == "foreign-process-on-gpu"
+
+
+@pytest.mark.parametrize(
+    ("path", "knob"),
+    [
+        ("/root/.cache/vllm/torch_compile_cache/ab12/rank_0_0/inductor_cache/cxy.py", "VLLM_DISABLE_COMPILE_CACHE"),
+        ("/root/.triton/cache/ABC/_fwd_kernel.json.tmp.pid_1_2", "TRITON_CACHE_DIR"),
+        ("/tmp/torchinductor_root/xy/cxy.py", "TORCHINDUCTOR_CACHE_DIR"),
+    ],
+)
+def test_a_file_of_a_cache_of_kernels_that_is_gone(path: str, knob: str) -> None:
+    finding = verdict(
+        vllm("dist-init", tp=1) + core(f"FileNotFoundError: [Errno 2] No such file or directory: '{path}'")
+    )
+    assert finding.cause == "compile-cache-damaged"
+    assert knob in proposed(finding)
+
+
+def test_a_port_between_processes_is_none_for_clients() -> None:
+    error = "zmq.error.ZMQError: Address already in use (addr='tcp://10.0.0.1:5557')"
+    finding = verdict(vllm("dist-init", tp=1) + core(error))
+    assert (finding.cause, shown(finding)["port"]) == ("port-in-use", 5557)
+    assert "clients" not in finding.explanation
 
 
 # --- Several hosts ----------------------------------------------------------------------------------------------------
@@ -256,6 +353,30 @@ def test_a_vocabulary_that_no_llm_has_is_no_sum() -> None:
     assert "words x 4 bytes" not in finding.explanation
     finding = verdict(serving + raised("", *frames, error=OOM.format(tried="36.20 GiB")))
     assert finding.cause == "mem-fraction-too-high-activation"
+
+
+@pytest.mark.parametrize(
+    ("upto", "frame", "cause", "phase"),
+    [
+        ("kv-alloc", "capture_model", "mem-fraction-too-high-graph-capture", "graph-capture"),
+        ("dist-init", "init_device", "foreign-process-on-gpu", "dist-init"),
+        ("dist-init", "load_model", "weights-do-not-fit", "weight-load"),
+    ],
+)
+def test_a_driver_without_memory_is_told_by_the_phase(upto: str, frame: str, cause: str, phase: str) -> None:
+    """vLLM prints no free memory on the way."""
+    error = core("torch.AcceleratorError: CUDA error: out of memory", ("vllm/v1/worker/gpu_worker.py", frame))
+    finding = verdict(vllm(upto, tp=1, gpu_memory_utilization=0.97) + error)
+    assert (finding.cause, finding.phase, finding.confidence) == (cause, phase, Confidence.MEDIUM)
+
+
+def test_advice_against_giving_up_graphs_is_spelled_as_the_engine_does() -> None:
+    text = vllm("kv-alloc", tp=1, version="0.11.2", gpu_memory_utilization=0.97)
+    error = core(OOM.format(tried="2.32 GiB"), ("vllm/v1/worker/gpu_model_runner.py", "capture_model"))
+    finding = verdict(text + error)
+    assert finding.cause == "mem-fraction-too-high-graph-capture"
+    assert any("--enforce-eager" in each for each in finding.wrong_advice)
+    assert not any("--disable-cuda-graph" in each for each in finding.wrong_advice)
 
 
 # --- What is no cause -------------------------------------------------------------------------------------------------
@@ -316,6 +437,21 @@ def test_lines_that_are_logged_twice_say_the_same() -> None:
     text = vllm("kv-alloc", tp=1) + core("RuntimeError: CUDA error: an illegal memory access was encountered")
     twice = "".join(f"{line}\n{line}\n" for line in text.rstrip("\n").split("\n"))
     assert verdict(twice).cause == verdict(text).cause == "illegal-memory-access"
+
+
+def test_the_word_of_a_child_that_failed_is_no_cause() -> None:
+    finding = verdict(sglang("graph-capture", tp=2) + SIGQUIT)
+    assert (finding.cause, finding.confidence) == ("inconclusive", Confidence.LOW)
+    assert "only follows from" in finding.explanation
+
+
+def test_a_log_of_consequences_says_that_it_is_one() -> None:
+    error = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+    text = vllm("args", tp=1) + tagged("(APIServer pid=11) ", traceback(error, ("bin/vllm", "<module>")))
+    finding = verdict(text)
+    assert (finding.cause, finding.confidence) == ("inconclusive", Confidence.LOW)
+    assert "only follows from" in finding.explanation
+    assert "NCCL_DEBUG" not in str(finding.remedies)
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------
