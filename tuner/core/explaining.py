@@ -45,7 +45,7 @@ _LONG = 2_048
 """Characters of a line that is too long to look like others."""
 _ENDS, _AFTER = 200, 60
 """Lines at either end, and behind an error, that are kept whatever they say."""
-_NEWS_OF_NOTHING = (False, False, *NOTHING.news)
+_NEWS_OF_NOTHING = (False, False, False, *NOTHING.news)
 _BEFORE = 1 << 60
 """Further than any log reaches."""
 
@@ -188,7 +188,7 @@ def explained(state: HostState, server: ServerState, engine: Engine) -> ServerSt
     """
     told = server.explain
     scene = scene_of(state, server)
-    seen = (server.phase.ended, server.gone, *scene.news)
+    seen = (server.phase is Phase.READY, server.phase.ended, server.gone, *scene.news)
     news = seen != (told.seen or _NEWS_OF_NOTHING)
     if not (told.due or news) or (server.log.behind and not server.gone):
         return server

@@ -38,8 +38,7 @@ class Doubt(Struct, frozen=True, kw_only=True):
         """
         if self.utc_offset_s is None:
             return False
-        if at < _YEARLESS_END:
-            at = _with_year(at, self.now)
+        at = with_year(at, self.now)
         # What lies in the future was not printed in that zone.
         readings = [at - zone for zone in (0.0, self.utc_offset_s) if at - zone <= self.now + SLACK_S]
         return bool(readings) and max(readings) < self.started_at - SLACK_S
@@ -55,8 +54,15 @@ def doubt_about(identity: ServerIdentity, now: float | None, hello: ProbeHello |
     return Doubt(started_at=born, now=now, utc_offset_s=offset)
 
 
-def _with_year(at: float, now: float) -> float:
-    """The newest time with this day and hour that is not a day ahead."""
+def with_year(at: float, now: float) -> float:
+    """The newest time with this day and hour that is not a day ahead.
+
+    Args:
+        at: A line's own time; one with a year is left as it is.
+        now: Wall clock of the host.
+    """
+    if at >= _YEARLESS_END:
+        return at
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     year = (epoch + timedelta(seconds=now)).year
     found = epoch + timedelta(seconds=at)

@@ -6,14 +6,19 @@ import msgspec
 
 from tuner.core import serverlog
 from tuner.core.engine import Engine
+from tuner.core.logtext import clean
 from tuner.core.measured import worth_keeping
-from tuner.core.predecessor import SLACK_S
+from tuner.core.predecessor import SLACK_S, with_year
 from tuner.core.reading import starts_of
 from tuner.domain import events as e
 from tuner.domain.commands import AnyCommand, KeepMemory, KeepStart, LookUpStarts
 from tuner.domain.history import MemoryRecord, StartRecord
 from tuner.domain.server import LogSource, Phase
 from tuner.domain.state import HostState, ServerState
+
+_DAY_S, _EASTMOST_S = 86_400.0, 14 * 3600.0
+_FIRST_LINES = 300
+"""Some of an older log tell their time."""
 
 
 def ended_start(state: HostState, old: ServerState, new: ServerState) -> tuple[AnyCommand, ...]:
@@ -37,7 +42,7 @@ def old_log(state: HostState, server: ServerState, event: e.OldLog, engine: Engi
     source = server.log.source or LogSource(kind="file")
     past = msgspec.structs.replace(past, log=msgspec.structs.replace(past.log, source=source))
     piece = e.LogBytes(key=event.key, offset=0, end=size, data=event.data, head=True)
-    past = msgspec.structs.replace(past, log_clock=0.0)
+    past = msgspec.structs.replace(past, log_clock=_clock(state, server, event.data, engine))
     past = serverlog.received(past, piece, engine, live=False)
     told = _told_model(past)
     if told is None or told not in (server.model, _told_model(server)):
@@ -45,7 +50,22 @@ def old_log(state: HostState, server: ServerState, event: e.OldLog, engine: Engi
     record = _record(state, past, event.path, server)
     if record is None:
         return ()
+    record = msgspec.structs.replace(record, by_log=True)
     return (KeepStart(record=record), *_memory(state, past, record, engine), look_up(server))
+
+
+def _clock(state: HostState, server: ServerState, data: str, engine: Engine) -> float:
+    """What to take from an older log's times to have the host's wall clock: its zone, and the year it does not tell."""
+    lines = data.splitlines()[:_FIRST_LINES]
+    at = next((at for line in lines if (at := engine.prefix(clean(line)).at) is not None), None)
+    if at is None or state.now is None:
+        return 0.0
+    zone = state.hello.utc_offset_s if state.hello is not None else None
+    if server.log_clock is not None:
+        # The running server's own log tells it best. Its missing year is whole days.
+        zone = server.log_clock % _DAY_S
+        zone -= _DAY_S if zone > _EASTMOST_S else 0.0
+    return at - with_year(at, state.now) + (zone or 0.0)
 
 
 def _memory(state: HostState, past: ServerState, record: StartRecord, engine: Engine) -> tuple[KeepMemory, ...]:
@@ -59,6 +79,7 @@ def _memory(state: HostState, past: ServerState, record: StartRecord, engine: En
         engine=record.engine,
         model=record.model,
         started_at=record.started_at,
+        by_log=record.by_log,
         start=worth_keeping(starts[-1], past, state, engine),
     )
     return (KeepMemory(record=known),)

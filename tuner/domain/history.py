@@ -16,7 +16,9 @@ class StartRecord(Struct, frozen=True, kw_only=True):
     version: str | None = None
     model: str | None = None
     started_at: float
-    """Wall clock of the host, or the log's own time where that is all there is."""
+    """Wall clock of the host: of its process, or of its first line where that is all there is."""
+    by_log: bool = False
+    """It is the first line's: the process began earlier."""
     source: str = ""
     """Path of the log; with `started_at` it is the identity of a start."""
     outcome: str = "ready"
@@ -33,6 +35,8 @@ class MemoryRecord(Struct, frozen=True, kw_only=True):
     model: str | None = None
     started_at: float
     """As in `StartRecord`; with host and engine it is the identity of a start."""
+    by_log: bool = False
+    """As in `StartRecord`."""
     start: Start
     """Its figures and the settings that decide memory; no lines."""
 

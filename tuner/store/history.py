@@ -26,6 +26,8 @@ RECENT = 20
 BUSY_S = 5.0
 _SAME_S = 2.0
 """Two readings of the time at which one process began differ by less."""
+_SILENT_S = 300.0
+"""A process imports for no longer before its first line."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS starts (
@@ -102,7 +104,15 @@ class History:
             record.total_s,
             msgspec.json.encode(record.phases_s).decode(),
         )
-        self._try(lambda db: db.execute("INSERT OR REPLACE INTO starts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row))
+
+        def write(db: sqlite3.Connection) -> None:
+            near = (record.host, record.source, record.started_at - _SILENT_S, record.started_at + _SAME_S)
+            known = "SELECT 1 FROM starts WHERE host = ? AND source = ? AND started_at BETWEEN ? AND ?"
+            if record.by_log and db.execute(known, near).fetchone():
+                return  # it was watched, or its log was read before
+            db.execute("INSERT OR REPLACE INTO starts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+        self._try(write)
 
     def usual(self, host: str, engine: str, model: str | None, but: float | None = None) -> UsualTimes:
         """What the last starts of this engine and LLM on this host took; those that failed do not count.
@@ -147,6 +157,19 @@ class History:
         start = msgspec.json.encode(record.start).decode()
 
         def write(db: sqlite3.Connection) -> None:
+            if record.by_log:
+                seen = (
+                    record.host,
+                    record.engine,
+                    record.model,
+                    record.started_at - _SILENT_S,
+                    record.started_at + _SAME_S,
+                )
+                known = (
+                    "SELECT 1 FROM memory WHERE host = ? AND engine = ? AND model IS ? AND started_at BETWEEN ? AND ?"
+                )
+                if db.execute(known, seen).fetchone():
+                    return
             near = (record.host, record.engine, record.started_at - _SAME_S, record.started_at + _SAME_S)
             db.execute("DELETE FROM memory WHERE host = ? AND engine = ? AND started_at BETWEEN ? AND ?", near)
             row = (record.host, record.engine, record.started_at, record.model, start)

@@ -331,6 +331,21 @@ def test_nothing_is_diagnosed_again_without_news(monkeypatch: pytest.MonkeyPatch
     assert play.server.start is before.start
 
 
+def test_a_start_that_has_just_become_ready_is_no_start_any_more() -> None:
+    """Its last line alone would wait for the pace of a server that serves."""
+    play = Play().opened()
+    ready = HEALTHY.index("The server is fired up and ready to roll!")
+    before = HEALTHY.rindex("\n", 0, HEALTHY.index("Application startup complete")) + 1
+    for piece in pieces(HEALTHY[:before]):
+        play.log(piece)
+    play.tick(3.0)
+    assert play.server.start is not None and play.server.start.outcome == "running"
+    play.log(HEALTHY[before : HEALTHY.index("\n", ready) + 1])
+    play.tick()
+    assert play.server.phase is Phase.READY
+    assert play.server.start.outcome == "ready"
+
+
 def test_a_server_that_serves_for_hours_is_looked_at_seldom_and_has_no_findings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

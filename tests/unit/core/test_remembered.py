@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+import pytest
+
+from tuner.core import remembered
 from tuner.core.reduce import initial, reduce
 from tuner.domain import events as e
 from tuner.domain.commands import AnyCommand, KeepMemory, KeepStart, LookUpStarts
 from tuner.domain.server import LogSource, ServerIdentity
+from tuner.domain.state import ServerState
 from tuner.engines import load_engines
 
 ENGINES = load_engines()
@@ -53,3 +59,27 @@ def test_a_start_that_failed_measured_nothing_to_go_by() -> None:
 
 def test_a_start_of_another_llm_is_left_alone() -> None:
     assert commands_for("seed-1-baseline.log", "/models/other") == ()
+
+
+@pytest.mark.parametrize(("clock", "offset"), [(None, 3600.0 * 9), (3600.0 * 9, 0.0), (-3600.0 * 7, 0.0)])
+def test_an_older_log_has_the_hosts_time_and_the_year_that_it_does_not_tell(clock: float | None, offset: float) -> None:
+    """vLLM prints neither year nor zone."""
+    now = datetime(2027, 1, 3, 12, 0, tzinfo=UTC).timestamp()
+    text = "a line without a time\n(APIServer pid=1) INFO 11-29 16:26:06 [api_server.py:9] vLLM API server version\n"
+    at = datetime(2026, 11, 29, 16, 26, 6, tzinfo=UTC).timestamp()
+    state = msgspec.structs.replace(initial("host"), now=now)
+    state = msgspec.structs.replace(
+        state,
+        hello=e.ProbeHello(
+            protocol=1, python="3", pid=1, uid=0, hostname="h", boot_id="b", at=now, utc_offset_s=offset
+        ),
+    )
+    year = datetime(2027, 1, 1, tzinfo=UTC).timestamp() - datetime(2000, 1, 1, tzinfo=UTC).timestamp()
+    server = ServerState(
+        identity=ServerIdentity(key="1:1", engine="vllm", pid=1, start_ticks=1),
+        log_clock=None if clock is None else clock - year,
+    )
+    first = next(a for line in text.splitlines() if (a := ENGINES["vllm"].prefix(line).at) is not None)
+    zone = offset if clock is None else clock
+    found = first - remembered._clock(state, server, text, ENGINES["vllm"])
+    assert found == at - zone

@@ -85,6 +85,27 @@ def test_a_start_seen_twice_counts_once(tmp_path: Path) -> None:
     assert history.starts("box", "sglang", "/models/a") == [replace(START, total_s=95.0)]
 
 
+def test_a_start_that_was_watched_is_not_counted_again_by_its_old_log(tmp_path: Path) -> None:
+    """The process had run for half a minute before it printed its first line."""
+    history = History(tmp_path / "h.sqlite3")
+    by_log = replace(START, started_at=1030.0, total_s=60.0, by_log=True)
+    history.keep(START)
+    history.keep(by_log)
+    history.keep(replace(by_log, source="/other.log"))
+    assert [each.started_at for each in history.starts("box", "sglang", "/models/a")] == [1030.0, 1000.0]
+    history.keep(replace(START, started_at=1090.0))
+    assert history.usual("box", "sglang", "/models/a").starts == 3, (
+        "a quick restart into the same file is another start"
+    )
+
+    memory = MemoryRecord(host="box", engine="sglang", model="m", started_at=1000.0, start=Start(engine="sglang"))
+    history.keep(memory)
+    history.keep(replace(memory, started_at=1030.0, by_log=True))
+    assert [each.started_at for each in history.memories("box")] == [1000.0]
+    history.keep(replace(memory, started_at=5000.0, by_log=True))
+    assert len(history.memories("box")) == 2
+
+
 def test_only_recent_starts_are_usual(tmp_path: Path) -> None:
     history = History(tmp_path / "h")
     for number in range(RECENT + 5):
