@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from tuner.core.quoted import Quotes
 from tuner.core.redact import mask
 from tuner.core.report_comparison import SCHEMA, ComparisonReport, Locate, digits
 from tuner.core.share import KNOBS, down, up
@@ -184,7 +185,7 @@ def report(
         earlier: Starts in the same log before it.
         comparison: With the baseline, where one was given.
     """
-    findings = tuple(findings)
+    findings, quotes = tuple(findings), Quotes(start)
     return Report(
         engine=start.engine or None,
         engine_version=start.version,
@@ -193,7 +194,7 @@ def report(
         outcome=start.outcome,
         phase=_furthest(start),
         files=start.files,
-        findings=tuple(_finding(each, locate) for each in findings),
+        findings=tuple(_finding(each, locate, quotes) for each in findings),
         failures=len(start.failures),
         starts=tuple(_start(each, locate) for each in earlier),
         rank_report=tuple(_rank(each, locate) for each in start.ranks),
@@ -225,7 +226,7 @@ def model_of(start: Start) -> str | None:
     return mask(str(name)) if name else None
 
 
-def _finding(finding: Finding, locate: Locate) -> FindingReport:
+def _finding(finding: Finding, locate: Locate, quotes: Quotes) -> FindingReport:
     return FindingReport(
         cause=finding.cause,
         severity=finding.severity,
@@ -234,18 +235,18 @@ def _finding(finding: Finding, locate: Locate) -> FindingReport:
         confidence=finding.confidence,
         title=mask(finding.title),
         explanation=mask(finding.explanation),
-        evidence=tuple(_evidence(each, locate) for each in finding.evidence[:MOST_EVIDENCE]),
+        evidence=tuple(_evidence(each, locate, quotes) for each in finding.evidence[:MOST_EVIDENCE]),
         remedies=tuple(_remedy(each) for each in finding.remedies),
         wrong_advice=tuple(mask(each) for each in finding.wrong_advice),
         refuted_by=mask(finding.refuted_by),
     )
 
 
-def _evidence(evidence: Evidence, locate: Locate) -> EvidenceReport:
+def _evidence(evidence: Evidence, locate: Locate, quotes: Quotes) -> EvidenceReport:
     file, line = evidence.file, evidence.line
-    if line is None and evidence.at is not None:
-        file, line = locate(evidence.at)
-    value = evidence.value
+    if line is None and (at := quotes.place(evidence)) is not None:
+        file, line = locate(at)
+    value = str(evidence.value) if isinstance(evidence.value, bool) else evidence.value
     return EvidenceReport(
         what=evidence.what,
         value=mask(value) if isinstance(value, str) else value,

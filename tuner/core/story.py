@@ -45,8 +45,16 @@ class Layout(msgspec.Struct, frozen=True):
                 it: Ray, or a router.
         """
         tp, pp, dp, shared = engine.layout(settings)
-        replicas = {number for tag in tags if tag for name, number in _TAG.findall(tag) if name == "DP"}
-        return cls(tp=tp, pp=pp, dp=dp if len(replicas) > 1 else 1, shared=shared)
+        parts = [{name: int(number) for name, number in _TAG.findall(tag)} for tag in tags if tag]
+        replicas = {each["DP"] for each in parts if "DP" in each}
+        if len(replicas) < 2:
+            return cls(tp=tp, pp=pp, shared=shared)
+        within = {(each.get("PP", 0), each.get("TP", 0)) for each in parts}
+        if dp == 1 and not shared and len(within) < len({tuple(each.items()) for each in parts}):
+            # The line of arguments is missing, and the same TP rank in two replicas says that they share none.
+            dp = max(replicas) + 1
+            tp, pp = max(tp, *(rank + 1 for _, rank in within)), max(pp, *(stage + 1 for stage, _ in within))
+        return cls(tp=tp, pp=pp, dp=dp, shared=shared)
 
     def number(self, tag: str | None) -> int:
         """The global rank of a tag; 0 where there is none."""

@@ -1,0 +1,155 @@
+"""`--json` keeps its word on every log there is, on what collectors make of logs, and on what is hardly one."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.golden import contract
+from tests.golden.mutations import MUTATIONS, Lines
+from tests.support.golden_starts import GOLDEN
+from tuner.cli import run
+from tuner.core.quoted import Quotes
+from tuner.core.story import Layout
+from tuner.domain.findings import Evidence
+from tuner.domain.logs import LogLine
+from tuner.domain.starts import Failure, Start
+from tuner.engines import load_engines
+
+LOGS = sorted(path for kind in ("corpus", "evidence", "logs", "real", "case")
+              for path in (GOLDEN / kind).rglob("*.log"))  # fmt: skip
+PARTS = 8
+"""All logs in so many tests."""
+Tell = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def tell(capsys: pytest.CaptureFixture[str]) -> Tell:
+    """Run a command; its exit code and output. Nothing is said on stderr."""
+
+    def call(*arguments: str | Path) -> tuple[int, str]:
+        code = run([str(each) for each in arguments])
+        out, err = capsys.readouterr()
+        assert err == ""
+        return code, out
+
+    return call
+
+
+def complaints(tell: Tell, *paths: Path) -> list[str]:
+    code, out = tell("diagnose", *paths, "--json")
+    return contract.complaints(contract.strict(out), code, {str(path): contract.lines_of(path) for path in paths})
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_log(part: int, tell: Tell) -> None:
+    wrong = {str(path): found for path in LOGS[part::PARTS] if (found := complaints(tell, path))}
+    assert wrong == {}
+
+
+def _docker(lines: Lines, _: random.Random) -> Lines:
+    return [json.dumps({"log": line + "\n", "stream": "stderr", "time": "2026-11-30T01:02:03.4Z"}) for line in lines]
+
+
+def _cri(lines: Lines, _: random.Random) -> Lines:
+    return [f"2026-11-30T01:02:03.400000000Z stderr F {line}" for line in lines]
+
+
+def _crlf(lines: Lines, _: random.Random) -> Lines:
+    return [line + "\r" for line in lines]
+
+
+WAYS = {**MUTATIONS, "docker": _docker, "cri": _cri, "crlf": _crlf}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_becomes_of_logs(way: str, tell: Tell, tmp_path: Path) -> None:
+    path, wrong = tmp_path / "a.log", {}
+    for seed, log in enumerate(LOGS[len(way) % 3 :: 3]):
+        path.write_text("\n".join(WAYS[way](contract.lines_of(log), random.Random(seed))))
+        if found := complaints(tell, path):
+            wrong[str(log)] = found
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\n", b"hello\n", b"\xff\xfe\xfd text\n" * 3, b"[2026-02-27 12:01:26 TP0] ", b"server_args="]
+)
+def test_what_is_hardly_a_log(data: bytes, tell: Tell, tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(data)
+    assert complaints(tell, path) == []
+
+
+def test_the_same_log_gives_the_same_bytes_however_it_is_packed_and_cut(tell: Tell, tmp_path: Path) -> None:
+    log = GOLDEN / "corpus/seed-3-custom-ar-055.log"
+    first = tell("diagnose", log, "--json")
+    assert tell("diagnose", log, "--json") == first
+    packed, head, tail = tmp_path / "a.gz", tmp_path / "head.log", tmp_path / "tail.log"
+    packed.write_bytes(gzip.compress(log.read_bytes()))
+    lines = log.read_text().splitlines(keepends=True)
+    head.write_text("".join(lines[:30]))
+    tail.write_text("".join(lines[30:]))
+    whole = json.loads(first[1])
+    assert tell("diagnose", packed, "--json")[1].replace(str(packed), str(log)) == first[1]
+    parts = json.loads(tell("diagnose", head, tail, "--json")[1])
+    assert parts["files"] == [str(head), str(tail)]
+    assert [each["cause"] for each in parts["findings"]] == [each["cause"] for each in whole["findings"]]
+    assert complaints(tell, head, tail) == []
+
+
+def test_ranks_of_replicas_are_global_without_the_arguments() -> None:
+    engine = load_engines()["sglang"]
+    tags = ["DP0 TP0", "DP0 TP1", "DP1 TP0", "DP1 TP1"]
+    assert [Layout.of(engine, {}, tags).number(tag) for tag in tags] == [0, 1, 2, 3]
+    shared = ["DP0 TP0", "DP1 TP1", "DP2 TP2", "DP3 TP3"]
+    assert [Layout.of(engine, {}, shared).number(tag) for tag in shared] == [0, 1, 2, 3]
+    alone = ["DP3 TP0", "DP3 TP1"]
+    assert [Layout.of(engine, {}, alone).number(tag) for tag in alone] == [0, 1]
+
+
+def test_a_number_is_told_with_the_line_that_shows_it_or_with_none() -> None:
+    texts = ["ready", "OutOfMemoryError: CUDA out of memory.", "Tried to allocate 4.64 GiB", "page_size=64", "4.64"]
+    lines = tuple(LogLine(offset=10 + n, text=text) for n, text in enumerate(texts))
+    quotes = Quotes(Start(engine="sglang", lines=lines, failures=(Failure(at=11, end=12),)))
+
+    def at(what: str, value: Any, place: int | None) -> int | None:
+        return quotes.place(Evidence(what=what, value=value, at=place))
+
+    assert at("tried", 4.64, 12) == 12
+    assert at("tried", 4.64, 11) == 12, "further down in the same record"
+    assert at("page_size", 64, 11) == 13, "where it is named"
+    assert at("sum", 9.28, 11) is None, "computed"
+    assert at("elsewhere", 1, 99) == 99, "a line that is not kept is believed"
+    assert at("error", "CUDA out of memory", 11) == 11
+    assert at("error", "words of several lines", 11) == 11
+    assert at("computed", 1.5, None) is None
+
+
+KEYS_OF_PLAN = ["schema", "engine", "engine_version", "engine_version_inferred", "model", "files", "outcome", "host",
+                "past", "unused", "changes", "plan"]  # fmt: skip
+KEYS_OF_COMPARE = ["schema", "baseline", "this", "comparable", "obstacles", "summary", "differences", "acquitted",
+                   "measures"]  # fmt: skip
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_plans_and_comparisons(part: int, tell: Tell) -> None:
+    base = GOLDEN / "real/sglang-0.5.16-2xH200/base/server.log"
+    for log in LOGS[part :: 4 * 4]:
+        code, out = tell("compare", base, log, "--json")
+        data = contract.strict(out)
+        assert (code, list(data), data["schema"]) == (0, KEYS_OF_COMPARE, 1)
+        assert json.loads(json.dumps(data)) == data
+        if not any(rank for rank in json.loads(tell("diagnose", log, "--json")[1])["rank_report"]):
+            continue
+        code, out = tell("plan", "--from", log, "--json")
+        data = contract.strict(out)
+        assert (list(data), data["schema"]) == (KEYS_OF_PLAN, 1)
+        assert list(data["plan"]) == contract.KEYS["plan"]
+        assert code == (0 if data["plan"]["fit"] == "fits" else 1)
