@@ -146,9 +146,24 @@ def outlived(start: Start, failure: Failure) -> bool:
     """An exception after which the server went on: of a request, a client that left, an optional package."""
     if ends(failure):
         return False
+    if _foreign(start, failure):
+        return True
     if _PASSES.search(failure.header):
         return _served(start)
     return _goes_on(start, failure.end) or (_served(start) and _of_a_request(start, failure))
+
+
+def _foreign(start: Start, failure: Failure) -> bool:
+    """A traceback of another program in the same log, a client's or a sidecar's: none of its frames is the engine's."""
+    if (
+        failure.header
+        or failure.rank is not None
+        or not failure.whole
+        or (start.settings_at or failure.at) >= failure.at
+    ):
+        return False
+    script = any(frame.endswith(":<module>") for frame in failure.frames)
+    return script and not any(start.engine in frame for frame in failure.frames)
 
 
 def _served(start: Start) -> bool:

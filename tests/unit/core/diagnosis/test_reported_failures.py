@@ -406,6 +406,22 @@ def test_an_exception_where_a_client_is_answered_is_no_failure_of_the_server(req
     assert fatal(STATS + request_error) == []
 
 
+OTHERS = traceback("KeyError: 'API_KEY'", ("app/proxy.py", "<module>"), ("app/proxy.py", "main"))
+REFUSED = traceback(
+    "requests.exceptions.ConnectionError: HTTPConnectionPool(host='llm', port=30000): Max retries exceeded",
+    ("app/bench.py", "<module>"), ("usr/lib/python3/requests/adapters.py", "send"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("other", [OTHERS, REFUSED])
+def test_another_program_that_writes_to_the_same_log_is_not_the_server(other: str) -> None:
+    """A sidecar or a client, also while the server still starts; a script that starts the engine has its frames."""
+    assert fatal(sglang("serving", tp=2) + other) == []
+    assert fatal(sglang("weight-load", tp=2) + other) == []
+    own = other.replace("app/proxy.py", "app/sglang/launch_server.py").replace("app/bench.py", "app/sglang/bench.py")
+    assert fatal(sglang("weight-load", tp=2) + own)
+
+
 def test_an_engine_that_died_is_told_by_the_requests_that_met_it() -> None:
     dead = tagged("(APIServer pid=11) ERROR 05-14 08:20:20 [serving_chat.py:170] ", traceback(
         "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the"
