@@ -176,7 +176,7 @@ def _vanished(case: Case, root: Finding | None, scene: Scene) -> Finding:
             remedies=known.remedies if known is not None else _who_killed(case),
             ranks=numbers,
             confidence=Confidence.HIGH,
-            phase=None if root is not None else str(case.start.phase) if case.start.ready_at is None else "runtime",
+            phase=None if root is not None else _phase(case),
             wrong_advice=root.wrong_advice if root is not None else (),
             refuted_by="an error of that process in another file",
             at=root.at if root is not None else case.start.last or None,
@@ -192,8 +192,10 @@ def _lost(case: Case, scene: Scene) -> Finding:
     """The whole server is gone, or its leader, and its log just ends."""
     who = "The server's leader is" if scene.left else "All processes of the server are"
     pids = " ".join(str(pid) for pid in scene.left)
-    words = f"{who} gone, nobody asked it to stop, and its log just ends: it was killed from outside, by a person, an"
+    words = f"{who} gone, no line asks it to stop, and its log just ends: it was killed from outside, by a person, an"
     words += " orchestrator, or the kernel for want of host memory."
+    if case.start.engine == "sglang" and case.start.ready_at is None:
+        words += " SGLang leaves no word of a SIGTERM either while it loads."
     if scene.left:
         words += f" Others of its processes live on (pid {pids.replace(' ', ', ')}): they serve nobody, and hold what"
         words += " memory they have until they are ended."
@@ -211,7 +213,7 @@ def _lost(case: Case, scene: Scene) -> Finding:
             *_who_killed(case),
         ],
         ranks=None,
-        phase="runtime" if case.start.ready_at is not None else None,
+        phase=_phase(case),
         confidence=Confidence.MEDIUM,
         refuted_by="an error or a stop in another file of this server",
         at=case.start.last or None,
@@ -234,12 +236,19 @@ def _by_killer(case: Case, root: Finding | None, scene: Scene) -> Finding:
             *(root.evidence if root is not None else ()),
         ],
         remedies=memory_remedies(case),
-        phase=root.phase if root is not None else str(case.start.phase) if case.start.ready_at is None else "runtime",
+        phase=root.phase if root is not None else _phase(case),
         ranks=ranks,
         confidence=Confidence.HIGH,
         refuted_by="a kernel line of another time or process",
         at=root.at if root is not None else case.start.last or None,
     )
+
+
+def _phase(case: Case) -> str:
+    """When it ended, of a start whose log does not tell."""
+    if case.start.ready_at is not None:
+        return "runtime"
+    return "none" if case.start.phase == Phase.UNKNOWN else str(case.start.phase)
 
 
 def _who_killed(case: Case) -> list[Remedy | None]:

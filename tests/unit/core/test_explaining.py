@@ -500,6 +500,16 @@ def test_a_server_that_is_gone_without_a_word_was_killed_from_outside() -> None:
     assert "killed from outside" in finding.explanation
 
 
+def test_a_start_that_is_gone_without_a_word_is_told_with_its_phase() -> None:
+    play = Play().opened()
+    for piece in pieces(HEALTHY[: HEALTHY.index("Load weight end")]):
+        play.log(piece)
+    play.add(e.ServerGone(key=KEY, at=BORN + 9_000))
+    (finding,) = play.server.findings
+    assert (finding.cause, finding.phase) == ("rank-died", "weight-load")
+    assert "no word of a SIGTERM" in finding.explanation
+
+
 def test_a_rank_that_vanishes_is_named_though_no_line_can_be_read() -> None:
     play = Play()
     play.add(e.LogOpened(key=KEY, reason="unreadable", kind="none", note="the output goes to a terminal"))
