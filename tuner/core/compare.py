@@ -26,6 +26,8 @@ from tuner.domain.starts import Start
 T = TypeVar("T")
 _ROLES = (Role.EXPLAINS, Role.POSSIBLE, Role.FOLLOWS, Role.ACQUITTED, Role.NOISE)
 _GROUPS = tuple(Group)
+_WEIGHTY = 0.6
+"""Of a difference that a remedy names, or that shows in a number."""
 _MODEL = ("model_path", "model", "model_tag")
 
 
@@ -220,7 +222,11 @@ def _summary(comparison: Comparison, case: Case) -> str:
         )
     if case.failed is not None and explaining:
         first = explaining[0]
-        alone = "is the only change that matters" if len(explaining) == 1 else "matters most"
+        # A remedy shows that the change helps; others that it names may have had their part.
+        others = len(explaining) > 1 or (
+            first.weight < 1.0 and any(each.weight >= _WEIGHTY and each.note for each in comparison.of(Role.POSSIBLE))
+        )
+        alone = "matters most" if others else "is the only change that matters"
         return f"{_change(first)} {alone}: {first.note}"
     if case.failed is not None:
         told = [each for each in comparison.of(Role.POSSIBLE) if not each.untold]

@@ -45,6 +45,11 @@ class Case(Struct, frozen=True, kw_only=True):
         return Outcome.FAILED not in (self.good.outcome, self.bad.outcome)
 
     @property
+    def both_failed(self) -> bool:
+        """Nothing turned one outcome into the other."""
+        return self.good.outcome is Outcome.FAILED and self.bad.outcome is Outcome.FAILED
+
+    @property
     def failed_share(self) -> Share | None:
         """The static share of the one that failed."""
         return self.bad_share if self.failed is self.bad else self.good_share if self.failed is self.good else None
@@ -93,7 +98,8 @@ class Case(Struct, frozen=True, kw_only=True):
 
 def judge(each: Difference, case: Case) -> Difference:
     """Say of an argument, a variable or a version what it has to do with the outcome."""
-    remedy = _named(each, case.findings)
+    # What the other start has is no remedy where it failed too.
+    remedy = None if case.both_failed else _named(each, case.findings)
     if each.role is Role.NOISE and remedy is None:
         return each
     if each.effect_gib is not None:
