@@ -8,6 +8,7 @@ is acquitted by the same arithmetic. Where a start failed of something else, the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
@@ -26,6 +27,8 @@ from tuner.domain.starts import Start
 T = TypeVar("T")
 _ROLES = (Role.EXPLAINS, Role.POSSIBLE, Role.FOLLOWS, Role.ACQUITTED, Role.NOISE)
 _GROUPS = tuple(Group)
+_LOADS = re.compile(r"draft_model_path|speculative_algorithm|lora|quantization$|^(tp|pp)_size|parallel_size")
+"""Arguments that decide what is loaded."""
 _WEIGHTY = 0.6
 """Of a difference that a remedy names, or that shows in a number."""
 _MODEL = ("model_path", "model", "model_tag")
@@ -109,8 +112,12 @@ def _unproven(each: Difference) -> Difference:
 
 
 def _once(judged: Sequence[Difference]) -> Iterator[Difference]:
-    """What is free after the weights is no reason of its own where one of the parts that it is made of is."""
-    parts = any(each.explains and each.group is Group.MEMORY and each.name != "after weights" for each in judged)
+    """What is free after the weights is no reason of its own where one of its parts is, or what was loaded."""
+    parts = any(
+        each.explains
+        and (each.name != "after weights" if each.group is Group.MEMORY else _LOADS.search(each.name) is not None)
+        for each in judged
+    )
     for each in judged:
         if parts and each.explains and each.group is Group.MEMORY and each.name == "after weights":
             yield msgspec.structs.replace(each, role=Role.FOLLOWS)

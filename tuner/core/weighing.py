@@ -11,7 +11,7 @@ from msgspec import Struct
 from tuner.core.differences import FREE
 from tuner.core.share import Share
 from tuner.domain.comparison import Difference, Group, Measure, Origin, Role, Side
-from tuner.domain.findings import Finding, Move, Outcome, Remedy
+from tuner.domain.findings import Confidence, Finding, Move, Outcome, Remedy
 from tuner.domain.server import Phase
 
 NETWORK = re.compile(r"NCCL|CUSTOM_AR|ALL_?REDUCE|MSCCLPP|SYMM_MEM|NVLS|P2P|MNNVL|QUICK_REDUCE", re.IGNORECASE)
@@ -212,10 +212,16 @@ def _by_remedy(each: Difference, remedy: Remedy, case: Case) -> Difference:
     """The failed one's finding names this knob: it explains where the other start has it as the remedy wants it."""
     forward = case.failed is not case.good
     lost, kept = (each.bad, each.good) if forward else (each.good, each.bad)
-    because = f"the remedy of {case.findings[0].cause} for the start that failed"
-    if _mends(kept, lost, remedy):
+    finding = case.findings[0]
+    because = f"the remedy of {finding.cause} for the start that failed"
+    # Of a finding that is not sure only the first remedy counts: the others are often tests.
+    sure = finding.confidence is Confidence.HIGH or (
+        finding.confidence is Confidence.MEDIUM and remedy is finding.remedies[0]
+    )
+    if sure and _mends(kept, lost, remedy):
         return _is(each, Role.EXPLAINS, 0.9, f"what the other start has is {because}")
-    return _is(each, Role.POSSIBLE, 0.6, f"{because} is about it, and the other start does not have it so")
+    other = "" if _mends(kept, lost, remedy) else ", and the other start does not have it so"
+    return _is(each, Role.POSSIBLE, 0.6, f"{because} is about it{other}")
 
 
 def _mends(kept: Any, lost: Any, remedy: Remedy) -> bool:

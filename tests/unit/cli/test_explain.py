@@ -317,3 +317,23 @@ def test_what_a_remedy_also_names_is_not_denied(told: Any) -> None:
     _, out, _ = told("compare", folder / "ok-40l-f90/server.log", folder / "oom-capture-prefill/server.log")
     assert "mem_fraction_static 0.9 -> 0.985 matters most" in out, out
     assert "cuda_graph_backend_prefill" in out
+
+
+def _roles(out: str) -> dict[str, str]:
+    return {each["name"]: each["role"] for each in json.loads(out)["differences"]}
+
+
+def test_a_remedy_that_is_only_a_test_explains_nothing(told: Any) -> None:
+    folder = GOLDEN / "evidence/sglang-0.5.16-h200"
+    names = ("tp2-ok-expandable-segments", "tp2-rank1-hangs-serving")
+    _, out, _ = told("compare", *(folder / name / "server.log" for name in names), "--json")
+    assert _roles(out)["watchdog_timeout"] == "possible"
+
+
+def test_a_draft_explains_what_it_took(told: Any) -> None:
+    folder = GOLDEN / "evidence/sglang-0.5.16-h200"
+    names = ("ok-40l-f50", "low-fraction-draft")
+    _, out, _ = told("compare", *(folder / name / "server.log" for name in names), "--json")
+    roles = _roles(out)
+    assert next(iter(roles)) == "speculative_draft_model_path"
+    assert (roles["speculative_draft_model_path"], roles["after weights"]) == ("explains", "follows")
