@@ -49,7 +49,9 @@ def apply_fact(server: ServerState, fact: LogFact, *, unsure: bool = False) -> S
     match fact.kind:
         case f.ARGS:
             settings = fact.fields.get("settings") or {}
-            server = msgspec.structs.replace(server, settings={**server.settings, **settings})
+            named = settings.get("model_path", settings.get("model"))
+            model = server.model or (named if isinstance(named, str) else None)
+            server = msgspec.structs.replace(server, settings={**server.settings, **settings}, model=model)
             return _enter(server, Phase.ARGS, fact) if not server.phases else server
         case f.VERSION:
             return msgspec.structs.replace(

@@ -370,7 +370,9 @@ def _finish(state: HostState, old: ServerState, new: ServerState, engines: Engin
     state = msgspec.structs.replace(state, servers=servers)
     if new.ranks is not old.ranks or new.settings is not old.settings:
         state = ranks.placed(state, engines)
-    return state, remembered.ended_start(state, old, new)
+    # What starts of its LLM took can be asked for once it is known which that is.
+    asked = (remembered.look_up(new),) if new.model is not None and old.model is None else ()
+    return state, (*asked, *remembered.ended_start(state, old, new))
 
 
 def _ordered(servers: tuple[ServerState, ...]) -> tuple[ServerState, ...]:

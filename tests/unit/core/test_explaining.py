@@ -17,6 +17,7 @@ from tuner.core import explaining
 from tuner.core.diagnosis import diagnose
 from tuner.core.reduce import initial, reduce
 from tuner.domain import events as e
+from tuner.domain.commands import LookUpStarts
 from tuner.domain.findings import Severity
 from tuner.domain.gpu import GpuInfo, GpuProcess, ProcessInfo
 from tuner.domain.server import LogSource, Member, Phase, ServerIdentity
@@ -575,6 +576,18 @@ def test_a_leader_that_is_killed_while_nobody_watches_and_what_it_left_over_are_
     (server,) = play.state.servers
     assert (server.gone, server.phase, server.left_pids) == (True, Phase.FAILED, (13, 14))
     assert play.tick().causes == ("rank-died",)
+
+
+def test_the_llm_of_a_server_whose_command_line_does_not_tell_it_is_the_logs() -> None:
+    play = Play()
+    play.identity = orphans(play.identity, 12, 13)
+    play.state, _ = reduce(initial("box"), e.ServerSeen(seq=1, mono=1.0, server=play.identity), ENGINES)
+    assert play.server.model is None
+    size = len(HEALTHY.encode())
+    event = e.LogBytes(seq=2, mono=2.0, key=play.identity.key, offset=0, end=size, data=HEALTHY)
+    play.state, asked = reduce(play.state, event, ENGINES)
+    assert play.server.model == "/models/Kimi-K2.5-INT4"
+    assert [each.model for each in asked if isinstance(each, LookUpStarts)] == ["/models/Kimi-K2.5-INT4"]
 
 
 def test_what_a_leader_left_over_before_anybody_looked_is_told_as_that() -> None:
