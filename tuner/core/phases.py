@@ -46,6 +46,7 @@ _BY_FRAME: tuple[tuple[str, str], ...] = (
     ("alloc_memory_pool", "kv-alloc"),
     ("load_model", "weight-load"),
     ("model_loader", "weight-load"),
+    (":load_weights", "weight-load"),
     ("_create_c10d_store", "dist-init"),
     ("init_torch_distributed", "dist-init"),
     ("init_parallel_runtime", "dist-init"),

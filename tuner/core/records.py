@@ -64,6 +64,8 @@ def record_of(engine: Engine, at: int, text: str) -> Record:
     rank = prefix.rank
     if rank is None and text.startswith("[rank") and (found := _TORCH_RANK.match(text)) is not None:
         rank = f"TP{found[1]}"
+        if text.startswith(" ", found.end()):
+            message = text[found.end() + 1 :]  # a traceback's line: torch puts the rank before each of them
     return Record(at, text, message, prefix, rank, prefix.level or engine.level(message))
 
 

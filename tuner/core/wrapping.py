@@ -37,6 +37,13 @@ _TS_BRACKETS_PROOF = re.compile(
     _TS_BRACKETS.pattern + r"(?=\[\d{4}-\d\d-\d\d \d\d:|\(\S+ pid=|(?:DEBUG|INFO|WARNING|ERROR) \d\d-)"
 )
 _SRUN = re.compile(r" {0,5}\d{1,5}: ")
+# What cat -n and nl, grep, quoting in a mail or in Markdown, a collector's tag and a platform put before each line.
+_NUMBERED = re.compile(r" {0,8}\d{1,9}(?:\t|  )")
+_GREP = re.compile(r"(?:[^\s:]{1,200}:)?\d{1,9}[:-](?=\D|\d\d\d\d-| |$)|[^\s:]{1,200}\.(?:log|txt|out|err):")
+_QUOTED = re.compile(r"(?:> ?| {4}|\t)")
+_TAG = re.compile(r"\[[A-Za-z][\w .-]{0,40}\] ")
+_ARROW = re.compile(r"[^>]{1,200} >> ?")
+_BOX = re.compile(r"[\u2502\u2503] ?")
 # vLLM names its own processes in the same form; those names tell the rank and stay.
 _VLLM_NAME = (
     r"(?:Worker(?:_[A-Z]+\d+)*|EngineCore\w*|A[Pp][Ii]Server\w*|VllmWorker\S*|MainProcess|VLLM_\w+|DPSupervisor)"
@@ -110,6 +117,12 @@ def _after(expression: re.Pattern[str]) -> Callable[[str], Unwrapped | None]:
     return strip
 
 
+def _box(text: str) -> Unwrapped | None:
+    """A line out of a frame that a terminal drew."""
+    head = _BOX.match(text)
+    return None if head is None else (text[head.end() :].rstrip().rstrip("\u2502\u2503").rstrip(), True)
+
+
 class Layer(NamedTuple):
     """One way of wrapping."""
 
@@ -149,6 +162,12 @@ _LAYERS = (
     Layer("ts-brackets", _after(_TS_BRACKETS), _TS_BRACKETS_PROOF, share=_SOME),
     Layer("srun", _after(_SRUN), share=_MOST),
     Layer("ray", _ray),
+    Layer("numbered", _after(_NUMBERED), share=_MOST),
+    Layer("grep", _after(_GREP), share=_MOST),
+    Layer("quoted", _after(_QUOTED), share=_MOST),
+    Layer("tag", _after(_TAG), share=_MOST),
+    Layer("arrow", _after(_ARROW), share=_MOST),
+    Layer("box", _box, share=_MOST),
 )
 _JSON_LOG = Layer("json-log", _json_log)
 _BY_NAME = {layer.name: layer for layer in (*_LAYERS, _JSON_LOG)}

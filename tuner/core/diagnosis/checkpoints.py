@@ -127,6 +127,75 @@ def _file_of_llm(case: Case) -> Sign | None:
     return None
 
 
+def draft(case: Case) -> Finding | None:
+    """A draft that is none, or a target that no draft of this kind can be put beside."""
+    sign = case.root_sign("draft-unfit")
+    if sign is None:
+        return None
+    name = sign.fields.get("architecture")
+    target = str(sign.fields.get("attribute", "")).startswith(("get_", "set_eagle3", "capture_", "set_aux"))
+    words = (
+        f"This version cannot speculate with {name} as the target: it lacks what a draft of this kind needs from it."
+        if target
+        else f"{name} was loaded as the draft, and is no draft of this kind: a target's own checkpoint, or a draft"
+        " for another method."
+    )
+    return case.finding(
+        "unsupported-model",
+        f"{words} Memory plays no part.",
+        title="The draft model and the target do not fit together",
+        evidence=[
+            Evidence(what="error", value=told(case), at=sign.at),
+            case.quote("architecture", sign, "architecture"),
+            case.arg("speculative_algorithm"),
+            case.arg("speculative_draft_model_path"),
+        ],
+        remedies=[
+            None if target else option(case, "speculative_draft_model_path", "--speculative-draft-model-path", Move.SET,
+                                       "a draft that was trained for this target and method"),
+            case.remedy("speculative_algorithm", Move.SET if not target else Move.UNSET,
+                        "the method the draft was made for" if not target else "without a draft it serves"),
+            case.advice("version", "targets that can be speculated with grow by version"),
+        ],
+        refuted_by="the same pair of target and draft serving elsewhere with this version",
+        confidence=Confidence.MEDIUM,
+    )  # fmt: skip
+
+
+def attention(case: Case) -> Finding | None:
+    """No attention kernel, or not the one that was asked for, takes this LLM's shapes or data types."""
+    sign = case.root_sign("backend-unfit")
+    if sign is None:
+        return None
+    chosen = sign.fields.get("backend")
+    words = (
+        f"The attention backend {chosen} was asked for, and it does not take what this LLM or the arguments need of it."
+        if chosen
+        else "No attention kernel of this version takes what the LLM and the arguments ask for together: the size of"
+        " its heads, the data type, or that of the KV cache."
+    )
+    return case.finding(
+        "bad-argument" if chosen else "unsupported-model",
+        f"{words} The reasons stand in the message; memory plays no part.",
+        title="The attention backend does not fit" if chosen else None,
+        evidence=[
+            case.quote("backend", sign, "backend"),
+            case.quote("head size", sign, "head_size"),
+            Evidence(what="error", value=str(sign.fields.get("error"))[:240], at=sign.at),
+            case.arg("kv_cache_dtype"),
+            case.arg("attention_backend"),
+        ],
+        remedies=[
+            option(case, "attention_backend", "--attention-backend", Move.UNSET if chosen else Move.SET,
+                   "the engine takes one that fits" if chosen else "another than the one that refused"),
+            case.remedy("kv_cache_dtype", Move.UNSET, "fewer backends take another data type than the LLM's")
+            if case.setting("kv_cache_dtype") not in (None, "auto") else None,
+            case.advice("version", "newer versions have more kernels"),
+        ],
+        refuted_by="the same LLM and backend serving elsewhere with this version",
+    )  # fmt: skip
+
+
 def unsupported(case: Case) -> Finding | None:
     """The engine cannot run this LLM with these arguments."""
     sign = case.root_sign("llm-unsupported", *_SHAPES)

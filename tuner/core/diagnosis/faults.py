@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from msgspec import UNSET, UnsetType
 
 from tuner.core import facts as f
+from tuner.core.diagnosis import processes
 from tuner.core.diagnosis.backends import backend_of, other_attention
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.proposals import (
@@ -141,6 +142,7 @@ def illegal_access(case: Case) -> Finding | None:
         "speculative", "eagle", "mtp"
     )
     xid = case.sign("xid")
+    end = processes.end_of(case, sign)
     asserted = sign.id == "device-assert"
     where = "a check inside a kernel failed, as with an index out of range" if asserted else \
         "a kernel accessed memory that is not its own"  # fmt: skip
@@ -166,6 +168,7 @@ def illegal_access(case: Case) -> Finding | None:
             case.advice("dmesg", "Xid 31 is software, 48, 63, 79 and 94 are the card", "dmesg -T | grep -i xid") ,
         ],
         wrong_advice=no_memory_advice(case),
+        ranks=case.ranks or (processes.numbers(case, end) if end is not None else None),
         refuted_by="an Xid of the hardware in dmesg at that time, or the same request passing on another card",
         confidence=Confidence.HIGH if sign.id == "illegal-memory-access" else Confidence.MEDIUM,
     )  # fmt: skip

@@ -46,7 +46,12 @@ def unsupported_architecture(case: Case) -> Finding | None:
     who = "The compiler" if compiler else "The kernel" if backend is None else f"The backend {backend.value}"
     words = f"{who} has no code for {name}. Memory is not what is lacking: the build is older than the GPU, or made for"
     words += " other GPUs only."
-    if _made_for(sign):
+    if _no_eight_bit(sign):
+        words = (
+            "A kernel computes in 8-bit floating point, which this GPU does not have. Memory is not what is lacking,"
+        )
+        words += " and no newer build changes it."
+    elif _made_for(sign):
         words = f"{sign.fields.get('what') or who} is made for {_made_for(sign)}, and this GPU is none of them. Memory"
         words += " is not what is lacking, and no newer build changes it."
     return case.finding(
@@ -82,8 +87,25 @@ def _made_for(sign: Sign) -> str:
     return need if sign.id == "architecture-required" and re.search(r"\d\d|\d\.\d|GPUs", need) else ""
 
 
+def _no_eight_bit(sign: Sign) -> bool:
+    """The GPU is too old for 8-bit floating point."""
+    error = str(sign.fields.get("error") or "")
+    return "not supported in this architecture" in error or "fp8 kv-cache on this device" in error
+
+
 def _of_other_gpus(case: Case, sign: Sign, backend: Evidence | None) -> list[Remedy | None]:
     """What helps where a kernel is made for other GPUs; empty where it is not."""
+    if _no_eight_bit(sign):
+        return [
+            case.remedy("kv_cache_dtype", Move.UNSET, "the LLM's own data type, which every GPU has")
+            if case.setting("kv_cache_dtype") not in (None, "auto")
+            else None,
+            case.advice(
+                "checkpoint",
+                "weights in 16 bits, or quantised to integers (AWQ, GPTQ): this GPU has no 8-bit"
+                " floating point of that kind, which begins with compute capability 8.9",
+            ),
+        ]
     if not _made_for(sign):
         return []
     if str(sign.fields.get("what", "")).lower() in ("bfloat16", "bf16"):

@@ -141,6 +141,11 @@ def _for_flag(case: Case, asked: str, new: str | None, value: object, fields: di
         knob = asked.lstrip("-").replace("-", "_")
         why = f"one of {choices[:300]}" if choices else "a value that this argument takes; --help lists them"
         return Remedy(knob=knob, flag=asked, move=Move.SET, why=why)
+    if fields.get("argument") is not None:
+        json = "loads" in str(fields.get("detail"))
+        why = "JSON: names and texts in double quotes, the whole in single ones for the shell" if json else \
+            "a value that this argument takes; --help tells"  # fmt: skip
+        return Remedy(knob=asked.lstrip("-").replace("-", "_"), flag=asked, move=Move.SET, why=why)
     return Remedy(knob=asked.lstrip("-").replace("-", "_"), flag=asked, move=Move.UNSET,
                   why="this version does not take it; --help lists what it takes")  # fmt: skip
 
@@ -275,6 +280,8 @@ JUDGES: tuple[Callable[[Case], Finding | None], ...] = (
     more_ranks_than_gpus,
     forked,
     batched_tokens,
+    checkpoints.draft,
+    checkpoints.attention,
     checkpoints.unsupported,
     checkpoints.not_found,
     refusals.by_its_checks,

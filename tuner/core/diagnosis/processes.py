@@ -98,6 +98,8 @@ def process_ended(case: Case) -> Finding | None:
         ),
         evidence=of_the_end(case, sign),
         remedies=[
+            container("--shm-size", "32g", "a bus error is mostly /dev/shm that is full: df -h /dev/shm", Move.RAISE)
+            if code in (-7, 135) or case.sign("bus-error") is not None else None,
             case.advice("dmesg", "an out-of-memory line there means host memory; none means that somebody killed it",
                         DMESG),
             case.advice("faulthandler", "PYTHONFAULTHANDLER=1 prints where a process crashes") if not killed else None,

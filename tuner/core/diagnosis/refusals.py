@@ -18,8 +18,8 @@ _OTHERS = ("architecture-required", "kernel-unsupported", "unsupported-architect
 """What stands in the words of a refusal and is a cause of its own."""
 _CHOSEN_BY_ARGUMENT = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
 _NAMED = re.compile(r"\b[a-z][a-z0-9]*(?:_[a-z0-9]+)+\b")
-_SPOKEN = re.compile(r"(?:invalid|unknown|unsupported) ((?:[a-z]+ ){1,3}[a-z]+)\s?[:=]")
-"""An argument in words, as `invalid tool call parser: x`."""
+_WORDS = re.compile(r"[a-z]+(?: [a-z]+)+")
+_NOT_TAKEN = re.compile(r"unexpected keyword argument '(\w+)'")
 _VARIABLE = re.compile(r"\b(?:SGLANG|SGL|VLLM|NCCL|HF|CUDA|FLASHINFER)_[A-Z0-9_]{3,60}\b")
 _CHECKS = frozenset({"ValueError", "AssertionError", "ValidationError", "NotImplementedError", "TypeError", "KeyError",
                      "ArgumentError", "JSONDecodeError"})  # fmt: skip
@@ -104,12 +104,16 @@ def _refusal(
     said = told(case)
     flags = list(dict.fromkeys(_CHOSEN_BY_ARGUMENT.findall(failure.message)))
     flags = flags or _of_a_config(failure.message)
-    spoken = ["_".join(words.split()) for words in _SPOKEN.findall(failure.message)]
+    spoken = _in_words(failure.message)
     named = dict.fromkeys((*_NAMED.findall(failure.message), *spoken))
     known = [n for n in named if n in case.start.settings or _is_knob(case, n)]
     variables = list(dict.fromkeys(_VARIABLE.findall(failure.message)))
     names = [*quoted, *known]
     remedies = list(_for_names(case, flags, names if not variables else quoted, variables))
+    untaken = _NOT_TAKEN.search(failure.message)
+    if untaken is not None:
+        flag = f"--{untaken[1].replace('_', '-')}"
+        remedies = [Remedy(knob=untaken[1], flag=flag, move=Move.UNSET, why="this version does not take it")]
     lora = case.root_sign("lora-rank")
     if lora is not None:
         rank = lora.fields.get("rank")
@@ -139,6 +143,17 @@ def _of_a_config(text: str) -> list[str]:
     found = re.search(r"validation errors? for ([A-Z][A-Za-z]+)Config\b", text)
     name = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", found[1]).lower() if found is not None else ""
     return [f"--{name}-config"] if name in _JSON_CONFIGS else []
+
+
+def _in_words(text: str) -> list[str]:
+    """Names that words make: `invalid tool call parser: x` may speak of `tool_call_parser`. The longest first."""
+    runs = [run.split() for run in _WORDS.findall(text)]
+    return [
+        "_".join(run[start : start + size])
+        for size in (4, 3, 2)
+        for run in runs
+        for start in range(len(run) - size + 1)
+    ]
 
 
 def _is_knob(case: Case, name: str) -> bool:

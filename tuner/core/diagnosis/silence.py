@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.proposals import DMESG
 from tuner.core.roots import is_consequence
 from tuner.domain.findings import Confidence, Evidence, Finding, Severity
 
 _QUOTED = 240
+_OF_THE_GPU = re.compile(
+    r"CUDA|cuda|NCCL|nccl|HIP|CUBLAS|CUDNN|gloo|driver|launch|stream|socket|onnection|imed out|memory"
+)
 _PYTHON = frozenset({"AttributeError", "TypeError", "KeyError", "IndexError", "NameError", "UnboundLocalError",
                      "ValueError", "AssertionError", "NotImplementedError", "ZeroDivisionError",
                      "ValidationError", "JSONDecodeError", "UnicodeDecodeError", "RecursionError"})  # fmt: skip
@@ -32,9 +37,16 @@ def unknown(case: Case) -> Finding:
         words = f"`{said}` only follows from a failure that another process printed before, or did not print at all."
         words += " The log does not hold it."
     where = _raised_in(case)
-    own = not after and failure is not None and failure.exception in _PYTHON
+    own = (
+        not after
+        and failure is not None
+        and (
+            failure.exception in _PYTHON
+            or (failure.exception == "RuntimeError" and not _OF_THE_GPU.search(case.message))
+        )
+    )
     if own and where:
-        words += f" Python code raised it, in {where}: neither CUDA nor NCCL reported it."
+        words += f" It was raised in {where}: neither CUDA nor NCCL reported it."
     return case.finding(
         "inconclusive",
         words,

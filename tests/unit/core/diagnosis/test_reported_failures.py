@@ -59,6 +59,47 @@ def test_a_gpu_that_is_too_old_is_not_told_to_take_a_newer_build() -> None:
     assert "compute capability of at least 8.0" in finding.explanation
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        "NotImplementedError: FlashAttention does not support fp8 kv-cache on this device.",
+        "triton.compiler.errors.CompilationError: at 10:4:\n"
+        'ValueError("type fp8e4nv not supported in this architecture.'
+        " The supported fp8 dtypes are ('fp8e4b15', 'fp8e5')\")",
+    ],
+)
+def test_a_gpu_without_eight_bit_floating_point(error: str) -> None:
+    text = vllm("dist-init", tp=1, kv_cache_dtype="fp8") + core(error, ("vllm/attention/layer.py", "forward"))
+    finding = verdict(text)
+    assert finding.cause == "unsupported-arch"
+    assert proposed(finding)["kv_cache_dtype"][0] == "unset"
+    assert ">=cu128" not in [each.value for each in finding.remedies]
+
+
+def test_a_kernel_that_a_build_lacks_for_a_new_gpu_asks_for_a_newer_one() -> None:
+    error = "RuntimeError: No implemented fp8_scaled_mm for current compute capability: 120"
+    finding = verdict(sglang("graph-capture", tp=1) + raised("", *LOADING, error=error) + SIGQUIT)
+    assert finding.cause == "unsupported-arch"
+    assert proposed(finding)["version"] == ("other", ">=cu128")
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "move"),
+    [
+        ("ValueError: Selected backend AttentionBackendEnum.FLASHINFER is not valid for this configuration. Reason:"
+         " ['sink setting not supported']", "bad-argument", "unset"),
+        ("ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(head_size=72,"
+         " dtype=torch.bfloat16).", "unsupported-model", "set"),
+        ("RuntimeError: FlashAttention forward only supports head dimension at most 256", "unsupported-model", "set"),
+    ],
+)  # fmt: skip
+def test_an_attention_backend_that_does_not_fit_is_no_matter_of_the_gpu(error: str, cause: str, move: str) -> None:
+    finding = verdict(vllm("dist-init", tp=1) + core(error, ("vllm/attention/selector.py", "get_attn_backend")))
+    assert finding.cause == cause
+    assert proposed(finding)["attention_backend"][0] == move
+    assert "this GPU" not in finding.explanation
+
+
 def test_no_platform_is_no_refused_argument() -> None:
     error = (
         "RuntimeError: Failed to infer device type, please set the environment variable `VLLM_LOGGING_LEVEL=DEBUG` to"
@@ -183,6 +224,21 @@ def test_a_data_type_that_a_quantisation_does_not_compute_in() -> None:
     assert proposed(finding)["dtype"] == ("set", "float16")
 
 
+def test_a_value_that_is_no_json_is_not_an_argument_to_leave_out() -> None:
+    line = "vllm serve: error: argument --speculative-config/-sc: Value {method:eagle} cannot be converted to"
+    finding = verdict("usage: vllm serve [model_tag] [options]\n" + line + " <function loads at 0x7f>.\n")
+    assert (finding.cause, finding.remedies[0].flag, finding.remedies[0].move) == (
+        "bad-argument", "--speculative-config", "set",
+    )  # fmt: skip
+    assert "double quotes" in finding.remedies[0].why
+
+
+def test_a_keyword_that_this_version_does_not_take_is_to_be_left_out() -> None:
+    error = "TypeError: EngineArgs.__init__() got an unexpected keyword argument 'swap_space'"
+    text = vllm("args", tp=1) + traceback(error, ("run.py", "<module>"), ("vllm/entrypoints/llm.py", "__init__"))
+    assert proposed(verdict(text)) == {"swap_space": ("unset", None)}
+
+
 def test_an_argument_may_be_named_in_words() -> None:
     text = vllm("args", tp=1, tool_call_parser="qwen99")
     error = "KeyError: 'invalid tool call parser: qwen99 (chose from { deepseek_v3,hermes })'"
@@ -196,6 +252,33 @@ def test_weights_that_are_missing_are_not_weights_of_another_shape() -> None:
     assert finding.cause == "unsupported-model"
     assert "a shard is missing" in finding.explanation
     assert "files" in proposed(finding)
+
+
+@pytest.mark.parametrize(
+    ("owner", "attribute", "knobs"),
+    [
+        ("Qwen2ForCausalLM", "set_embed", {"speculative_draft_model_path": "set", "speculative_algorithm": "set"}),
+        ("Qwen2_5_VLModel", "set_eagle3_layers_to_capture", {"speculative_algorithm": "unset"}),
+    ],
+)
+def test_a_draft_that_is_none_or_a_target_that_takes_none(owner: str, attribute: str, knobs: dict[str, str]) -> None:
+    error = f"AttributeError: '{owner}' object has no attribute '{attribute}'"
+    text = sglang("weight-load", tp=1, speculative_algorithm="EAGLE3")
+    finding = verdict(text + raised("", *LOADING, error=error) + SIGQUIT)
+    assert (finding.cause, finding.title) == ("unsupported-model", "The draft model and the target do not fit together")
+    assert {knob: move for knob, (move, _) in proposed(finding).items() if knob != "version"} == knobs
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "KeyError: 'layers.0.mlp.experts.w13_bias'",
+        "AssertionError: param_data.shape=torch.Size([16000, 4096]), loaded_weight.shape=torch.Size([16032, 4096])",
+    ],
+)
+def test_weights_that_this_version_has_no_place_for(error: str) -> None:
+    finding = verdict(vllm("dist-init", tp=1) + core(error, ("vllm/model_executor/models/x.py", "load_weights")))
+    assert (finding.cause, finding.phase) == ("unsupported-model", "weight-load")
 
 
 def test_a_check_of_a_configuration_names_the_argument_that_makes_it() -> None:
@@ -461,6 +544,13 @@ def test_the_word_of_a_child_that_failed_is_no_cause() -> None:
     assert "only follows from" in finding.explanation
 
 
+def test_a_bus_error_may_be_shared_memory() -> None:
+    died = "[2026-03-01 10:00:40] Rank 1 scheduler died during initialization (exit code: -7).\n"
+    finding = verdict(sglang("weight-load", tp=2) + died)
+    assert (finding.cause, finding.ranks) == ("rank-died", (1,))
+    assert finding.remedies[0].flag == "--shm-size"
+
+
 def test_a_log_of_consequences_says_that_it_is_one() -> None:
     error = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
     text = vllm("args", tp=1) + tagged("(APIServer pid=11) ", traceback(error, ("bin/vllm", "<module>")))
@@ -468,6 +558,28 @@ def test_a_log_of_consequences_says_that_it_is_one() -> None:
     assert (finding.cause, finding.confidence) == ("inconclusive", Confidence.LOW)
     assert "only follows from" in finding.explanation
     assert "NCCL_DEBUG" not in str(finding.remedies)
+
+
+def test_tracebacks_that_torch_puts_a_rank_before_are_read() -> None:
+    text = (
+        "INFO 03-22 18:40:47 [llm_engine.py:240] Initializing a V0 LLM engine (v0.8.2) with config: model='/m/x'\n"
+        "INFO 03-22 18:41:00 [model_runner.py:1146] Model loading took 14.99 GB and 5.1 seconds\n"
+    )
+    frames = (("run.py", "<module>"), ("vllm/worker/worker.py", "determine_num_available_blocks"),
+              ("vllm/worker/model_runner.py", "profile_run"))  # fmt: skip
+    finding = verdict(text + tagged("[rank0]: ", traceback(OOM.format(tried="2.32 GiB"), *frames)))
+    assert (finding.cause, finding.ranks) == ("profile-run-oom", (0,))
+
+
+def test_a_process_that_crashed_of_an_illegal_access_is_the_rank_that_the_launcher_names() -> None:
+    finding = verdict(
+        sglang("serving", tp=2) + "terminate called after throwing an instance of 'c10::Error'\n"
+        "  what():  CUDA error: an illegal memory access was encountered\n"
+        "Fatal Python error: Aborted\n"
+        "[2026-03-01 10:03:01] Subprocess scheduler_1 (pid=1256) crashed with exit code -6. Triggering SIGQUIT for"
+        " cleanup...\n"
+    )
+    assert (finding.cause, finding.ranks) == ("illegal-memory-access", (1,))
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------
