@@ -90,14 +90,17 @@ def owns_port(identity: ServerIdentity) -> bool:
     return identity.port is None or not identity.ports or identity.port in identity.ports
 
 
-def apply_ready(server: ServerState, ready: bool | None, evidence: str) -> ServerState:
-    """An HTTP answer said whether the server serves. Asked only on a port that its own processes listen on."""
+def apply_ready(server: ServerState, ready: bool | None, evidence: str, at: float | None = None) -> ServerState:
+    """An HTTP answer said whether the server serves. Asked only on a port that its own processes listen on.
+
+    `at` is the host's wall clock then, where the phase that ends with it was watched from its beginning.
+    """
     if not ready or not (server.phase.starting or server.phase is Phase.UNKNOWN):
         return server
     if server.log.behind and not server.answers_ready:
         # The start is in what is still being read, and phases that come after READY would be a later start's.
         return msgspec.structs.replace(server, answers_ready=evidence)
-    return _enter(server, Phase.READY, _said_ready(server), evidence)
+    return _enter(server, Phase.READY, _said_ready(server), evidence, at)
 
 
 def caught_up(server: ServerState) -> ServerState:

@@ -136,18 +136,14 @@ def _gpu_samples(state: HostState, event: e.GpuSamples, engines: Engines) -> Res
         if sample.utilization_ratio is not None:
             series[sample.index] = s.append(series.get(sample.index, ()), event.mono, sample.utilization_ratio)
     servers = _all_looked_at(state, event.mono, engines)
-    return (
-        msgspec.structs.replace(
-            state, samples=event.samples, samples_at=event.mono, gpu_series=series, servers=servers
-        ),
-        (),
-    )
+    changes = {"samples": event.samples, "samples_at": event.mono, "gpu_series": series, "servers": servers}
+    return msgspec.structs.replace(state, **changes), ()
 
 
 def _all_looked_at(state: HostState, mono: float, engines: Engines) -> tuple[ServerState, ...]:
     """With every reading of the host and of its GPUs: a host may have none, and a driver may hang."""
-    servers = tuple(_looked_at(state, metrics.decay(server, mono), engines) for server in state.servers)
-    return state.servers if all(a is b for a, b in zip(servers, state.servers, strict=True)) else servers
+    seen = tuple(_looked_at(state, metrics.decay(server, mono), engines) for server in state.servers)
+    return state.servers if all(a is b for a, b in zip(seen, state.servers, strict=True)) else seen
 
 
 def _looked_at(state: HostState, server: ServerState, engines: Engines) -> ServerState:
@@ -309,6 +305,10 @@ def _http(state: HostState, event: e.HttpAnswer, engines: Engines) -> Result:
         event = msgspec.structs.replace(event, series={**merged})
     reading = engine.read(event)
     new = _apply_reading(new, reading, event)
+    # The line that says it may come a moment later. A phase that was not watched from its beginning ended any time.
+    watched = new.phases and state.hello is not None and new.phases[-1].started >= state.hello.at
+    words = f"/{event.endpoint} answers {event.status}"
+    new = lifecycle.apply_ready(new, reading.ready, words, state.now if watched else None)
     return _finish(state, server, new, engines)
 
 
@@ -338,7 +338,7 @@ def _apply_reading(server: ServerState, reading: Reading, event: e.HttpAnswer) -
     if values:
         source = "metrics" if event.series is not None else "loads"
         server = metrics.from_reading(server, source, values, event.mono, event.next_s)
-    return lifecycle.apply_ready(server, reading.ready, f"/{event.endpoint} answers {event.status}")
+    return server
 
 
 def _old_log(state: HostState, event: e.OldLog, engines: Engines) -> Result:

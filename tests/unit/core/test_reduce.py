@@ -3,6 +3,7 @@
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.plain_engine import PlainEngine
@@ -155,6 +156,19 @@ def test_http_terms_and_readiness() -> None:
     server = state.servers[0]
     assert (server.phase, server.version) == (Phase.READY, "9")
     assert {r.memory.weights_bytes for r in server.ranks} == {7}
+
+
+@pytest.mark.parametrize(("watched", "took"), [(True, 12.0), (False, 0.0)])
+def test_a_warm_up_that_an_answer_ends_took_until_then_where_it_was_watched(watched: bool, took: float) -> None:
+    """The line that says it comes a moment after the answer. One that began before us may have ended at any time."""
+    up = LOG[: LOG.index("!ready") - len("@1772000000 ")]
+    hello = HELLO if not watched else msgspec.structs.replace(HELLO, at=BORN + 20)
+    answer = e.HttpAnswer(key=KEY, endpoint="info", status=200, seq=9, mono=122.0, body={"ready": True})
+    state, _ = run(hello, TABLE, SEEN, opened(), log(up), answer)
+    (server,) = state.servers
+    assert (server.phase, server.phase_evidence) == (Phase.READY, "/info answers 200")
+    assert server.phases[-1].ended is not None
+    assert server.phases[-1].ended - server.phases[-1].started == pytest.approx(took)
 
 
 def test_series_arrive_as_changes_only() -> None:
