@@ -12,7 +12,7 @@ from tuner.core.engine import Engine
 from tuner.domain.commands import KeepMemory
 from tuner.domain.history import MemoryRecord
 from tuner.domain.server import Phase
-from tuner.domain.starts import Figure, RankStory, Start
+from tuner.domain.starts import Figure, PhaseSpan, RankStory, Start
 from tuner.domain.state import HostState, RankState, ServerState
 from tuner.units import GIB, MIB
 
@@ -56,7 +56,7 @@ def with_peak(rank: RankState, *, serving: bool) -> RankState:
 
 
 def worth_keeping(start: Start, server: ServerState, state: HostState, engine: Engine) -> Start:
-    """A start without lines and secrets: figures of its ranks, and the settings that decide memory.
+    """A start without lines and secrets: figures and phase times of its ranks, and the settings that decide memory.
 
     Args:
         start: As its log tells it.
@@ -125,7 +125,7 @@ def _growth(rank: RankState) -> int:
 
 
 def _rank(story: RankStory, rank: RankState | None, state: HostState, engine: Engine) -> RankStory:
-    told = msgspec.structs.replace(story, phases=())
+    told = msgspec.structs.replace(story, phases=tuple(_spans(story)))
     if rank is None:
         return told
     gpus = {} if state.gpu_table is None else {gpu.index: gpu for gpu in state.gpu_table.gpus}
@@ -139,6 +139,13 @@ def _rank(story: RankStory, rank: RankState | None, state: HostState, engine: En
     if told.activation_gib is None and grown > 0 and (left is None or grown <= left.value * GIB):
         told = msgspec.structs.replace(told, activation_gib=Figure(grown / GIB, 0))
     return told
+
+
+def _spans(story: RankStory) -> Iterator[PhaseSpan]:
+    """What each phase took, which is compared with later starts; where it stands in a log is of no use to those."""
+    for span in story.phases:
+        if span.ended and span.seconds is not None:
+            yield PhaseSpan(phase=span.phase, at=0, seconds=span.seconds, ended=True)
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tuner.core import remembered
 from tuner.core.reduce import initial, reduce
 from tuner.domain import events as e
 from tuner.domain.commands import AnyCommand, KeepMemory, KeepStart, LookUpStarts
-from tuner.domain.server import LogSource, ServerIdentity
+from tuner.domain.server import LogSource, Phase, ServerIdentity
 from tuner.domain.state import ServerState
 from tuner.engines import load_engines
 
@@ -49,6 +49,9 @@ def test_a_start_that_worked_leaves_its_times_and_its_memory() -> None:
     assert start.ranks[0].kv_tokens is not None and start.ranks[0].kv_tokens.value == 159_277
     assert start.settings["mem_fraction_static"] == 0.88
     assert start.lines == ()
+    took = {span.phase: span.seconds for span in start.ranks[0].phases}
+    assert took[Phase.WEIGHT_LOAD] == pytest.approx(515, abs=30)
+    assert all(span.ended and span.started is None for span in start.ranks[0].phases)
     assert memory.record.started_at == times.record.started_at
 
 
