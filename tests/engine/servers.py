@@ -14,6 +14,7 @@ import socket
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -110,6 +111,25 @@ class Server:
         )
         with urllib.request.urlopen(request, timeout=120) as answer:
             return int(json.load(answer)["usage"]["completion_tokens"])
+
+    def trouble(self) -> None:
+        """Requests that are refused, and a client that leaves in the middle of its answer."""
+        long = json.dumps({"model": MODEL_NAME, "prompt": "a " * 6000, "max_tokens": 20})
+        wrong = json.dumps({"model": MODEL_NAME, "prompt": "x", "max_tokens": -5})
+        quoted = json.dumps(
+            {"model": MODEL_NAME, "prompt": "Traceback (most recent call last): CUDA out of memory", "temperature": -3}
+        )
+        for body in ("{not json", wrong, long, quoted):
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{self.port}/v1/completions", body.encode(), {"Content-Type": "application/json"}
+            )
+            with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(request, timeout=60) as answer:
+                answer.read()
+        body = json.dumps({"model": MODEL_NAME, "prompt": "x y", "max_tokens": 400, "stream": True, "ignore_eos": True})
+        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as client:
+            head = f"Host: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+            client.sendall(f"POST /v1/completions HTTP/1.1\r\n{head}\r\n\r\n{body}".encode())
+            client.recv(200)
 
     @contextlib.contextmanager
     def load(self, clients: int = 2, tokens: int = 100) -> Iterator[list[int]]:

@@ -25,6 +25,11 @@ def failure(server: ServerState) -> Finding | None:
     return next((each for each in server.findings if each.severity is Severity.FATAL), None)
 
 
+def causes(server: ServerState) -> tuple[str, ...]:
+    """Of all that was found."""
+    return tuple(each.cause for each in server.findings)
+
+
 def line_of(server: ServerState, finding: Finding) -> str:
     """The line under which a finding is shown."""
     lines = (line for block in server.log.blocks for line in block.lines)
@@ -49,7 +54,9 @@ async def test_a_rank_that_is_killed_is_named(name: str, engines: Path, tmp_path
 
 
 @pytest.mark.parametrize("name", ENGINES)
-async def test_a_leader_that_is_killed_leaves_no_word_and_is_told_so(name: str, engines: Path, tmp_path: Path) -> None:
+async def test_a_leader_that_is_killed_leaves_no_word_and_is_one_server_with_what_it_left_over(
+    name: str, engines: Path, tmp_path: Path
+) -> None:
     kind, _ = ENGINES[name]
     with kind(engines / name, tmp_path / "server.log") as server:
         await asyncio.to_thread(server.wait_ready, 240)
@@ -60,6 +67,59 @@ async def test_a_leader_that_is_killed_leaves_no_word_and_is_told_so(name: str, 
             found = failure(dead)
             assert found is not None
             assert found.cause == "rank-died"
+            if name == "vllm":  # its processes live on, and are found again as what they are
+                left = await watch.server(server, lambda s: s.left_key is not None)
+                assert len(left.left_pids) >= 3
+                assert [each.identity.pid for each in watch.session.state.servers] == [server.pid]
+                advice = failure(left)
+                assert advice is not None
+                assert advice.remedies[0].value == f"kill {' '.join(str(pid) for pid in left.left_pids)}"
+                server.send(signal.SIGKILL, titles(server.pid)["VLLM::EngineCore"])
+                await watch.server(server, lambda s: not s.left_pids, 60)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+async def test_a_rank_that_is_stopped_under_load_is_a_hang_until_it_goes_on(
+    name: str, engines: Path, tmp_path: Path
+) -> None:
+    kind, title = ENGINES[name]
+    options = ("--enable-metrics",) if name == "sglang" else ()
+    with kind(engines / name, tmp_path / "server.log", *options) as server:
+        await asyncio.to_thread(server.wait_ready, 240)
+        victim = titles(server.pid)[title.format(1)]
+        async with watching() as watch:
+            load = server.load(tokens=2000 if name == "sglang" else 400)
+            await asyncio.to_thread(load.__enter__)
+            try:
+                await watch.server(server, lambda s: (s.metrics.running or 0) > 0 and (s.metrics.tok_s or 0) > 0)
+                server.send(signal.SIGSTOP, victim)
+                hung = await watch.server(server, lambda s: "watchdog-hang" in causes(s), 60)
+                (found,) = [each for each in hung.findings if each.cause == "watchdog-hang"]
+                assert (found.ranks, found.confidence) == ((1,), Confidence.HIGH)
+                assert found.remedies[0].value == f"kill -CONT {victim}"
+                server.send(signal.SIGCONT, victim)
+                await watch.server(server, lambda s: "watchdog-hang" not in causes(s), 60)
+            finally:
+                server.send(signal.SIGCONT, victim)
+                await asyncio.to_thread(load.__exit__, None, None, None)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+async def test_requests_that_are_refused_and_clients_that_leave_are_no_failure(
+    name: str, engines: Path, tmp_path: Path
+) -> None:
+    kind, _ = ENGINES[name]
+    with kind(engines / name, tmp_path / "server.log") as server:
+        await asyncio.to_thread(server.wait_ready, 240)
+        async with watching() as watch:
+            await watch.server(server, lambda s: s.phase is Phase.READY and s.explain.at is not None)
+            for _ in range(3):
+                await asyncio.to_thread(server.trouble)
+            assert "400" in server.tail()
+            later = watch.session.state.mono + 12.0
+            await watch.until(lambda state: state.mono >= later)
+            served = await watch.server(server, lambda s: s.phase is Phase.READY)
+            assert [each.cause for each in served.findings if each.severity in (Severity.FATAL, Severity.ERROR)] == []
 
 
 @pytest.mark.parametrize("name", ENGINES)
