@@ -83,6 +83,7 @@ def received(
     facts: list[LogFact] = []
     own: list[LogLine] = []
     joined = log.joined
+    line_at = log.line_at if contiguous else None
     earlier = predecessor = log.earlier and doubt is not None
     for offset, wrapped in (*torn, *raw):
         text, whole = wrapping.unwrap(kind, wrapped)
@@ -93,9 +94,11 @@ def received(
             text, joined = joined + text, ""
         for segment in logtext.segments(text):
             found: list[LogFact] = []
-            at = _read_line(segment, offset, engine, log, lines, found)
+            at = _read_line(segment, offset, engine, log, lines, found, line_at)
             if doubt is not None and at is not None:
                 earlier = doubt.before(at)
+            if at is not None:
+                line_at = None if earlier else at
             if earlier:
                 predecessor = True
                 facts.clear()  # what stands before it has no time and is as old
@@ -115,6 +118,7 @@ def received(
         earlier=earlier,
         end=event.end,
         grown_at=event.mono,
+        line_at=line_at,
         said_at=event.mono if _says_something(lines) else log.said_at,
         start=log.start if log.blocks else event.offset,
         size=None if kind == "journal" else max(log.size or 0, event.end),
@@ -162,9 +166,15 @@ def _of_work(fact: LogFact) -> bool:
 
 
 def _read_line(
-    text: str, offset: int, engine: Engine | None, log: LogState, lines: list[LogLine], facts: list[LogFact]
+    text: str,
+    offset: int,
+    engine: Engine | None,
+    log: LogState,
+    lines: list[LogLine],
+    facts: list[LogFact],
+    line_at: float | None,
 ) -> float | None:
-    """Read one line into `lines` and `facts`; returns its own time, where it has one."""
+    """Read one line into `lines` and `facts`; returns its own time, or None, and then what it says is of `line_at`."""
     text = logtext.cut(text)
     if engine is None:
         lines.append(LogLine(offset=offset, text=text))
@@ -185,7 +195,8 @@ def _read_line(
         lines.append(LogLine(offset=offset, text=text, rank=rank, level=level, continued=True))
         prefix = LinePrefix(rank, prefix.at, prefix.message_start, prefix.level, prefixed=False)
     if offset >= log.facts_end and engine.interesting(text):
-        facts.extend(engine.facts(text, prefix, offset))
+        timed = prefix if prefix.at is not None else msgspec.structs.replace(prefix, at=line_at)
+        facts.extend(engine.facts(text, timed, offset))
     return prefix.at
 
 

@@ -153,6 +153,8 @@ class LogState(Struct, frozen=True, kw_only=True):
     """And the newest that are more than a request's line, which a server prints of every look at its numbers."""
     worked_at: float | None = None
     """And the newest line of a batch, or of statistics that are not all zero."""
+    line_at: float | None = None
+    """Time that the newest line tells which tells one: those behind it that tell none are as old."""
     backlog_end: int = 0
     """Size of the log when it was opened: what is below describes the past."""
     facts_end: int = 0

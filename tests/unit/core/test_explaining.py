@@ -6,6 +6,7 @@ import itertools
 import random
 import re
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -509,6 +510,23 @@ def test_a_start_that_is_gone_without_a_word_is_told_with_its_phase() -> None:
     (finding,) = play.server.findings
     assert (finding.cause, finding.phase) == ("rank-died", "weight-load")
     assert "no word of a SIGTERM" in finding.explanation
+
+
+def test_a_failure_whose_lines_tell_no_time_is_as_old_as_the_line_before() -> None:
+    """vLLM's tracebacks have none; its phase took from the process's beginning until then."""
+    play = Play(engine="vllm", ranks=0, born=BORN).opened()
+    at = f"{datetime.fromtimestamp(BORN + 9, UTC):%m-%d %H:%M:%S}"
+    play.log(
+        f"(APIServer pid=10) INFO {at} [utils.py:233] non-default args: {{'model': 'm', 'port': 31003}}\n"
+        "Traceback (most recent call last):\n"
+        '  File "/x/api_server.py", line 9, in setup_server\n    sock.bind(address)\n'
+        "OSError: [Errno 98] Address already in use\n"
+    )
+    play.tick().tick()
+    assert play.root == "port-in-use"
+    (args,) = play.server.phases
+    assert args.ended is not None
+    assert args.ended - args.started == 9.0
 
 
 def test_a_rank_that_vanishes_is_named_though_no_line_can_be_read() -> None:
