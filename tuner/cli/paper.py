@@ -21,6 +21,8 @@ from tuner.cli.tables import plain
 NARROWEST, WIDEST = 60, 140
 """Lines longer than these are hard to read, whatever the terminal has."""
 IN_A_PIPE = 100
+_LEAST = 10
+"""Letters of the last column, however much the others take."""
 _ASCII = str.maketrans({
     "│": "|", "┌": "+", "└": "+", "─": "-", "✗": "x", "▼": "v", "·": "-", "→": ">", "×": "x", "…": "~", "✓": "+",
 })  # fmt: skip
@@ -78,7 +80,9 @@ class Paper:
             yield self.letters(f"{indent}{head}{line}".rstrip())
 
     def rule(self, title: str = "", style: str = "", corner: str = "") -> str:
-        """A line across, with a title at its left."""
+        """A line across, with a title at its left; of one that is too long, its end."""
+        most = self.width - len(corner) - 2
+        title = title if len(title) <= most else "…" + title[1 - most :]
         start = f"{corner} {title} " if title else corner
         rest = max(0, self.width - len(start))
         return self.letters(self.ink(start, style) + self.ink("─" * rest, style if corner else "dim"))
@@ -86,18 +90,27 @@ class Paper:
     def columns(self, rows: Sequence[Sequence[str]], *, left: Sequence[int] = (0,), gap: int = 2) -> Iterator[str]:
         """Rows of cells in columns as wide as their widest cell; those in `left` flush left, the others right.
 
-        The last column may be of any length: it goes on below itself where the line ends.
+        The last column may be of any length: it goes on below itself where the line ends, and stands below the others
+        where they leave no room.
         """
         if not rows:
             return
         count = max(len(row) for row in rows)
         widths = [max((len(row[i]) for row in rows if i < len(row)), default=0) for i in range(count - 1)]
+        if sum(widths) + gap * len(widths) + _LEAST > self.width:
+            gap = 1
         for row in rows:
             cells = [
                 cell.ljust(width) if i in left else cell.rjust(width)
                 for i, (cell, width) in enumerate(zip(row, widths, strict=False))
             ]
             head = (" " * gap).join([*cells, ""])
-            room = max(20, self.width - len(head))
-            for number, part in enumerate(textwrap.wrap("".join(row[count - 1 :]), room) or [""]):
-                yield self.letters(f"{head if number == 0 else ' ' * len(head)}{part}".rstrip())
+            last, room, below = "".join(row[count - 1 :]), self.width - len(head), " " * len(head)
+            if room < _LEAST:
+                yield self.letters(head.rstrip())
+                head = below = "    "
+                room = self.width - len(head)
+                if not last:
+                    continue
+            for number, part in enumerate(textwrap.wrap(last, room) or [""]):
+                yield self.letters(f"{head if number == 0 else below}{part}".rstrip())

@@ -9,6 +9,8 @@ from tuner.cli.tables import plain
 from tuner.core import comparison_words as words
 from tuner.domain.comparison import Comparison, Role
 
+_READABLE = 24
+"""Letters beside numbers; where there is less room, they stand below."""
 _INKS = {Role.EXPLAINS: "bad", Role.POSSIBLE: "warn", Role.ACQUITTED: "good", Role.NOISE: "dim"}
 
 
@@ -44,7 +46,7 @@ def against(comparison: Comparison, paper: Paper, *, noise: bool = False) -> Ite
 
 def _sentences(comparison: Comparison, paper: Paper) -> Iterator[str]:
     for text in words.obstacles(comparison):
-        yield paper.ink(next(paper.wrapped(text)), "warn")
+        yield from (paper.ink(line, "warn") for line in paper.wrapped(text))
     yield from paper.wrapped(comparison.summary)
 
 
@@ -54,8 +56,8 @@ class _Columns:
     def __init__(self, paper: Paper, comparison: Comparison) -> None:
         self.paper = paper
         longest = max((len(each.name) for each in comparison.differences), default=0)
-        self.name = max(27, min(longest + 2, paper.width * 2 // 5))
-        self.number = max(13, min(18, (paper.width - self.name) // 5))
+        self.name = max(min(27, paper.width * 2 // 5), min(longest + 2, paper.width * 2 // 5))
+        self.number = max(11, min(18, (paper.width - self.name) // 5))
         self.value = (paper.width - self.name - 4) // 2
 
     def heads(self, names: Sequence[str]) -> Iterator[str]:
@@ -74,9 +76,14 @@ class _Columns:
         """Numbers, with what is beside them."""
         cells = [_cut(plain(name), self.name).ljust(self.name), *(value.rjust(self.number) for value in values)]
         head = "  ".join(cells)
-        parts = list(self.paper.wrapped(beside, hang=len(head) + 2)) if beside else [""]
-        yield self.paper.letters(f"{head}  {parts[0].lstrip()}".rstrip())
-        yield from parts[1:]
+        if len(head) + 2 + len(beside) <= self.paper.width:
+            yield self.paper.letters(f"{head}  {plain(beside) if beside else ''}".rstrip())
+            return
+        room = self.paper.width - len(head) - 2
+        below = "      " if room < _READABLE else " " * (len(head) + 2)
+        parts = list(self.paper.wrapped(beside, indent=below))
+        yield self.paper.letters(head if room < _READABLE else f"{head}  {parts.pop(0).lstrip()}")
+        yield from parts
 
 
 def _differences(comparison: Comparison, table: _Columns, *, noise: bool) -> Iterator[str]:

@@ -7,7 +7,7 @@ out beside it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tuner.cli.paper import Paper
 from tuner.cli.tables import plain
@@ -42,7 +42,7 @@ _PLANS = {
 def lines(report: Report, paper: Paper) -> Iterator[str]:
     """The whole diagnosis."""
     yield from head(report, paper)
-    rows = list(_phases(report.rank_report))
+    rows = list(_phases(report.rank_report, report.files))
     if rows:
         yield ""
         yield from _table(rows, report, paper)
@@ -102,10 +102,15 @@ def card(finding: FindingReport, ranks: Sequence[RankReport], paper: Paper) -> I
         _who(finding.ranks, ranks),
         sureness(finding.confidence),
     ]
-    title = f"{_GLYPHS[finding.severity]} " + " · ".join(part for part in parts if part)
-    yield paper.rule(title, ink, "┌")
+    head, *more = (part for part in parts if part)
     bar = paper.letters(paper.ink("│", ink)) + " "
     inner = Paper(width=paper.width - 2, colour=paper.colour, ascii=paper.ascii)
+    title = f"{_GLYPHS[finding.severity]} {head}"
+    while more and len(title) + len(more[0]) + 6 <= paper.width:
+        title += f" · {more.pop(0)}"
+    yield paper.rule(title, ink, "┌")
+    if more:
+        yield from (bar + line for line in inner.wrapped(" · ".join(more)))
     for line in _inside(finding, inner):
         yield (bar + line).rstrip()
     yield paper.rule("", ink, "└")
@@ -165,22 +170,32 @@ def _silence(report: Report) -> str:
 
 def _evidence(evidence: Sequence[EvidenceReport], paper: Paper) -> Iterator[str]:
     """One row each: what, value with unit, and where."""
-    files = {each.file for each in evidence if each.file}
+    names = short_names(dict.fromkeys(each.file for each in evidence if each.file))
     rows = []
-    for number, each in enumerate(evidence):
+    for each in evidence:
         value = plain(value_text(each.value, each.unit))
         where = "computed" if each.derived else f"line {each.line}"
-        if len(files) > 1 and each.file:
-            where = f"{each.file}:{each.line}"
-        rows.append(("evidence" if number == 0 else "", plain(each.what), value, where))
-    longest = max(len(row[2]) for row in rows)
+        if len(names) > 1 and each.file:
+            where = f"{plain(names[each.file])}:{each.line}"
+        rows.append((plain(each.what), value, where))
+    longest = max(len(row[1]) for row in rows)
     if longest <= paper.width // 3:
-        body = list(paper.columns([row[1:] for row in rows], left=(0,)))
-        for row, line in zip(rows, body, strict=True):
-            yield (paper.ink(row[0].ljust(_LABEL), "dim") + line).rstrip()
+        inner = Paper(width=paper.width - _LABEL, colour=paper.colour, ascii=paper.ascii)
+        for number, line in enumerate(inner.columns(rows, left=(0,))):
+            yield (paper.ink(("" if number else "evidence").ljust(_LABEL), "dim") + line).rstrip()
         return
-    for label, what, value, where in rows:
+    for number, (what, value, where) in enumerate(rows):
+        label = "" if number else "evidence"
         yield from paper.wrapped(f"{what}: {value} ({where})", label=label, hang=_LABEL)
+
+
+def short_names(files: Iterable[str]) -> dict[str, str]:
+    """Files by what tells them apart: without the folders that lead to all of them."""
+    parts = {file: file.rstrip("/").split("/") for file in files}
+    same = 0
+    while len(parts) > 1 and len({tuple(each[: same + 1]) for each in parts.values()}) == 1:
+        same += 1
+    return {file: "/".join(each[min(same, len(each) - 1) :]) for file, each in parts.items()}
 
 
 def _who(numbers: Sequence[int] | None, ranks: Sequence[RankReport]) -> str:
@@ -237,7 +252,7 @@ def _used(span: PhaseReport) -> float | None:
     return span.used_gib
 
 
-def _phases(ranks: Sequence[RankReport]) -> Iterator[_Row]:
+def _phases(ranks: Sequence[RankReport], files: Sequence[str]) -> Iterator[_Row]:
     """The phases in the order in which a start meets them; one that comes twice, twice."""
     order: dict[tuple[str, int], dict[str, PhaseReport]] = {}
     for rank in ranks:
@@ -245,7 +260,8 @@ def _phases(ranks: Sequence[RankReport]) -> Iterator[_Row]:
         for span in rank.phases:
             order.setdefault((span.phase, seen[span.phase]), {})[rank.tag] = span
             seen[span.phase] += 1
-    begun = {key: min(span.line for span in spans.values()) for key, spans in order.items()}
+    part = {file: number for number, file in enumerate(files)}
+    begun = {key: min((part.get(span.file, 0), span.line) for span in spans.values()) for key, spans in order.items()}
     known = {phase.value: number for number, phase in enumerate(START_PHASES)}
     for key in sorted(order, key=lambda each: (begun[each], known.get(each[0], 99))):
         yield _Row(key[0], _label(key, ranks), order[key], len(ranks))

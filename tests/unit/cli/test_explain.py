@@ -234,15 +234,25 @@ def test_a_text_of_no_engine(told: Any, tmp_path: Path) -> None:
 
 
 def test_no_line_is_longer_than_the_terminal(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for columns in ("80", "160"):
+    deep = GOLDEN / "evidence/sglang-0.5.16-h200"
+    for columns in ("61", "80", "160"):
         monkeypatch.setenv("COLUMNS", columns)
         for arguments in (
             ("diagnose", FAILED, "--baseline", WORKED),
+            ("diagnose", deep / "tp2-ok-dp-attention/server.log", "--baseline", deep / "ok-40l-f90/server.log"),
+            ("compare", REAL / "base/server.log", deep / "tp2-ok-dp-attention/server.log", "--all"),
+            ("plan", "--from", deep / "tp2-ok-dp-attention/server.log"),
             ("diagnose", REAL / "retract/server.log"),
             ("compare", REAL / "base/server.log", REAL / "auto512/server.log", "--all"),
         ):
             _, out, _ = told(*arguments)
             assert max(map(len, out.splitlines())) < int(columns), out
+
+
+def test_what_keeps_two_starts_from_comparing_is_told_whole(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "61")
+    _, out, _ = told("compare", WORKED, REAL / "base/server.log")
+    assert "other LLMs: /models/Kimi-K2.5-INT4 and /models/llama-68b" in " ".join(out.split())
 
 
 def test_colour_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,3 +347,20 @@ def test_a_draft_explains_what_it_took(told: Any) -> None:
     roles = _roles(out)
     assert next(iter(roles)) == "speculative_draft_model_path"
     assert (roles["speculative_draft_model_path"], roles["after weights"]) == ("explains", "follows")
+
+
+def test_parts_of_a_log_in_a_deep_folder(told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "logs of a server that was started" / "on some day" / "by somebody"
+    folder.mkdir(parents=True)
+    lines = FAILED.read_text().splitlines(keepends=True)
+    parts = [folder / "the first part.log", folder / "the second part.log"]
+    for part, text in zip(parts, (lines[:30], lines[30:]), strict=True):
+        part.write_text("".join(text))
+    for columns in ("61", "100"):
+        monkeypatch.setenv("COLUMNS", columns)
+        code, out, err = told("diagnose", *parts)
+        assert (code, err) == (1, "")
+        words = " ".join(out.replace("│", " ").split())
+        assert "part.log:1 " in words
+        assert out.index("dist-init") < out.index("weight-load"), "in the order of the parts"
+        assert max(map(len, out.splitlines())) < int(columns), out
