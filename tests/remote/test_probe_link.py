@@ -182,3 +182,13 @@ def test_the_host_is_read_every_five_seconds(tree: ProcTree) -> None:
         second = probe.first(e.HostSample, lambda x: x.mono > probe.events[0].mono + 1)
         third = probe.first(e.HostSample, lambda x: x.mono > second.mono)
         assert 4.0 < third.mono - second.mono < 7.0
+
+
+def test_where_no_gpu_tells_the_time_the_host_is_read_every_second(tree: ProcTree) -> None:
+    """What a server's log says is judged as time passes, and time passes with a line."""
+    toy_server(tree)
+    with running(tree.root, toy_plan()) as probe:
+        probe.server()
+        second = probe.first(e.HostSample, lambda x: x.mono > probe.events[0].mono + 1)
+        third = probe.first(e.HostSample, lambda x: x.mono > second.mono)
+        assert 0.5 < third.mono - second.mono < 2.5

@@ -127,6 +127,12 @@ class GpuReader:
             self.table = table
             self.probe.out.put(table)
 
+    @property
+    def silent(self) -> bool:
+        """Whether no samples come: there are no GPUs, or the driver does not answer."""
+        since = self._busy_since
+        return self.gpus is None or bool(since and time.monotonic() - since > 2.0)
+
     @contextlib.contextmanager
     def _driver_asked(self) -> Iterator[None]:
         """Around what the driver may not answer; `watch` looks how long it takes."""

@@ -79,6 +79,8 @@ class HostReader:
     """Processor, memory and disks, every few seconds. Its own thread: a disk may not answer."""
 
     EVERY_S = 5.0
+    ALONE_S = 1.0
+    """Where no GPU is read, or the driver hangs: time passes with a line, and servers are judged as it does."""
 
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
@@ -87,16 +89,18 @@ class HostReader:
     def run(self) -> None:
         """Read until the probe ends."""
         kernel = KernelLog(self.probe.out)
-        next_at = 0.0
+        said_at = -self.EVERY_S
         self._cpu()
         if self.probe.pause(0.1):
             return
         while True:
-            if time.monotonic() >= next_at:
-                next_at = time.monotonic() + self.EVERY_S - 0.5  # the beat at which it is due, however early it comes
+            alone = bool(self.probe.servers) and self.probe.gpu.silent
+            every = self.ALONE_S if alone else self.EVERY_S
+            if time.monotonic() >= said_at + every:
+                said_at = time.monotonic() - 0.5  # the beat at which it is due, however early it comes
                 self.probe.out.put_sample(self.sample())
             kernel.poll()
-            if self.probe.pause(until_beat(1.0 if kernel.readable else self.EVERY_S)):
+            if self.probe.pause(until_beat(1.0 if kernel.readable or alone else self.EVERY_S)):
                 return
 
     def _cpu(self) -> Optional[float]:
