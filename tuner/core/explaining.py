@@ -214,6 +214,8 @@ def explained(state: HostState, server: ServerState, engine: Engine) -> ServerSt
         return server  # the line that says it is about to come
     if found == told.diagnosed:
         found = told.diagnosed
+    if found and found[0].severity is Severity.FATAL and start.outcome is not Outcome.FAILED:
+        start = msgspec.structs.replace(start, outcome=Outcome.FAILED)  # its log ends in full work; the host knows more
     server = _with(server, due=False, urgent=False, at=state.mono, seen=seen, diagnosed=found)
     return _shown(msgspec.structs.replace(server, start=start))
 

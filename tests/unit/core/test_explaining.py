@@ -567,6 +567,7 @@ def test_a_leader_that_is_killed_and_what_it_left_over_are_one_server() -> None:
     assert (finding.cause, finding.ranks) == ("rank-died", None)
     assert "All processes" not in finding.explanation
     assert "live on (pid 12, 13, 14)" in finding.explanation
+    assert play.server.start is not None and play.server.start.outcome == "failed"
     assert finding.remedies[0].value == "kill 12 13 14"
 
     rest = orphans(play.identity, 13, 14)
