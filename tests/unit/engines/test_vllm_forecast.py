@@ -154,3 +154,21 @@ def test_scaled_activations_leave_the_kv_cache_unsure() -> None:
 def test_a_data_type_that_is_not_known_is_said_to_be(dtype: str | None, warned: bool) -> None:
     warnings = VLLM.forecast(start(), {"kv_cache_dtype": dtype}).warnings
     assert any("no data type known" in each for each in warnings) is warned
+
+
+def test_a_size_that_is_given_has_to_fit_the_card() -> None:
+    fits = [
+        VLLM.forecast(start(), {"kv_cache_memory_bytes": int(size * GIB)}).fit for size in (32.3, 36, 38, 40, 0.000001)
+    ]
+    assert fits == [Fit.FITS, Fit.FITS, Fit.TOO_HIGH, Fit.TOO_HIGH, Fit.TOO_LOW]
+    given = VLLM.forecast(start(), {"kv_cache_memory_bytes": int(32.3 * GIB)})
+    assert given.fraction == pytest.approx(0.92, abs=5e-4), "as much as the share gave"
+
+
+def test_what_only_the_first_rank_prints_holds_for_all() -> None:
+    base = start()
+    second = msgspec.structs.replace(base.ranks[1], weights_gib=None, activation_gib=None)
+    told = VLLM.forecast(msgspec.structs.replace(base, ranks=(base.ranks[0], second)), {})
+    for what in ("weights", "activation", "context"):
+        sizes = {row.size_bytes for row in told.rows if row.what == what}
+        assert len(sizes) == 1, what

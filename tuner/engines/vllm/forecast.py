@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from tuner.core.fit import ROUNDING_GIB, Capture, fit_captures
@@ -66,7 +67,8 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
     said.extend(_unknown_dtype(changes.get("kv_cache_dtype")))
     totals = [rank.total_gib.value for start in (base, *past) for rank in start.ranks if rank.total_gib is not None]
     total, cell = (min(totals) if totals else None), memory.cell(base)
-    ranks = base.ranks if new.tp == old.tp else base.ranks[:1] * new.tp
+    told = _told(base.ranks)
+    ranks = told if new.tp == old.tp else told[:1] * new.tp
     spent = [_spent(base, rank, old, new, total) for rank in ranks]
     unknown = [
         *(["the card's memory: the line `Free memory on device`, or a live host, tells it"] if total is None else []),
@@ -83,9 +85,14 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
     counted = (graphs.gib if new.counted else 0.0) - (_graphs(captures, old).gib if old.counted else 0.0)
     used = max(known) + counted
     pool = memory.requested_gib(base.version, total, new.share) - used
+    share = new.share
     if new.kv_bytes_given is not None:
         pool = new.kv_bytes_given / GIB
-        said.append("the size of the KV cache is given: gpu_memory_utilization plays no part in it")
+        share = round((used + pool) / total, 4)
+        said.append(
+            "the size of the KV cache is given: gpu_memory_utilization plays no part in it;"
+            f" {share:g} would give as much"
+        )
     each = None if cell is None else cell * new.element / old.element * old.tp / new.tp
     tokens = None if each is None else max(0, int(pool * GIB / each)) // new.block * new.block
     whole = 0.0 if each is None or new.context is None else new.context * each / GIB
@@ -99,7 +106,7 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
             f"the KV cache holds {tokens:,} tokens, fewer than one request of {new.context:,}: vLLM refuses to start"
         )
     return verdict(
-        new.share, f_min, f_max, tokens, rows=rows if tokens is not None else (), unknown=unknown, changed=moved,
+        share, f_min, f_max, tokens, rows=rows if tokens is not None else (), unknown=unknown, changed=moved,
         warnings=said, helps="a shorter context_length, 8-bit KV, more GPUs (tp_size), fewer max_num_batched_tokens",
     )  # fmt: skip
 
@@ -153,6 +160,20 @@ def _unknown_dtype(dtype: Any) -> list[str]:
     if dtype is None or text.startswith((*_WIDE, *(word for word, _ in _DTYPE_BYTES))):
         return []
     return [f"{text} is no data type known here: 2 bytes for each element are reckoned with"]
+
+
+def _told(ranks: tuple[RankStory, ...]) -> tuple[RankStory, ...]:
+    """Ranks with what only the first of them prints: weights and activations are alike on all."""
+    figures = {
+        name: next((figure for rank in ranks if (figure := getattr(rank, name)) is not None), None)
+        for name in ("weights_gib", "activation_gib")
+    }
+    return tuple(
+        msgspec.structs.replace(
+            rank, **{name: figure for name, figure in figures.items() if getattr(rank, name) is None}
+        )
+        for rank in ranks
+    )
 
 
 def _spent(base: Start, rank: RankStory, old: _Start, new: _Start, total: float | None) -> float | None:
