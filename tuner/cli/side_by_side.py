@@ -39,9 +39,11 @@ def against(comparison: Comparison, paper: Paper, *, noise: bool = False) -> Ite
     yield paper.rule(plain(f"against {name}"), "strong")
     yield from _sentences(comparison, paper)
     table = _Columns(paper, comparison)
-    yield ""
-    yield from table.heads(("baseline", "this start"))
-    yield from _differences(comparison, table, noise=noise)
+    rows = list(_differences(comparison, table, noise=noise))
+    if rows:
+        yield ""
+        yield from table.heads(("baseline", "this start"))
+        yield from rows
 
 
 def _sentences(comparison: Comparison, paper: Paper) -> Iterator[str]:

@@ -244,15 +244,19 @@ def _summary(comparison: Comparison, case: Case) -> str:
             )
         names = ", ".join(each.name for each in told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
         return f"No difference that the logs tell explains it by arithmetic. It may be one of {names}."
+    roles = (Role.EXPLAINS, Role.POSSIBLE, Role.ACQUITTED)
+    alike = all(each.role not in roles or each.untold for each in comparison.differences)
+    same = "What the logs tell of arguments, variables and versions is the same." if alike else ""
     if case.good.outcome is Outcome.FAILED:
         both = case.good.phase == case.bad.phase
-        return (
+        failed = (
             f"Both failed in {case.bad.phase}."
             if both
-            else (f"Both failed, the baseline in {case.good.phase} and the other in {case.bad.phase}.")
+            else f"Both failed, the baseline in {case.good.phase} and the other in {case.bad.phase}."
         )
+        return f"{failed} {same}".rstrip()
     changed = ", ".join(_change(each) for each in explaining[:3])
-    texts = ("Neither failed.", _pools(case), f"What changed it: {changed}." if changed else "")
+    texts = ("Neither failed.", _pools(case), f"What changed it: {changed}." if changed else "", same)
     return " ".join(text for text in texts if text)
 
 

@@ -320,6 +320,10 @@ def test_two_starts_that_fail_alike_explain_nothing(told: Any, tmp_path: Path) -
     data = json.loads(out)
     assert data["baseline"]["outcome"] == data["this"]["outcome"] == "failed"
     assert {each["role"] for each in data["differences"] if each["name"] == "port"} == {"noise"}
+    assert "is the same" in data["summary"]
+    _, out, _ = told("diagnose", log, "--baseline", log)
+    assert "Both failed" in out
+    assert "this start" not in out, "no table of nothing"
 
 
 def test_what_a_remedy_also_names_is_not_denied(told: Any) -> None:
