@@ -18,6 +18,7 @@ from tuner.domain.state import HostState
 from tuner.engines import load_engines
 from tuner.screens.explain_requests import knobs_of
 from tuner.widgets.glyphs import ASCII, UNICODE
+from tuner.widgets.notes import group_name
 from tuner.widgets.plan_fields import change_words, command_line, label_of, next_value, typed_value, value_words
 from tuner.widgets.plan_panel import base_line, panel
 from tuner.widgets.rows import Rows
@@ -245,6 +246,15 @@ def test_ranks_that_differ_have_bars_of_their_own() -> None:
     bars = [line for line in text(plan, 79).splitlines() if " now  " in line and "left" in line]
     assert [line.partition(" now  ")[0].strip() for line in bars] == ["TP0-2, 4-7", "TP3"]
     assert len({line.index("▐") for line in bars}) == 1
+
+
+def test_ranks_are_named_together_and_never_by_guess() -> None:
+    assert group_name(["TP2"], 8) == "TP2"
+    assert group_name(["TP0", "TP1", "TP3"], 8) == "TP0-1, 3"
+    assert group_name([f"rank {number}" for number in range(2, 4)], 4) == "rank 2-3"
+    assert group_name(["TP0", "rank 2", "rank 3"], 4) == "TP0 +2"
+    assert group_name(["DP0 TP0", "DP0 TP1"], 4) == "DP0 TP0 +1"
+    assert group_name(["TP0", "TP1"], 2) == "all 2"
 
 
 @pytest.mark.parametrize("width", [79, 100, 159, 240])

@@ -174,7 +174,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def group_name(tags: Sequence[str], of: int) -> str:
-    """Ranks of one row: `TP2`, `TP0-3, 6`, `all 8`.
+    """Ranks of one row: `TP2`, `TP0-3, 6`, `rank 8-15`, `all 8`.
 
     Args:
         tags: Of those that share the row.
@@ -182,9 +182,9 @@ def group_name(tags: Sequence[str], of: int) -> str:
     """
     if len(tags) == of and of > 1:
         return f"all {of}"
-    numbers = [int(found[1]) for tag in tags if (found := re.fullmatch(r"TP(\d+)", tag))]
-    if len(tags) > 1 and len(numbers) == len(tags):
-        return f"TP{ranges(numbers)}"
+    numbered = [found for tag in tags if (found := re.fullmatch(r"(TP|rank )(\d+)", tag))]
+    if len(tags) > 1 and len(numbered) == len(tags) and len({found[1] for found in numbered}) == 1:
+        return f"{numbered[0][1]}{ranges(int(found[2]) for found in numbered)}"
     return clean(tags[0]) if len(tags) == 1 else f"{clean(tags[0])} +{len(tags) - 1}"
 
 

@@ -161,7 +161,7 @@ def _bars(planned: Planned, width: int, glyphs: Glyphs) -> list[Line]:
     groups = _groups(planned.then) or _groups(planned.now)
     of = len(then or now)
     tags = {story.number: story.tag for story in planned.base.ranks}
-    names = [group_name([tags.get(rank, f"TP{rank}") for rank in group], of) for group in groups[:4]]
+    names = [group_name([tags.get(rank, f"rank {rank}") for rank in group], of) for group in groups[:4]]
     column = max([11, *map(len, names)])
     for group, name in zip(groups, names, strict=False):
         total = _card(planned, group[0]) or _total(now.get(group[0], {})) or _total(then.get(group[0], {}))
