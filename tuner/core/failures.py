@@ -25,8 +25,10 @@ _CHAINED = (
 )
 _NOT_OF_IT = re.compile(
     r"\[(?:rank\d+\]:\[)?[WIEF]\d{3,4} |\S+\.py:\d+: \w*Warning: |\S+:\d+:\d+ \[\d+\] NCCL |Process \S+:\s*\Z"
+    r"|usage: |(?:\S+\.py|vllm|sglang)[\w -]{0,40}: error: "
 )
-"""What C++ libraries, Python's warnings, NCCL and Python's processes at their end print, without a prefix."""
+"""What C++ libraries, Python's warnings, NCCL, Python's processes at their end and its parser of command lines print,
+without a prefix."""
 _UNDERLINE = re.compile(r"[\s~^]*[\^~][\s~^]*\Z")
 _ANNOUNCED = re.compile(
     r"Process \S+:\Z|(?:ERROR:\s+)?Exception in ASGI application|Task exception was never retrieved"

@@ -182,9 +182,19 @@ def start_phase(start: Start, rank: str | None, at: int) -> Phase:
     silent = start.engine == _ONE_SPEAKS
     stories_ = [r for r in start.ranks if silent or rank in (None, r.tag)] or list(start.ranks)
     reached = [_phase_after(span) for r in stories_ if (span := _span_at(r, at)) is not None]
+    if silent or len(stories_) <= 1:
+        reached += [phase for phase in _by_bars(start, at) if phase in START_PHASES]
     if reached:
-        return (max if silent else min)(reached, key=START_PHASES.index)
+        return (max if silent or len(stories_) <= 1 else min)(reached, key=START_PHASES.index)
     return Phase.ARGS if start.settings_at is not None and start.settings_at < at else Phase.UNKNOWN
+
+
+def _by_bars(start: Start, at: int) -> Iterator[Phase]:
+    """The phase of the last progress bar before a place: a log may lack the line that begins it."""
+    for fact in reversed(start.facts):
+        if fact.kind == f.PROGRESS and fact.offset < at and fact.fields.get("phase"):
+            yield Phase(fact.fields["phase"])
+            return
 
 
 _NEXT = {Phase.DIST_INIT: Phase.WEIGHT_LOAD, Phase.KV_ALLOC: Phase.GRAPH_CAPTURE, Phase.GRAPH_CAPTURE: Phase.WARMUP}

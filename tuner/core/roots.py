@@ -12,6 +12,7 @@ import re
 from msgspec import Struct
 
 from tuner.core import facts as f
+from tuner.core.phases import serving_frames
 from tuner.domain.logs import LogFact
 from tuner.domain.starts import Failure, Sign, Start
 
@@ -113,6 +114,8 @@ def root_of(start: Start) -> Root | None:
         and (end is None or sign.at < end)
         and not any(first <= sign.at <= last for first, last in inside)
     ]
+    own = [x for x in raised if not _of_a_script(start, x)]
+    raised = own if own or said else raised
     first = min(raised, key=_rank_of_witness, default=None)
     line = said[0] if said else None
     if first is not None and (line is None or line.at >= first.at or line.rank not in (None, first.rank)):
@@ -155,12 +158,13 @@ def outlived(start: Start, failure: Failure) -> bool:
 
 def _foreign(start: Start, failure: Failure) -> bool:
     """A traceback of another program in the same log, a client's or a sidecar's: none of its frames is the engine's."""
-    if (
-        failure.header
-        or failure.rank is not None
-        or not failure.whole
-        or (start.settings_at or failure.at) >= failure.at
-    ):
+    begun = any(fact.offset < failure.at for fact in start.facts)
+    return begun and failure.whole and _of_a_script(start, failure)
+
+
+def _of_a_script(start: Start, failure: Failure) -> bool:
+    # Its header may be the last line that somebody else printed before it.
+    if ends(failure) or failure.rank is not None:
         return False
     script = any(frame.endswith(":<module>") for frame in failure.frames)
     return script and not any(start.engine in frame for frame in failure.frames)
@@ -172,11 +176,19 @@ def _served(start: Start) -> bool:
 
 
 def _of_a_request(start: Start, failure: Failure) -> bool:
-    """Raised where a client is answered: the server lives, even where the log ends there."""
+    """Raised where a client is answered: the server lives, even where the log ends there.
+
+    What ends a process says so in its header, or stands on the stack of the loop that it ran.
+    """
     if any(_MAINS.search(frame) for frame in failure.frames):
         return False
-    lost = "secondary" in _kinds(start, failure) and failure.exception not in _CLIENT_LEFT
-    return not lost and any(_HANDLERS.search(frame) for frame in failure.frames)
+    kinds = _kinds(start, failure)
+    if "secondary" in kinds and failure.exception not in _CLIENT_LEFT:
+        return False
+    if any(_HANDLERS.search(frame) for frame in failure.frames):
+        return True
+    told = bool(failure.header) and failure.rank is None and "failure" not in kinds
+    return told and bool(failure.frames) and not serving_frames(failure.frames)
 
 
 def _goes_on(start: Start, at: int) -> bool:
@@ -190,6 +202,8 @@ def survived(start: Start, sign: Sign) -> bool:
 
     The soft watchdog only dumps stacks, and newer versions warn of lost slots and go on.
     """
+    if sign.id == "killed":
+        return stop_asked(start) is not None or _goes_on(start, sign.at)
     if sign.id == "watchdog-timeout":
         return sign.fields.get("soft") in (True, "True")
     return sign.id == "kv-leak" and any(batch.at > sign.at for batch in start.batches)
@@ -238,4 +252,6 @@ def _counts(start: Start, fact: LogFact, end: int | None) -> bool:
     """A process died, and not because it was asked to."""
     if end is not None and fact.offset > end:
         return False
+    if fact.fields.get("what") == "server" and (end is not None or _goes_on(start, fact.offset)):
+        return False  # a shell tells of whatever it started: a client, an earlier server
     return fact.fields.get("exit_code") not in STOP_SIGNALS

@@ -40,7 +40,9 @@ def not_found(case: Case) -> Finding | None:
         words[:1].upper() + words[1:],
         title="The files of a LoRA adapter were not found" if adapter is not None else None,
         evidence=[
-            Evidence(what="model" if adapter is None else "adapter", value=str(name), at=sign.at) if name else None,
+            Evidence(what="model" if adapter is None else "adapter", value=str(name),
+                     at=sign.at if sign.fields.get("model") or adapter is not None else case.start.settings_at)
+            if name else None,
             case.quote("file", sign, "missing_path") or case.quote("file", sign, "file_path")
             or case.quote("file", sign, "damaged_path"),
             case.quote("detail", sign, "detail"),

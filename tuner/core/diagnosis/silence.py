@@ -27,6 +27,7 @@ def unknown(case: Case) -> Finding:
     if failure is not None and failure.exception:
         said = f"{failure.exception}: {failure.message.partition(chr(10))[0]}"[:_QUOTED]
     whole = case.start.settings_at is not None
+    place = failure.message_at if failure is not None else root.at if root is not None else None
     words = "The start failed, and what the log holds does not tell why."
     if said:
         words = f"The first failure in the log is `{said}`. What it means is not known here."
@@ -53,13 +54,14 @@ def unknown(case: Case) -> Finding:
         severity=Severity.FATAL,
         confidence=Confidence.LOW,
         evidence=[
-            Evidence(what="first failure", value=said, at=root.at) if root is not None and said else None,
+            Evidence(what="first failure", value=said, at=place) if place is not None and said else None,
             Evidence(what="raised in", value=where, at=failure.at) if failure is not None and where and own else None,
         ],
         remedies=[
             case.advice("version", "the same words among the engine's issues; another version of it or of the package"
                         " that raised them"),
-        ] if own and whole else [
+            None if whole else case.advice("log", "the whole log of this start, from its first line"),
+        ] if own else [
             case.advice("log", "the lines before, of every process: standard output and errors together (2>&1)"),
             case.advice("dmesg", "whether the kernel ended a process", DMESG),
         ] if after else [

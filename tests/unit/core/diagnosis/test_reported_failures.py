@@ -489,6 +489,9 @@ def test_an_exception_where_a_client_is_answered_is_no_failure_of_the_server(req
     assert fatal(STATS + request_error) == []
 
 
+USAGE = "usage: launch_server.py [-h] sglang\nlaunch_server.py: error: unrecognized arguments: --nosuch 4\n"
+CHECK = traceback("AssertionError: tp_size must be positive", ("sglang/launch_server.py", "<module>"),
+                  ("sglang/srt/server_args.py", "__post_init__"))  # fmt: skip
 OTHERS = traceback("KeyError: 'API_KEY'", ("app/proxy.py", "<module>"), ("app/proxy.py", "main"))
 REFUSED = traceback(
     "requests.exceptions.ConnectionError: HTTPConnectionPool(host='llm', port=30000): Max retries exceeded",
@@ -503,6 +506,34 @@ def test_another_program_that_writes_to_the_same_log_is_not_the_server(other: st
     assert fatal(sglang("weight-load", tp=2) + other) == []
     own = other.replace("app/proxy.py", "app/sglang/launch_server.py").replace("app/bench.py", "app/sglang/bench.py")
     assert fatal(sglang("weight-load", tp=2) + own)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "[2026-03-01 10:01:30] Error in processing image\n"
+        + traceback(
+            "PIL.UnidentifiedImageError: cannot identify image file", ("sglang/srt/multimodal/base.py", "load")
+        ),
+        "[2026-03-01 10:01:30] Error in detect_and_parse: Expecting value: line 1 column 1 (char 0)\n"
+        + traceback("json.decoder.JSONDecodeError: Expecting value", ("sglang/srt/function_call/qwen.py", "parse")),
+    ],
+)
+def test_what_a_ready_server_says_of_one_request_ends_it_not(words: str) -> None:
+    assert fatal(sglang("ready", tp=1) + words) == []
+
+
+def test_what_a_shell_tells_of_a_client_that_was_killed_is_not_the_server() -> None:
+    shell = "/entrypoint.sh: line 8:   77 Killed                  python3 warmup_client.py\n"
+    before, ready = sglang("graph-capture", tp=1), sglang("ready", tp=1)
+    assert fatal(before + shell + ready.removeprefix(before)) == []
+    assert fatal(before + shell)
+
+
+def test_another_programs_exception_before_anything_is_known_gives_way_to_the_engines() -> None:
+    finding = verdict(OTHERS + USAGE)
+    assert (finding.cause, finding.confidence) == ("bad-argument", Confidence.HIGH)
+    assert verdict(OTHERS + sglang("args", tp=1).replace("server_args=", "x=") + CHECK).cause == "bad-argument"
 
 
 def test_an_engine_that_died_is_told_by_the_requests_that_met_it() -> None:
@@ -542,6 +573,15 @@ def test_the_word_of_a_child_that_failed_is_no_cause() -> None:
     finding = verdict(sglang("graph-capture", tp=2) + SIGQUIT)
     assert (finding.cause, finding.confidence) == ("inconclusive", Confidence.LOW)
     assert "only follows from" in finding.explanation
+
+
+def test_a_bar_tells_the_phase_where_the_line_that_begins_it_is_missing() -> None:
+    text = vllm("dist-init", tp=1) + (
+        "(EngineCore_DP0 pid=22) Loading safetensors checkpoint shards:  25% Completed | 4/16 [00:10<00:30,  2.5s/it]\n"
+        "(APIServer pid=11) ERROR 05-14 08:16:20 [core_client.py:562] Engine core proc EngineCore_DP0 died"
+        " unexpectedly, shutting down client.\n"
+    )
+    assert (verdict(text).cause, verdict(text).phase) == ("rank-died", "weight-load")
 
 
 def test_a_bus_error_may_be_shared_memory() -> None:
