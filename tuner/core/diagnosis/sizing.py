@@ -22,6 +22,9 @@ from tuner.core.versions import at_least
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
 from tuner.domain.starts import Sign
 
+_HALF, _ANY = 0.5, 0.1
+"""Of a GPU: what is left of it when another process has more is seldom enough; and no LLM lives on less than this."""
+
 
 def no_pool(case: Case) -> Finding | None:
     """The engine found no memory for the KV pool: sums decide whether the fraction, others, or the weights are why."""
@@ -240,9 +243,8 @@ def utilization_check(case: Case) -> Finding | None:
         return None
     taken = total - free
     most = down(int(free / total * 100 + 1e-6) / 100)
-    lower = case.remedy(
-        "gpu_memory_utilization", Move.LOWER, f"{most:g} x {total:g} GiB are free now", value=most, most=most
-    )
+    why = f"{most:g} x {total:g} GiB are free now" + (", if weights and cache fit into that" if most < _HALF else "")
+    lower = case.remedy("gpu_memory_utilization", Move.LOWER, why, value=most, most=most) if most >= _ANY else None
     facts = [
         Evidence(what="free", value=free, unit="GiB", at=sign.at),
         Evidence(what="total", value=total, unit="GiB", at=sign.at),

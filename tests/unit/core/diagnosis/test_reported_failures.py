@@ -462,6 +462,18 @@ def test_advice_against_giving_up_graphs_is_spelled_as_the_engine_does() -> None
     assert not any("--disable-cuda-graph" in each for each in finding.wrong_advice)
 
 
+@pytest.mark.parametrize(("free", "value"), [("60.2", 0.76), ("10.2", 0.12), ("0.6", None)])
+def test_a_full_gpu_is_no_reason_to_ask_for_nothing(free: str, value: float | None) -> None:
+    error = (
+        f"ValueError: Free memory on device ({free}/79.11 GiB) on startup is less than desired GPU memory utilization"
+        " (0.9, 71.2 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
+    )
+    finding = verdict(vllm("dist-init", tp=1) + core(error, ("vllm/v1/worker/gpu_worker.py", "init_device")))
+    assert finding.cause == "foreign-process-on-gpu"
+    told = proposed(finding).get("gpu_memory_utilization")
+    assert told == (None if value is None else ("lower", value))
+
+
 # --- What is no cause -------------------------------------------------------------------------------------------------
 
 STATS = (
