@@ -150,6 +150,7 @@ def failures(stream: Iterable[Record]) -> tuple[list[Failure], list[Record]]:
     closed: list[_Block] = []
     others: list[Record] = []
     orphans: list[_Block] = []
+    announced: set[int] = set()  # lines whose traceback was found: none has two
     for record in stream:
         block = next((b for b in reversed(open_blocks) if b.open_to(record)), None)
         begins = _begins(record.message)
@@ -167,7 +168,8 @@ def failures(stream: Iterable[Record]) -> tuple[list[Failure], list[Record]]:
             head, _, _ = record.message.partition(TRACEBACK)
             header, first = _HEADER_END.sub("", head), record
             if not header:
-                header, first = _announced(others, record)
+                header, first = _announced([other for other in others[-6:] if id(other) not in announced], record)
+                announced.add(id(first))
             open_blocks.append(_Block(record, header, first))
             continue
         headless = not open_blocks if not record.prefixed else bool(record.source) and block is None
@@ -190,13 +192,15 @@ def failures(stream: Iterable[Record]) -> tuple[list[Failure], list[Record]]:
 
 def _announced(others: list[Record], record: Record) -> tuple[str, Record]:
     """`EngineCore failed to start.` stands on a line of its own above its traceback; and where it all begins."""
-    said = [other for other in others[-6:] if other.message.strip()]
+    said = [other for other in others if other.message.strip()]
     if said and record.source and said[-1].source == record.source and said[-1].actor == record.actor:
         return said[-1].message.strip().rstrip("."), record
     said = said[-2:]
     if said and said[-1].message.startswith("future: <Task"):
         said.pop()
-    if said and _ANNOUNCED.match(header := said[-1].message.strip()):
+    # A rank's own record is announced by none of the main process's.
+    own = record.rank is None or (bool(said) and said[-1].rank == record.rank)
+    if own and said and _ANNOUNCED.match(header := said[-1].message.strip()):
         return header.rstrip(":"), said[-1]
     return "", record
 

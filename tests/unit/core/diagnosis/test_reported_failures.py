@@ -542,6 +542,16 @@ def test_what_a_shell_tells_of_a_client_that_was_killed_is_not_the_server() -> N
     assert fatal(before + shell)
 
 
+def test_what_announces_a_requests_traceback_announces_no_other() -> None:
+    asked = "[2026-03-01 10:01:30] Error in request: The input (61709 tokens) is longer than the context length.\n"
+    asked += traceback("ValueError: The input (61709 tokens) is longer than the context length.",
+                       ("sglang/srt/entrypoints/openai/serving_base.py", "handle_request"))  # fmt: skip
+    own = "[2026-03-01 10:01:31] " + traceback(OOM.format(tried="2.00 GiB"), ("sglang/srt/managers/x.py", "run_batch"))
+    assert fatal(sglang("ready", tp=1) + asked) == []
+    assert fatal(sglang("ready", tp=1) + asked + own)
+    assert fatal(sglang("ready", tp=2) + asked + own.replace("31]", "31 TP0]"))
+
+
 def test_another_programs_exception_before_anything_is_known_gives_way_to_the_engines() -> None:
     finding = verdict(OTHERS + USAGE)
     assert (finding.cause, finding.confidence) == ("bad-argument", Confidence.HIGH)
