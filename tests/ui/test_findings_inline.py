@@ -71,6 +71,7 @@ async def test_on_a_tall_screen_a_failure_is_unfolded_by_itself_once(app_on: App
     app, (session,) = app_on(states.explained())
     async with app.run_test(size=WIDE) as pilot:
         await pilot.pause()
+        assert "FAILED while" not in app.screen.query_one("#notes", Rows).text, "said once"
         assert "refuted by" in card_text(app)
         await pilot.press("escape")
         await pilot.pause()

@@ -49,7 +49,7 @@ def test_a_start_that_says_nothing_any_more_is_told_and_which_ranks_do_nothing()
         server = state.servers[0]
         server = states.REPLACE(
             server,
-            log=states.REPLACE(server.log, grown_at=state.mono - silent_s),
+            log=states.REPLACE(server.log, grown_at=state.mono, said_at=state.mono - silent_s),
             usual=states.REPLACE(server.usual, phases_s=usual or {}),
         )
         samples = tuple(
@@ -71,7 +71,7 @@ def test_a_start_that_says_nothing_any_more_is_told_and_which_ranks_do_nothing()
 def test_a_start_that_is_found_to_stand_still_is_told_by_its_card_alone() -> None:
     state = states.starting()
     server = state.servers[0]
-    log = states.REPLACE(server.log, grown_at=state.mono - 130.0)
+    log = states.REPLACE(server.log, said_at=state.mono - 130.0)
     server = states.REPLACE(server, log=log, usual=states.REPLACE(server.usual, phases_s={}))
     assert notes.silence(state, server)
     for cause in ("start-hang", "graph-capture-hang"):

@@ -235,8 +235,8 @@ class OverviewScreen(Explained):
             else ()
         )
         silence = notes.silence(state, server)
-        # Where there is little room the card says it all, and the log below has the words.
-        explained = self.size.height < _TALL and self.card is not None and self.card.finding.severity is Severity.FATAL
+        # The card says it all, and better than the first words of the log, which stand below.
+        explained = self.card is not None and self.card.finding.severity is Severity.FATAL
         rest = (silence, explained, width, self.size.height, table, self._fixed)
         if self.changed("notes", *parts, *about, *rest):
             rows = rows_of(state, server)

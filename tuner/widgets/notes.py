@@ -222,11 +222,11 @@ SILENT_S = 120.0
 
 def silence(state: HostState, server: ServerState | None) -> str:
     """That a start has stopped saying anything, in words; empty when it talks, or is always silent there."""
-    if server is None or not server.phase.starting or server.log.grown_at is None:
+    if server is None or not server.phase.starting or server.log.said_at is None:
         return ""
     if state.link.phase is not LinkPhase.UP:
         return ""
-    silent_s = state.mono - server.log.grown_at
+    silent_s = state.mono - server.log.said_at
     known = bool(server.phases) and server.phases[-1].phase in server.usual.phases_s
     if any(finding.cause in HANGS for finding in server.findings):
         return ""  # the card says so, and more
