@@ -10,6 +10,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from tuner.core.diagnosis.case import Case
+from tuner.core.finding_words import value_text
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy, Severity
 from tuner.domain.gates import PathState
 from tuner.domain.server import Phase
@@ -133,7 +134,8 @@ def serving(state: HostState, server: ServerState, case: Case) -> Finding | None
     running = _waiting(state, server, idle, answers=not stopped)
     if running is None or (not stopped and (work is None or not work.busy)):
         return None
-    words = f"{running:.0f} requests run, and for {idle:.0f} s no token came and no batch was logged"
+    words = f"{value_text(running, 'requests')} {'runs' if running == 1 else 'run'}"
+    words += f", and for {idle:.0f} s no token came and no batch was logged"
     words += f"; {work.words}." if work is not None else "."
     words += _stopped_words(stopped)
     return case.finding(
@@ -163,14 +165,17 @@ def _silence(state: HostState, server: ServerState) -> float | None:
 
 
 def _without_work(state: HostState, server: ServerState) -> float | None:
-    """Seconds without a token, without a batch in the log and without memory that grew.
+    """Seconds with requests, without a token, without a batch in the log and without memory that grew.
 
-    What answers HTTP prints its refusals and complaints also while the engine hangs, so other lines say nothing.
+    What answers HTTP prints its refusals and complaints also while the engine hangs, so other lines say nothing where
+    work was ever seen.
     """
     made = [point.t for point in server.series.get("tok_s", ()) if point.value > 0]
     known = [at for at in (server.log.worked_at, *made[-1:]) if at is not None]
-    said = server.log.said_at if server.log.said_at is not None else server.metrics.at
-    return _since(state, server, max(known, default=said))
+    if not known and server.log.said_at is not None:
+        known.append(server.log.said_at)
+    known += [point.t for point in server.series.get("running", ()) if point.value < 1][-1:]
+    return _since(state, server, max(known, default=server.metrics.at))
 
 
 def _since(state: HostState, server: ServerState, at: float | None) -> float | None:
@@ -184,13 +189,13 @@ def _waiting(state: HostState, server: ServerState, idle: float, *, answers: boo
     """How many requests run that get nothing; None where that is not so, or is not known."""
     since = state.mono - idle
     told = server.series.get("running", ())
-    running = [point.value for point in told if point.t >= since]
+    running = [point.value for point in told if point.t > since]
     if len(running) < _FEW:
         # A server that was stopped as a whole answers no more: those it had are those that wait.
         running = [] if answers else [point.value for point in told[-1:]]
     usage = {point.value for point in server.series.get("token_usage", ()) if point.t >= since + STOPPED_S / 2}
     # A long prompt fills the pool before its first token.
-    return running[-1] if running and min(running) >= 1 and len(usage) <= 1 else None
+    return running[-1] if running and running[-1] >= 1 and len(usage) <= 1 else None
 
 
 def _too_long(state: HostState, server: ServerState, silent: float, work: Work) -> bool:

@@ -16,7 +16,8 @@ from tuner.domain.history import MemoryRecord, StartRecord
 from tuner.domain.server import LogSource, Phase
 from tuner.domain.state import HostState, ServerState
 
-_DAY_S, _EASTMOST_S = 86_400.0, 14 * 3600.0
+_DAY_S = 86_400.0
+_WESTMOST_S, _EASTMOST_S = -12 * 3600.0, 14 * 3600.0
 _FIRST_LINES = 300
 """Some of an older log tell their time."""
 
@@ -60,12 +61,13 @@ def _clock(state: HostState, server: ServerState, data: str, engine: Engine) -> 
     at = next((at for line in lines if (at := engine.prefix(clean(line)).at) is not None), None)
     if at is None or state.now is None:
         return 0.0
-    zone = state.hello.utc_offset_s if state.hello is not None else None
+    zone = (state.hello.utc_offset_s if state.hello is not None else None) or 0.0
     if server.log_clock is not None:
-        # The running server's own log tells it best. Its missing year is whole days.
-        zone = server.log_clock % _DAY_S
-        zone -= _DAY_S if zone > _EASTMOST_S else 0.0
-    return at - with_year(at, state.now) + (zone or 0.0)
+        # The running server's own log tells it best. Its missing year is whole days; of two zones that are a day apart,
+        # as Hawaii and the Line Islands are, it is the one nearer to the host's.
+        alike = (server.log_clock % _DAY_S, server.log_clock % _DAY_S - _DAY_S)
+        zone = min((each for each in alike if _WESTMOST_S <= each <= _EASTMOST_S), key=lambda each: abs(each - zone))
+    return at - with_year(at, state.now) + zone
 
 
 def _memory(state: HostState, past: ServerState, record: StartRecord, engine: Engine) -> tuple[KeepMemory, ...]:

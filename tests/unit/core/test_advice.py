@@ -250,6 +250,22 @@ def test_requests_that_get_no_token_while_ranks_spin() -> None:
     assert "4 requests run, and for 90 s no token came" in finding.explanation
 
 
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize("hung", [90, 300])
+def test_a_server_that_was_idle_before_it_hung_is_told(engine: str, hung: int) -> None:
+    """Of an idle server every reading is zero, and none of that is work."""
+    before = [0.0] * 120
+    numbers = {"running": series(*before, *[1.0] * hung), "tok_s": series(*before, *[0.0] * hung)}
+    identity = msgspec.structs.replace(server().identity, engine=engine)
+    quiet = msgspec.structs.replace(serving(hung + 120.0, 1, 0.0), series=numbers, identity=identity)
+    finding = found(host(1.0, 1.0, 0.0, 1.0), quiet)["watchdog-hang"]
+    assert finding.explanation.startswith(f"1 request runs, and for {hung} s no token came")
+    just_asked = {name: series(*before, *[value] * 30) for name, value in (("running", 1.0), ("tok_s", 0.0))}
+    assert found(host(1.0, 1.0, 0.0, 1.0), msgspec.structs.replace(quiet, series=just_asked)) == {}
+    gone_idle = {**numbers, "running": (*numbers["running"][:-1], SeriesPoint(MONO, 0.0))}
+    assert found(host(1.0, 1.0, 0.0, 1.0), msgspec.structs.replace(quiet, series=gone_idle)) == {}
+
+
 def test_a_stopped_rank_of_a_serving_server() -> None:
     finding = found(host(1.0, 1.0, 0.0, 1.0), stopped(serving(15.0, 4, 0.0), "TP1"))["watchdog-hang"]
     assert (finding.ranks, finding.confidence) == ((1,), Confidence.HIGH)

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tuner.core import remembered
 from tuner.core.reduce import initial, reduce
 from tuner.domain import events as e
 from tuner.domain.commands import AnyCommand, KeepMemory, KeepStart, LookUpStarts
@@ -64,25 +63,49 @@ def test_a_start_of_another_llm_is_left_alone() -> None:
     assert commands_for("seed-1-baseline.log", "/models/other") == ()
 
 
-@pytest.mark.parametrize(("clock", "offset"), [(None, 3600.0 * 9), (3600.0 * 9, 0.0), (-3600.0 * 7, 0.0)])
-def test_an_older_log_has_the_hosts_time_and_the_year_that_it_does_not_tell(clock: float | None, offset: float) -> None:
-    """vLLM prints neither year nor zone."""
+H = 3600.0
+OF_VLLM = """\
+a line without a time
+(APIServer pid=1) INFO 11-29 16:26:06 [api_server.py:9] vLLM API server version 0.11.0
+(APIServer pid=1) INFO 11-29 16:26:06 [utils.py:233] non-default args: {'model': '/models/m'}
+(APIServer pid=1) INFO 11-29 16:27:36 [launcher.py:42] Available routes are:
+(APIServer pid=1) INFO:     Application startup complete.
+"""
+
+
+@pytest.mark.parametrize(
+    ("clock", "offset", "zone"),
+    [
+        (None, 9 * H, 9 * H),
+        (None, None, 0.0),
+        (9 * H, 0.0, 9 * H),
+        (-7 * H, 0.0, -7 * H),
+        (-10 * H, -10 * H, -10 * H),
+        (-11 * H, -11 * H, -11 * H),
+        (-12 * H, -12 * H, -12 * H),
+        (-10 * H, 0.0, -10 * H),
+        (14 * H, 14 * H, 14 * H),
+        (13 * H, 12 * H, 13 * H),
+        (0.0, 13 * H, 0.0),
+        (0.0, -10 * H, 0.0),
+    ],
+)
+def test_an_older_log_has_the_hosts_time_and_the_year_that_it_does_not_tell(
+    clock: float | None, offset: float | None, zone: float
+) -> None:
+    """vLLM prints neither year nor zone. A container's zone may be another than its host's, though none that is not."""
     now = datetime(2027, 1, 3, 12, 0, tzinfo=UTC).timestamp()
-    text = "a line without a time\n(APIServer pid=1) INFO 11-29 16:26:06 [api_server.py:9] vLLM API server version\n"
-    at = datetime(2026, 11, 29, 16, 26, 6, tzinfo=UTC).timestamp()
-    state = msgspec.structs.replace(initial("host"), now=now)
-    state = msgspec.structs.replace(
-        state,
-        hello=e.ProbeHello(
-            protocol=1, python="3", pid=1, uid=0, hostname="h", boot_id="b", at=now, utc_offset_s=offset
-        ),
-    )
+    hello = e.ProbeHello(
+        protocol=1, python="3", pid=1, uid=0, hostname="h", boot_id="b", at=now, utc_offset_s=offset
+    )  # fmt: skip
     year = datetime(2027, 1, 1, tzinfo=UTC).timestamp() - datetime(2000, 1, 1, tzinfo=UTC).timestamp()
     server = ServerState(
         identity=ServerIdentity(key="1:1", engine="vllm", pid=1, start_ticks=1),
+        model="/models/m",
         log_clock=None if clock is None else clock - year,
     )
-    first = next(a for line in text.splitlines() if (a := ENGINES["vllm"].prefix(line).at) is not None)
-    zone = offset if clock is None else clock
-    found = first - remembered._clock(state, server, text, ENGINES["vllm"])
-    assert found == at - zone
+    state = msgspec.structs.replace(initial("host"), now=now, hello=hello, servers=(server,))
+    old = e.OldLog(seq=1, mono=1.0, key="1:1", path="/old.log", size=len(OF_VLLM), data=OF_VLLM)
+    _, commands = reduce(state, old, ENGINES)
+    (kept,) = (each for each in commands if isinstance(each, KeepStart))
+    assert kept.record.started_at == datetime(2026, 11, 29, 16, 26, 6, tzinfo=UTC).timestamp() - zone
