@@ -11,6 +11,7 @@ from textual.containers import VerticalScroll
 from tests.support import explained, states
 from tests.support.sessions import FakeSession
 from tuner.domain.findings import Outcome
+from tuner.domain.server import Phase
 from tuner.domain.starts import Figure, Start
 from tuner.domain.state import HostState
 from tuner.engines import load_engines
@@ -48,6 +49,18 @@ def test_every_rank_has_its_seconds_and_its_memory() -> None:
     numbers = "2.0 2.1 8:34 0.8 1:11 8.0 94.04 1.16 72.33 21.71 10.42 159,277 2.60 8.69"
     assert row.split()[1:] == numbers.split()
     assert len(lines) == 3 + 8
+
+
+def test_a_phase_in_two_parts_took_both() -> None:
+    """Decode and prefill graphs are captured one after the other, and what is usual counts both."""
+    start = explained.good_start()
+    ranks = []
+    for rank in start.ranks:
+        graphs = next(at for at, span in enumerate(rank.phases) if span.phase is Phase.GRAPH_CAPTURE)
+        more = states.REPLACE(rank.phases[graphs], seconds=100.0)
+        ranks.append(states.REPLACE(rank, phases=(*rank.phases[: graphs + 1], more, *rank.phases[graphs + 1 :])))
+    row = next(line for line in story(states.REPLACE(start, ranks=tuple(ranks))) if line.startswith(" TP3"))
+    assert row.split()[5] == "2:51", "71 s and 100 s"
 
 
 def test_where_there_is_little_room_the_halves_stand_below_each_other() -> None:

@@ -211,14 +211,23 @@ def _times(
     for phase in phases:
         cells: list[Cell] = []
         for group in groups:
-            spans = [span for rank in group for span in rank.phases if span.phase is phase]
+            spans = [span for rank in group if (span := _whole(rank, phase)) is not None]
             slowest = max(spans, key=lambda span: span.seconds or 0.0, default=None)
-            last = slowest is not None and any(rank.phases[-1] is slowest for rank in group if rank.phases)
+            last = slowest is not None and any(rank.phases[-1].phase is phase for rank in group if rank.phases)
             cells.append(_time(slowest, start, glyphs, is_last=last))
         if any(each in usual for each in phases):
             cells.append(Cell(_range(usual.get(phase)), "dim"))
         columns.append(Column("seconds", PHASE_NAMES.get(phase, str(phase)), cells))
     return columns
+
+
+def _whole(rank: RankStory, phase: Phase) -> PhaseSpan | None:
+    """What a rank took for a phase that comes in several parts, such as the capture of decode and of prefill graphs."""
+    parts = [span for span in rank.phases if span.phase is phase]
+    if not parts:
+        return None
+    told = [span.seconds for span in parts if span.seconds is not None]
+    return replace(parts[-1], seconds=sum(told) if told else None)
 
 
 def _range(times: tuple[float, float] | None) -> str:
