@@ -16,7 +16,7 @@ from tuner.engines import load_engines
 from tuner.engines.sglang import links, memory
 from tuner.engines.sglang.defaults import AutoInputs, auto_chunk, auto_fraction, auto_graph_bs, card_of, graph_sizes
 from tuner.engines.sglang.defaults import prefill_sizes as prefill_sizes_of
-from tuner.engines.sglang.shape import shape_of
+from tuner.engines.sglang.shape import changed, shape_of
 from tuner.units import GIB
 
 SGLANG = load_engines()["sglang"]
@@ -127,6 +127,14 @@ def test_fewer_channels_and_no_custom_all_reduce() -> None:
     seen = SGLANG.forecast(real("base"), TWO_CHANNELS, [there])
     assert seen.kv_tokens == pytest.approx(tokens(there), rel=1e-3)
     assert gib(seen, "graphs") == pytest.approx(graphs(there), abs=0.05)
+
+
+def test_each_graph_more_may_hold_buffers_of_links_that_nobody_measured() -> None:
+    larger = {"cuda_graph_max_bs": 2048}
+    times = len(graph_sizes("0.5.16", 2048)) / len(graph_sizes("0.5.16", 32))
+    more = [error(SGLANG.forecast(real("base"), larger | links), "graphs") for links in (TWO_CHANNELS, {})]
+    assert times > 8
+    assert more[0] - more[1] == pytest.approx(1.0 + 0.25 * times, abs=0.01)
 
 
 def test_custom_all_reduce_alone_takes_what_it_was_measured_to_take() -> None:
@@ -417,6 +425,43 @@ def test_the_card_by_what_was_free_on_it() -> None:
     assert card_of((138.18 + 1.07) * 1024) == (143_771, True)
     assert card_of((94.04 + 0.39) * 1024)[0] == pytest.approx(97_887, abs=20)
     assert card_of(50_000) == (50_600, False)
+
+
+@pytest.mark.parametrize(
+    ("version", "settings", "changes", "on"),
+    [
+        ("0.5.9", {"enable_piecewise_cuda_graph": True}, {"disable_piecewise_cuda_graph": False}, True),
+        ("0.5.9", {"enable_piecewise_cuda_graph": True}, {"disable_piecewise_cuda_graph": None}, True),
+        ("0.5.9", {"enable_piecewise_cuda_graph": True}, {"enable_piecewise_cuda_graph": False}, False),
+        ("0.5.9", {}, {"disable_piecewise_cuda_graph": False}, False),
+        ("0.5.9", {}, {"enable_piecewise_cuda_graph": True}, True),
+        ("0.5.12", {"disable_piecewise_cuda_graph": True}, {"enable_piecewise_cuda_graph": False}, False),
+        ("0.5.12", {"disable_piecewise_cuda_graph": True}, {"disable_piecewise_cuda_graph": False}, True),
+        ("0.5.16", {"disable_prefill_cuda_graph": True}, {"disable_piecewise_cuda_graph": False}, True),
+        ("0.5.16", {"disable_cuda_graph": True}, {"disable_piecewise_cuda_graph": False}, False),
+        ("0.5.16", {}, {"cuda_graph_backend_prefill": "disabled"}, False),
+    ],
+)
+def test_prefill_graphs_by_all_their_flags(
+    version: str, settings: dict[str, Any], changes: dict[str, Any], on: bool
+) -> None:
+    """A flag that is turned does not make the forecast forget the other."""
+    assert changed(shape_of(start(version=version, settings=settings), None), changes, None).prefill_graphs is on
+
+
+def test_what_is_not_changed_still_sizes_the_graphs() -> None:
+    base = shape_of(start(settings={"disable_cuda_graph_padding": True, "piecewise_cuda_graph_max_tokens": 512}), None)
+    assert max(base.prefill_sizes) == 512
+    assert changed(base, {"cuda_graph_max_bs": 32}, None).decode_sizes == tuple(range(1, 33))
+    assert max(changed(base, {"chunked_prefill_size": 2048}, None).prefill_sizes) == 512
+    assert max(changed(base, {"cuda_graph_max_bs_prefill": None}, None).prefill_sizes) == 8192
+
+
+def test_symmetric_memory_is_of_the_size_that_the_environment_asks_for() -> None:
+    base = shape_of(start(env={"SGLANG_SYMM_MEM_PREALLOC_GB_SIZE": "2"}), None)
+    assert base.symmetric_gib == 0.0
+    assert changed(base, {"enable_symm_mem": True}, None).symmetric_gib == 2.0
+    assert changed(base, {"enable_symm_mem": True, "SGLANG_SYMM_MEM_PREALLOC_GB_SIZE": None}, None).symmetric_gib == 4.0
 
 
 def test_a_request_table_of_known_size() -> None:

@@ -29,6 +29,42 @@ _PHASE = r"{}=PhaseConfig\((?P<body>[^()]*)\)"
 _BACKEND = re.compile(r"backend='(\w+)'")
 _SIZES = re.compile(r"\bbs=\[([\d, ]*)\]")
 
+_SYMMETRIC = "SGLANG_SYMM_MEM_PREALLOC_GB_SIZE"
+_CHANNELS = frozenset({"NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_BUFFSIZE"})
+_SWITCHES = {
+    "enable_dp_attention": "dp_attention",
+    "enable_symm_mem": "symmetric",
+    "disable_cuda_graph": "graphs_off",
+    "disable_cuda_graph_padding": "every_size",
+    "disable_piecewise_cuda_graph": "prefill_forbidden",
+    "disable_prefill_cuda_graph": "prefill_forbidden",
+    "enable_piecewise_cuda_graph": "prefill_wanted",
+}
+"""Knobs that are on or off, and what of a shape they are."""
+_FIELDS = {
+    "mem_fraction_static": "fraction",
+    "tp_size": "tp",
+    "pp_size": "pp",
+    "dp_size": "dp",
+    "context_length": "context",
+    "max_running_requests": "requests",
+    "chunked_prefill_size": "chunk",
+    "max_prefill_tokens": "max_prefill",
+    "page_size": "page",
+    "max_total_tokens": "cap",
+    "speculative_algorithm": "speculative",
+    "speculative_num_draft_tokens": "draft_tokens",
+    "speculative_draft_model_path": "draft",
+    "mamba_full_memory_ratio": "mamba_ratio",
+    "cuda_graph_backend_decode": "decode_backend",
+    "cuda_graph_backend_prefill": "prefill_backend",
+    "cuda_graph_max_bs_prefill": "prefill_longest",
+}
+"""Knobs whose value is taken as it is."""
+_DECODE = frozenset({"cuda_graph_max_bs", "cuda_graph_bs", "disable_cuda_graph_padding", "speculative_algorithm"})
+_PREFILL = frozenset({"chunked_prefill_size", "cuda_graph_max_bs_prefill", "max_total_tokens", "context_length"})
+"""Knobs by which the sizes of the graphs are listed anew."""
+
 
 class Shape(Struct, frozen=True, kw_only=True):
     """The memory-relevant settings of one start."""
@@ -52,16 +88,21 @@ class Shape(Struct, frozen=True, kw_only=True):
     decode_sizes: tuple[int, ...] = ()
     decode_listed: tuple[int, ...] = ()
     """Their sizes where they are on."""
+    every_size: bool = False
+    """A decode graph for each batch size: nothing is padded."""
     prefill_graphs: bool = False
     prefill_sizes: tuple[int, ...] = ()
+    prefill_longest: int | None = None
+    """Of the prefill graphs, as asked; None: by the chunk."""
     graphs_off: bool = False
     """All of them, by flag."""
     decode_backend: str | None = None
     """As it was named."""
     prefill_backend: str | None = None
     """As it was named, which lifts the 4 GiB rule."""
-    prefill_flag: bool | None = None
-    """What the flags of prefill graphs say; None: nothing."""
+    prefill_forbidden: bool = False
+    prefill_wanted: bool = False
+    """Flags of prefill graphs: up to 0.5.9 one asks for them, later one forbids them."""
     speculative: str | None = None
     draft: str | None = None
     """The draft model, where it was named."""
@@ -69,8 +110,9 @@ class Shape(Struct, frozen=True, kw_only=True):
     mamba_ratio: float | None = None
     latent: bool = False
     custom_all_reduce: bool = True
-    symmetric_gib: float = 0.0
-    """NCCL symmetric memory that is taken ahead."""
+    symmetric: bool = False
+    symmetric_asked: float | None = None
+    """NCCL symmetric memory that is taken ahead where it is on, GiB; None: by SGLang."""
     channels: int = _NCCL_CHANNELS
     buffer_bytes: int = _NCCL_BUFFER
     channels_known: bool = False
@@ -91,6 +133,22 @@ class Shape(Struct, frozen=True, kw_only=True):
         return self.speculative is not None and self.speculative != "NGRAM"
 
     @property
+    def symmetric_gib(self) -> float:
+        """NCCL symmetric memory that is taken ahead."""
+        if not self.symmetric or not since(self.version, "0.5.9"):
+            return 0.0
+        return 4.0 if self.symmetric_asked is None else max(0.0, self.symmetric_asked)
+
+    @property
+    def wants_prefill(self) -> bool:
+        """Whether prefill graphs are asked for; what names their backend says it, and the flags where nothing does."""
+        if self.graphs_off:
+            return False
+        if self.prefill_backend is not None:
+            return self.prefill_backend != _OFF
+        return not self.prefill_forbidden and (self.prefill_wanted or since(self.version, "0.5.10"))
+
+    @property
     def gate(self) -> bool:
         """Whether little free memory switches the prefill graphs off."""
         version = parse_version(self.version)
@@ -108,7 +166,6 @@ def shape_of(start: Start, gpu_mib: float | None) -> Shape:
         tp=whole(settings.get("tp_size")) or max(1, len(start.ranks)),
         pp=whole(settings.get("pp_size")) or 1,
         dp=whole(settings.get("dp_size")) or 1,
-        dp_attention=bool(settings.get("enable_dp_attention")),
         context=whole(limits.get("context_len")) or whole(settings.get("context_length")),
         requests=whole(settings.get("max_running_requests")),
         chunk=whole(settings.get("chunked_prefill_size")) or 8192,
@@ -122,7 +179,12 @@ def shape_of(start: Start, gpu_mib: float | None) -> Shape:
         mamba_ratio=_real(settings.get("mamba_full_memory_ratio")),
         latent=memory.latent(start),
         custom_all_reduce=not settings.get("disable_custom_all_reduce"),
-        symmetric_gib=_symmetric(start.version, settings, variables),
+        prefill_longest=whole(settings.get("cuda_graph_max_bs_prefill"))
+        or whole(settings.get("piecewise_cuda_graph_max_tokens")),
+        decode_backend=settings.get("cuda_graph_backend_decode"),
+        prefill_backend=settings.get("cuda_graph_backend_prefill"),
+        symmetric_asked=_real(variables.get(_SYMMETRIC)),
+        **_switches(settings),
         **_nccl(variables),
     )
     return _with_graphs(shape, start, gpu_mib)
@@ -136,10 +198,8 @@ def changed(shape: Shape, changes: Mapping[str, Any], gpu_mib: float | None) -> 
         changes: Canonical name to value; None lets SGLang choose.
         gpu_mib: memory.total of the card, for what it then chooses.
     """
-    new: dict[str, Any] = {}
-    for knob, field in _FIELDS.items():
-        if knob in changes:
-            new[field] = changes[knob]
+    new: dict[str, Any] = {field: changes[knob] for knob, field in _FIELDS.items() if knob in changes}
+    new.update(_switches(changes))
     for field, default in (("tp", 1), ("pp", 1), ("dp", 1), ("page", 1), ("max_prefill", 16384), ("draft_tokens", 0)):
         if field in new and new[field] is None:
             new[field] = default
@@ -151,36 +211,14 @@ def changed(shape: Shape, changes: Mapping[str, Any], gpu_mib: float | None) -> 
         new["kv_bytes"] = memory.dtype_bytes(changes["kv_cache_dtype"]) or 2.0
     if "disable_custom_all_reduce" in changes:
         new["custom_all_reduce"] = not changes["disable_custom_all_reduce"]
-    if "enable_symm_mem" in changes or "SGLANG_SYMM_MEM_PREALLOC_GB_SIZE" in changes:
-        new["symmetric_gib"] = _symmetric(
-            shape.version, {"enable_symm_mem": shape.symmetric_gib > 0, **changes}, changes
-        )
+    if _SYMMETRIC in changes:
+        new["symmetric_asked"] = _real(changes[_SYMMETRIC])
     if _CHANNELS & set(changes):
         held: dict[str, Any] = {"NCCL_BUFFSIZE": shape.buffer_bytes}
         if shape.channels_known:
             held["NCCL_MAX_NCHANNELS"] = shape.channels
         new.update(_nccl({**held, **{name: changes[name] for name in _CHANNELS & set(changes)}}))
     return _regraphed(msgspec.structs.replace(shape, **new), shape, changes, gpu_mib)
-
-
-_CHANNELS = frozenset({"NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_BUFFSIZE"})
-_FIELDS = {
-    "mem_fraction_static": "fraction",
-    "tp_size": "tp",
-    "pp_size": "pp",
-    "dp_size": "dp",
-    "enable_dp_attention": "dp_attention",
-    "context_length": "context",
-    "max_running_requests": "requests",
-    "chunked_prefill_size": "chunk",
-    "max_prefill_tokens": "max_prefill",
-    "page_size": "page",
-    "max_total_tokens": "cap",
-    "speculative_algorithm": "speculative",
-    "speculative_num_draft_tokens": "draft_tokens",
-    "speculative_draft_model_path": "draft",
-    "mamba_full_memory_ratio": "mamba_ratio",
-}
 
 
 def same_draft(one: Shape, other: Shape) -> bool:
@@ -203,52 +241,27 @@ def _with_graphs(shape: Shape, start: Start, gpu_mib: float | None) -> Shape:
         largest = whole(settings.get("cuda_graph_max_bs_decode")) or whole(settings.get("cuda_graph_max_bs"))
         if largest is None and gpu_mib is not None:
             largest = auto_graph_bs(shape.version, gpu_mib, shape.tp, shape.requests)
-        decode = _decode(shape, largest, settings.get("disable_cuda_graph_padding") is True)
+        decode = _decode(shape, largest)
     prefill = captured.get("prefill") or captured.get("piecewise") or prefill_listed
-    on = bool(captured.keys() & {"prefill", "piecewise"}) or _prefill_on(shape.version, settings, prefill_backend)
-    off = bool(settings.get("disable_cuda_graph"))
-    named = settings.get("cuda_graph_backend_decode"), settings.get("cuda_graph_backend_prefill")
+    told = shape if prefill_backend is None else msgspec.structs.replace(shape, prefill_backend=prefill_backend)
     return msgspec.structs.replace(
         shape,
-        decode_sizes=() if off or decode_backend == _OFF else decode,
+        decode_sizes=() if shape.graphs_off or decode_backend == _OFF else decode,
         decode_listed=decode,
-        prefill_graphs=on,
+        prefill_graphs=bool(captured.keys() & {"prefill", "piecewise"}) or told.wants_prefill,
         prefill_sizes=prefill or tuple(prefill_sizes(_prefill_limit(shape))),
-        graphs_off=off,
-        decode_backend=named[0],
-        prefill_backend=named[1],
-        prefill_flag=_prefill_flag(settings),
     )
-
-
-def _prefill_flag(settings: Mapping[str, Any]) -> bool | None:
-    if settings.get("disable_piecewise_cuda_graph") or settings.get("disable_prefill_cuda_graph"):
-        return False
-    return True if settings.get("enable_piecewise_cuda_graph") else None
 
 
 def _regraphed(shape: Shape, old: Shape, changes: Mapping[str, Any], gpu_mib: float | None) -> Shape:
-    said: dict[str, Any] = {}
-    if "disable_cuda_graph" in changes:
-        said["graphs_off"] = bool(changes["disable_cuda_graph"])
-    said.update({field: changes[knob] for knob, field in _BACKENDS.items() if knob in changes})
-    flags = _FLAGS & set(changes)
-    if flags:
-        said["prefill_flag"] = _prefill_flag({flag: changes[flag] for flag in flags})
-    new = msgspec.structs.replace(shape, **said)
+    decode = _new_decode(shape, old, changes, gpu_mib)
     return msgspec.structs.replace(
-        new,
-        decode_listed=(decode := _new_decode(new, old, changes, gpu_mib)),
-        decode_sizes=decode if _decode_now(new, old) else (),
-        prefill_sizes=_new_prefill(new, changes),
-        prefill_graphs=_prefill_now(new, old),
+        shape,
+        decode_listed=decode,
+        decode_sizes=decode if _decode_now(shape, old) else (),
+        prefill_sizes=tuple(prefill_sizes(_prefill_limit(shape))) if _PREFILL & set(changes) else shape.prefill_sizes,
+        prefill_graphs=_prefill_now(shape, old),
     )
-
-
-_BACKENDS = {"cuda_graph_backend_decode": "decode_backend", "cuda_graph_backend_prefill": "prefill_backend"}
-_FLAGS = frozenset({"disable_piecewise_cuda_graph", "enable_piecewise_cuda_graph"})
-_DECODE = frozenset({"cuda_graph_max_bs", "cuda_graph_bs", "disable_cuda_graph_padding", "speculative_algorithm"})
-_PREFILL = frozenset({"chunked_prefill_size", "cuda_graph_max_bs_prefill", "max_total_tokens", "context_length"})
 
 
 def _new_decode(shape: Shape, old: Shape, changes: Mapping[str, Any], gpu_mib: float | None) -> tuple[int, ...]:
@@ -262,13 +275,7 @@ def _new_decode(shape: Shape, old: Shape, changes: Mapping[str, Any], gpu_mib: f
     if largest is None and gpu_mib is not None:
         largest = auto_graph_bs(shape.version, gpu_mib, shape.tp, shape.requests)
     largest = None if largest is None else min(largest, _LARGEST)
-    return _decode(shape, largest, changes.get("disable_cuda_graph_padding") is True) or old.decode_listed
-
-
-def _new_prefill(shape: Shape, changes: Mapping[str, Any]) -> tuple[int, ...]:
-    if not _PREFILL & set(changes):
-        return shape.prefill_sizes
-    return tuple(prefill_sizes(whole(changes.get("cuda_graph_max_bs_prefill")) or _prefill_limit(shape)))
+    return _decode(shape, largest) or old.decode_listed
 
 
 def _decode_now(shape: Shape, old: Shape) -> bool:
@@ -281,14 +288,8 @@ def _decode_now(shape: Shape, old: Shape) -> bool:
 
 def _prefill_now(shape: Shape, old: Shape) -> bool:
     """The same of prefill graphs."""
-    said = (shape.graphs_off, shape.prefill_backend, shape.prefill_flag)
-    if said == (old.graphs_off, old.prefill_backend, old.prefill_flag):
-        return shape.prefill_graphs
-    if shape.graphs_off:
-        return False
-    if shape.prefill_backend is not None:
-        return shape.prefill_backend != _OFF
-    return since(shape.version, "0.5.10") if shape.prefill_flag is None else shape.prefill_flag
+    same = (shape.wants_prefill, shape.prefill_backend) == (old.wants_prefill, old.prefill_backend)
+    return shape.prefill_graphs if same else shape.wants_prefill
 
 
 def phase_config(settings: Mapping[str, Any], phase: str) -> tuple[str | None, tuple[int, ...]]:
@@ -311,30 +312,23 @@ def phase_config(settings: Mapping[str, Any], phase: str) -> tuple[str | None, t
     )
 
 
-def _decode(shape: Shape, largest: int | None, every: bool) -> tuple[int, ...]:
+def _decode(shape: Shape, largest: int | None) -> tuple[int, ...]:
     if largest is None or largest > _LARGEST:
         return ()
-    return tuple(graph_sizes(shape.version, largest, speculative=shape.speculative is not None, padding=not every))
+    speculative, padding = shape.speculative is not None, not shape.every_size
+    return tuple(graph_sizes(shape.version, largest, speculative=speculative, padding=padding))
 
 
 def _prefill_limit(shape: Shape) -> int:
-    """The longest prefill graph: the chunk, less for latent attention, a small cap or a short context."""
+    """The longest prefill graph: as asked, else the chunk, less for latent attention, a small cap, a short context."""
+    if shape.prefill_longest is not None:
+        return min(shape.prefill_longest, _LARGEST)
     limit = shape.chunk if shape.chunk > 0 else shape.max_prefill
     if shape.latent:
         limit = min(limit, 8192 if since(shape.version, "0.5.21") else 2048)
     for bound in (shape.cap, shape.context):
         limit = limit if bound is None else min(limit, bound)
-    return min(limit, 1 << 16)
-
-
-def _prefill_on(version: str | None, settings: Mapping[str, Any], backend: str | None) -> bool:
-    if settings.get("disable_cuda_graph") or settings.get("disable_prefill_cuda_graph"):
-        return False
-    if backend is not None:
-        return backend != _OFF
-    if not since(version, "0.5.10"):
-        return bool(settings.get("enable_piecewise_cuda_graph"))
-    return not settings.get("disable_piecewise_cuda_graph")
+    return min(limit, _LARGEST)
 
 
 def _nccl(variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -348,11 +342,13 @@ def _nccl(variables: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _symmetric(version: str | None, settings: Mapping[str, Any], variables: Mapping[str, Any]) -> float:
-    if not settings.get("enable_symm_mem") or not since(version, "0.5.9"):
-        return 0.0
-    size = _real(variables.get("SGLANG_SYMM_MEM_PREALLOC_GB_SIZE"))
-    return 4.0 if size is None else max(0.0, size)
+def _switches(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Of settings or changes, what they say of switches; nothing of one that they do not name."""
+    found: dict[str, Any] = {}
+    for knob, field in _SWITCHES.items():
+        if knob in told:
+            found[field] = found.get(field, False) or bool(told[knob])
+    return found
 
 
 def whole_of(value: Any) -> int | None:
