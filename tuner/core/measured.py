@@ -109,6 +109,7 @@ def _record(server: ServerState, start: Start, state: HostState, engine: Engine)
         engine=engine.name,
         model=server.model,
         started_at=began if began is not None else start.began or 0.0,
+        source=(server.log.source.path if server.log.source is not None else None) or "",
         start=worth_keeping(start, server, state, engine),
     )
 

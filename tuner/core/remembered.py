@@ -82,6 +82,7 @@ def _memory(state: HostState, past: ServerState, record: StartRecord, engine: En
         model=record.model,
         started_at=record.started_at,
         by_log=record.by_log,
+        source=record.source,
         start=worth_keeping(starts[-1], past, state, engine),
     )
     return (KeepMemory(record=known),)

@@ -34,8 +34,10 @@ class MemoryRecord(Struct, frozen=True, kw_only=True):
     engine: str
     model: str | None = None
     started_at: float
-    """As in `StartRecord`; with host and engine it is the identity of a start."""
+    """As in `StartRecord`."""
     by_log: bool = False
+    """As in `StartRecord`."""
+    source: str = ""
     """As in `StartRecord`."""
     start: Start
     """Its figures and the settings that decide memory; no lines."""

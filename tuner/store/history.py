@@ -19,17 +19,16 @@ from tuner.domain.server import Phase
 from tuner.domain.starts import Start
 from tuner.store.private import make_folder, opener
 
-SCHEMA = 2
-"""1: starts. 2: also what they measured of their memory."""
+SCHEMA = 3
+"""1: starts. 2: also what they measured of their memory. 3: that by log too, which tells replicas apart."""
 RECENT = 20
 """So many of the newest successful starts count as usual."""
 BUSY_S = 5.0
 _SAME_S = 2.0
 """Two readings of the time at which one process began differ by less."""
-_SILENT_S = 300.0
-"""A process imports for no longer before its first line."""
 
 _TABLES = """
+BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS starts (
     host TEXT NOT NULL,
     source TEXT NOT NULL,
@@ -43,15 +42,20 @@ CREATE TABLE IF NOT EXISTS starts (
     PRIMARY KEY (host, source, started_at)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS starts_alike ON starts (host, engine, model, started_at);
-CREATE TABLE IF NOT EXISTS memory (
+CREATE TABLE IF NOT EXISTS measured (
     host TEXT NOT NULL,
-    engine TEXT NOT NULL,
+    source TEXT NOT NULL,
     started_at REAL NOT NULL,
+    engine TEXT NOT NULL,
     model TEXT,
     start TEXT NOT NULL,
-    PRIMARY KEY (host, engine, started_at)
+    PRIMARY KEY (host, source, started_at)
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS memory_alike ON memory (host, engine, model, started_at);
+CREATE INDEX IF NOT EXISTS measured_alike ON measured (host, engine, model, started_at);
+CREATE TABLE IF NOT EXISTS memory (host, engine, started_at, model, start);
+INSERT OR IGNORE INTO measured SELECT host, '', started_at, engine, model, start FROM memory;
+DROP TABLE memory;
+COMMIT;
 """
 """Each statement makes what is missing: a file of an earlier schema is brought up to this one by running all."""
 _KEPT_MEMORIES = 50
@@ -106,10 +110,8 @@ class History:
         )
 
         def write(db: sqlite3.Connection) -> None:
-            near = (record.host, record.source, record.started_at - _SILENT_S, record.started_at + _SAME_S)
-            known = "SELECT 1 FROM starts WHERE host = ? AND source = ? AND started_at BETWEEN ? AND ?"
-            if record.by_log and db.execute(known, near).fetchone():
-                return  # it was watched, or its log was read before
+            if record.by_log and _watched(db, record):
+                return
             db.execute("INSERT OR REPLACE INTO starts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
         self._try(write)
@@ -157,27 +159,16 @@ class History:
         start = msgspec.json.encode(record.start).decode()
 
         def write(db: sqlite3.Connection) -> None:
-            if record.by_log:
-                seen = (
-                    record.host,
-                    record.engine,
-                    record.model,
-                    record.started_at - _SILENT_S,
-                    record.started_at + _SAME_S,
-                )
-                known = (
-                    "SELECT 1 FROM memory WHERE host = ? AND engine = ? AND model IS ? AND started_at BETWEEN ? AND ?"
-                )
-                if db.execute(known, seen).fetchone():
-                    return
-            near = (record.host, record.engine, record.started_at - _SAME_S, record.started_at + _SAME_S)
-            db.execute("DELETE FROM memory WHERE host = ? AND engine = ? AND started_at BETWEEN ? AND ?", near)
-            row = (record.host, record.engine, record.started_at, record.model, start)
-            db.execute("INSERT OR REPLACE INTO memory VALUES (?, ?, ?, ?, ?)", row)
+            if record.by_log and _watched(db, record):
+                return
+            near = (record.host, record.source, record.started_at - _SAME_S, record.started_at + _SAME_S)
+            db.execute("DELETE FROM measured WHERE host = ? AND source = ? AND started_at BETWEEN ? AND ?", near)
+            row = (record.host, record.source, record.started_at, record.engine, record.model, start)
+            db.execute("INSERT INTO measured VALUES (?, ?, ?, ?, ?, ?)", row)
             alike = (record.host, record.engine, record.model)
             db.execute(
-                "DELETE FROM memory WHERE host = ? AND engine = ? AND model IS ? AND started_at NOT IN"
-                " (SELECT started_at FROM memory WHERE host = ? AND engine = ? AND model IS ?"
+                "DELETE FROM measured WHERE host = ? AND engine = ? AND model IS ? AND started_at NOT IN"
+                " (SELECT started_at FROM measured WHERE host = ? AND engine = ? AND model IS ?"
                 " ORDER BY started_at DESC LIMIT ?)",
                 (*alike, *alike, _KEPT_MEMORIES),
             )
@@ -195,13 +186,14 @@ class History:
             model: Only this LLM's; None: of all.
             but: Host wall clock at which the start began that is left out.
         """
-        rows: list[tuple[str, str, str | None, float, str]] = []
+        rows: list[tuple[str, str, str | None, float, str, str]] = []
         if self._path.exists():
             self._try(
                 lambda db: rows.extend(
                     db.execute(
-                        "SELECT host, engine, model, started_at, start FROM memory WHERE host = ?1 AND (?2 IS NULL OR"
-                        " engine = ?2) AND (?3 IS NULL OR model = ?3) AND (?4 IS NULL OR abs(started_at - ?4) > ?5)"
+                        "SELECT host, engine, model, started_at, source, start FROM measured"
+                        " WHERE host = ?1 AND (?2 IS NULL OR engine = ?2) AND (?3 IS NULL OR model = ?3)"
+                        " AND (?4 IS NULL OR abs(started_at - ?4) > ?5)"
                         " ORDER BY started_at DESC LIMIT ?6",
                         (host, engine, model, but, _SAME_S, RECENT),
                     )
@@ -255,6 +247,21 @@ class History:
         self.problem = f"The history of starts was damaged ({error}) and begun anew; the old one is {aside}"
 
 
+def _watched(db: sqlite3.Connection, record: StartRecord | MemoryRecord) -> bool:
+    """Whether a start that only its log tells was watched: its first line came while that one was starting."""
+    before = (record.host, record.source, record.started_at, record.started_at + _SAME_S)
+    row = db.execute(
+        "SELECT host, engine, version, model, started_at, source, outcome, total_s, phases_s FROM starts"
+        " WHERE host = ? AND source = ? AND started_at <> ? AND started_at <= ? ORDER BY started_at DESC LIMIT 1",
+        before,
+    ).fetchone()
+    last = None if row is None else _record(row)
+    if last is None:
+        return False
+    took = last.total_s if last.total_s is not None else sum(last.phases_s.values())
+    return record.started_at <= last.started_at + max(took, _SAME_S)
+
+
 def _record(row: tuple[object, ...]) -> StartRecord | None:
     """A row as a record; None where it was written by something else."""
     host, engine, version, model, started_at, source, outcome, total_s, phases_s = row
@@ -277,11 +284,11 @@ def _record(row: tuple[object, ...]) -> StartRecord | None:
         return None
 
 
-def _memory(row: tuple[str, str, str | None, float, str]) -> MemoryRecord | None:
+def _memory(row: tuple[str, str, str | None, float, str, str]) -> MemoryRecord | None:
     """A row as a record; None where it was written by something else."""
-    host, engine, model, started_at, start = row
+    host, engine, model, started_at, source, start = row
     try:
         told = msgspec.json.decode(start, type=Start)
     except (msgspec.ValidationError, msgspec.DecodeError):
         return None
-    return MemoryRecord(host=host, engine=engine, model=model, started_at=started_at, start=told)
+    return MemoryRecord(host=host, engine=engine, model=model, started_at=started_at, source=source, start=told)

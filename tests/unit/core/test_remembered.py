@@ -52,6 +52,7 @@ def test_a_start_that_worked_leaves_its_times_and_its_memory() -> None:
     assert took[Phase.WEIGHT_LOAD] == pytest.approx(515, abs=30)
     assert all(span.ended and span.started is None for span in start.ranks[0].phases)
     assert memory.record.started_at == times.record.started_at
+    assert memory.record.source == times.record.source == "/old.log"
 
 
 def test_a_start_that_failed_measured_nothing_to_go_by() -> None:

@@ -98,12 +98,38 @@ def test_a_start_that_was_watched_is_not_counted_again_by_its_old_log(tmp_path: 
         "a quick restart into the same file is another start"
     )
 
-    memory = MemoryRecord(host="box", engine="sglang", model="m", started_at=1000.0, start=Start(engine="sglang"))
+    memory = MemoryRecord(host="box", engine="sglang", started_at=1000.0, source="/log", start=Start(engine="sglang"))
     history.keep(memory)
     history.keep(replace(memory, started_at=1030.0, by_log=True))
     assert [each.started_at for each in history.memories("box")] == [1000.0]
     history.keep(replace(memory, started_at=5000.0, by_log=True))
     assert len(history.memories("box")) == 2
+
+
+def test_a_process_may_import_for_long_before_its_first_line_and_the_next_one_follow_soon(tmp_path: Path) -> None:
+    history = History(tmp_path / "h.sqlite3")
+    history.keep(replace(START, total_s=2000.0))
+    history.keep(replace(START, started_at=1900.0, total_s=1100.0, by_log=True))
+    failed = replace(START, started_at=4000.0, outcome="failed", total_s=None, phases_s={Phase.ARGS: 30.0})
+    history.keep(failed)
+    history.keep(replace(failed, started_at=4020.0, by_log=True))
+    assert [each.started_at for each in history.starts("box", "sglang", "/models/a")] == [4000.0, 1000.0]
+    history.keep(replace(START, started_at=4050.0, by_log=True))
+    assert [each.started_at for each in history.starts("box", "sglang", "/models/a")] == [4050.0, 4000.0, 1000.0]
+
+
+@pytest.mark.parametrize("by_log", [True, False])
+def test_replicas_that_are_started_together_are_two_starts(tmp_path: Path, by_log: bool) -> None:
+    history = History(tmp_path / "h.sqlite3")
+    for _ in range(2):
+        for source, at in (("/a.log", 1000.0), ("/b.log", 1001.0)):
+            history.keep(replace(START, source=source, started_at=at, by_log=by_log))
+            history.keep(replace(MEASURED, source=source, started_at=at, by_log=by_log))
+    assert [(each.source, each.started_at) for each in history.memories("box", "sglang", "/models/a")] == [
+        ("/b.log", 1001.0),
+        ("/a.log", 1000.0),
+    ]
+    assert history.usual("box", "sglang", "/models/a").starts == 2
 
 
 def test_only_recent_starts_are_usual(tmp_path: Path) -> None:
@@ -238,7 +264,7 @@ def test_the_oldest_memories_of_an_llm_go(tmp_path: Path) -> None:
     for number in range(60):
         history.keep(replace(MEASURED, started_at=number * 10.0))
     with contextlib.closing(sqlite3.connect(tmp_path / "h.sqlite3")) as db:
-        assert db.execute("SELECT count(*), min(started_at) FROM memory").fetchone() == (50, 100.0)
+        assert db.execute("SELECT count(*), min(started_at) FROM measured").fetchone() == (50, 100.0)
 
 
 def test_a_file_of_the_first_schema_is_brought_up(tmp_path: Path) -> None:
@@ -246,14 +272,31 @@ def test_a_file_of_the_first_schema_is_brought_up(tmp_path: Path) -> None:
     history = History(path)
     history.keep(START)
     with contextlib.closing(sqlite3.connect(path)) as db:
-        db.executescript("DROP TABLE memory; PRAGMA user_version = 1")
+        db.executescript("DROP TABLE measured; PRAGMA user_version = 1")
     history = History(path)
     assert history.memories("box") == []
     history.keep(MEASURED)
     assert history.memories("box") == [MEASURED]
     assert history.usual("box", "sglang", "/models/a").starts == 1, "what was known is still known"
     with contextlib.closing(sqlite3.connect(path)) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (2,)
+        assert db.execute("PRAGMA user_version").fetchone() == (3,)
+    assert history.problem is None
+
+
+def test_a_file_of_the_second_schema_keeps_what_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "h.sqlite3"
+    History(path).keep(MEASURED)
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript(
+            "CREATE TABLE memory (host TEXT, engine TEXT, started_at REAL, model TEXT, start TEXT);"
+            "INSERT INTO memory SELECT host, engine, started_at, model, start FROM measured;"
+            "CREATE INDEX memory_alike ON memory (host, engine, model, started_at);"
+            "DROP TABLE measured; PRAGMA user_version = 2"
+        )
+    history = History(path)
+    assert history.memories("box") == [MEASURED]
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        assert ("memory",) not in db.execute("SELECT name FROM sqlite_master").fetchall()
     assert history.problem is None
 
 
@@ -262,6 +305,6 @@ def test_a_memory_that_something_else_wrote_is_left_out(tmp_path: Path) -> None:
     history = History(path)
     history.keep(MEASURED)
     with contextlib.closing(sqlite3.connect(path)) as db:
-        db.execute("""INSERT INTO memory VALUES ('box', 'sglang', 5.0, '/models/a', '{"ranks": 1}')""")
+        db.execute("""INSERT INTO measured VALUES ('box', '', 5.0, 'sglang', '/models/a', '{"ranks": 1}')""")
         db.commit()
     assert history.memories("box") == [MEASURED]
