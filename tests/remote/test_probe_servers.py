@@ -156,6 +156,19 @@ def test_what_one_leader_left_over_is_one_server(tree: ProcTree) -> None:
         assert {m.pid for m in rest.members} >= {72, 73}
 
 
+def test_what_is_counted_to_another_leaves_no_problem_behind(tree: ProcTree) -> None:
+    """Neither of the two may be read."""
+    for pid in (70, 72):
+        tree.add(pid, [f"toy::rank_{pid}"], group=60)
+    with running(tree.root, toy_plan()) as probe:
+        probe.server(lambda s: s.pid == 70 and len(s.members) == 2)
+        tree.remove(70, 72)
+        gone = probe.first(e.ServerGone)
+        probe.problem("proc-denied", cleared=True)
+        told = {(p.subject, p.cleared) for p in probe.of(e.ProblemSeen) if p.code == "proc-denied"}
+        assert told == {(gone.key, False), (gone.key, True)}
+
+
 def test_what_a_leader_left_over_has_no_port_and_is_told_until_it_ends(tree: ProcTree) -> None:
     key = toy_server(tree)
     tree.add(104, ["ninja"], ppid=100)

@@ -290,16 +290,15 @@ class Probe:
             key = "%d:%d" % (proc.pid, proc.ticks)
             if engine is not None and key not in self.servers and key not in self._past:
                 try:
-                    server = Server(self, engine, proc, orphaned)
+                    beside = (each for each in self.servers.values() if orphaned and each.left_beside(proc, engine))
+                    same = next(beside, None)
+                    if same is None:
+                        self.servers[key] = server = Server(self, engine, proc, orphaned)
+                        fresh.append(server)
+                    else:
+                        same.take(proc)
                 except Exception as e:  # one that cannot be understood must not hide the others
                     self.fault("server %s" % key, e)
-                    continue
-                same = next((each for each in self.servers.values() if each.left_beside(server)), None)
-                if same is not None:
-                    same.take(server)
-                    continue
-                self.servers[key] = server
-                fresh.append(server)
         for server in self.live_servers():
             try:
                 server.look()

@@ -133,21 +133,17 @@ class Server(Followed):
         """The tail went over to another file."""
         self.target.status = status
 
-    def left_beside(self, other: Server) -> bool:
-        """Whether both are what one dead leader left over: one process group, which writes one log."""
+    def left_beside(self, proc: Proc, engine: Engine) -> bool:
+        """Whether a process is what the same dead leader left over: one process group, which writes one log."""
         group = group_of(self.leader.pid)
-        return (
-            self.orphaned
-            and other.orphaned
-            and self.engine is other.engine
-            and (self.target.kind, self.target.path) == (other.target.kind, other.target.path)
-            and group != 0
-            and group == group_of(other.leader.pid)
-        )
+        if not (self.orphaned and engine is self.engine and group and group == group_of(proc.pid)):
+            return False
+        target = find_log(proc.pid, self.probe.table.procs, engine.markers)
+        return (target.kind, target.path) == (self.target.kind, self.target.path)
 
-    def take(self, other: Server) -> None:
-        """What another stands for is counted to this one."""
-        self._beside.append(other.leader)
+    def take(self, proc: Proc) -> None:
+        """What it stands for is counted to this one."""
+        self._beside.append(proc)
 
     def look(self) -> None:
         """Bring members, ports and log up to date, and tell what changed."""
