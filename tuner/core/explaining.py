@@ -21,9 +21,9 @@ from tuner.core.logtext import clean, segments
 from tuner.core.reading import LineRead, parts_of, read_line, start_of
 from tuner.core.roots import ends, root_of
 from tuner.core.scene import NOTHING, completed, scene_of
-from tuner.domain.findings import Outcome, Severity
+from tuner.domain.findings import Finding, Outcome, Severity
 from tuner.domain.logs import Level, LogLine
-from tuner.domain.server import Phase
+from tuner.domain.server import START_PHASES, Phase
 from tuner.domain.starts import Start
 from tuner.domain.state import ExplainState, HostState, KeptLine, ServerState
 
@@ -214,10 +214,23 @@ def explained(state: HostState, server: ServerState, engine: Engine) -> ServerSt
         return server  # the line that says it is about to come
     if found == told.diagnosed:
         found = told.diagnosed
-    if found and found[0].severity is Severity.FATAL and start.outcome is not Outcome.FAILED:
-        start = msgspec.structs.replace(start, outcome=Outcome.FAILED)  # its log ends in full work; the host knows more
     server = _with(server, due=False, urgent=False, at=state.mono, seen=seen, diagnosed=found)
-    return _shown(msgspec.structs.replace(server, start=start))
+    server = msgspec.structs.replace(server, start=start)
+    return _shown(_failed(server, start, found[0]) if found and found[0].severity is Severity.FATAL else server)
+
+
+def _failed(server: ServerState, start: Start, root: Finding) -> ServerState:
+    """A server with what the cause of its failure knows beside the log: that it failed, and in which phase.
+
+    A log may end in full work, or in lines that only look as if a later phase had not begun, or had ended.
+    """
+    start = msgspec.structs.replace(start, outcome=Outcome.FAILED)
+    errors = server.errors
+    if root.phase in START_PHASES:
+        phase = Phase(root.phase)
+        start = msgspec.structs.replace(start, phase=phase, ready_at=None)
+        errors = (*(msgspec.structs.replace(each, phase=phase) for each in errors[:1]), *errors[1:])
+    return msgspec.structs.replace(server, start=start, errors=errors)
 
 
 def _start(server: ServerState, engine: Engine) -> Start | None:
@@ -245,7 +258,7 @@ def _untold(server: ServerState, engine: Engine) -> Start:
         engine=engine.name,
         version=server.version,
         outcome=Outcome.FAILED,
-        phase="runtime" if served or server.identity.orphaned else "none",
+        phase="runtime" if served else "none",
         settings=server.settings,
         env=server.identity.env or {},
         env_read=server.identity.env is not None,

@@ -305,6 +305,11 @@ def test_a_start_that_fails_before_its_engine_says_anything_is_judged_by_what_th
     play.add(e.ServerGone(key=KEY, at=BORN + 9))
     assert len(play.causes) == 1
     assert play.causes != ("rank-died",)
+    play = Play(ranks=0).opened()
+    play.log("launch_server.py: error: argument --tensor-parallel-size/--tp-size/--tp: invalid int value: 'two'\n")
+    play.add(e.ServerGone(key=KEY, at=BORN + 9))
+    (finding,) = play.tick().server.findings
+    assert play.server.start is not None and play.server.start.phase == finding.phase == "args"
 
 
 # --- When ---------------------------------------------------------------------------------------------------------
@@ -529,6 +534,19 @@ def test_a_failure_whose_lines_tell_no_time_is_as_old_as_the_line_before() -> No
     assert args.ended - args.started == 9.0
 
 
+@pytest.mark.parametrize(
+    "log", ["real/sglang-0.5.23-cpu/fail-port-in-use.log", "real/sglang-0.5.23-cpu/portclash-new.log"]
+)
+def test_a_start_failed_in_the_phase_that_its_cause_tells(log: str) -> None:
+    """No line begins SGLang's warm-up before the port is bound; whoever has it answers, and that looks ready."""
+    play = live((GOLDEN / log).read_text(), ranks=1)
+    (finding,) = play.server.findings
+    assert (finding.cause, finding.phase) == ("port-in-use", "warmup")
+    start = play.server.start
+    assert start is not None and (start.phase, start.outcome, start.ready_at) == (Phase.WARMUP, "failed", None)
+    assert play.server.errors[0].phase is Phase.WARMUP
+
+
 def test_a_rank_that_vanishes_is_named_though_no_line_can_be_read() -> None:
     play = Play()
     play.add(e.LogOpened(key=KEY, reason="unreadable", kind="none", note="the output goes to a terminal"))
@@ -616,7 +634,8 @@ def test_what_a_leader_left_over_before_anybody_looked_is_told_as_that() -> None
     late.add(e.ProbeHello(protocol=1, python="3.11", pid=1, uid=0, hostname="h", at=BORN, mono=late.mono))
     late.add(e.ServerSeen(server=orphans(play.identity, 12, 13)))
     (finding,) = late.tick().server.findings
-    assert (finding.cause, str(finding.severity)) == ("rank-died", "fatal")
+    assert (finding.cause, str(finding.severity), finding.phase) == ("rank-died", "fatal", "none")
+    assert late.server.start is not None and late.server.start.phase == "none", "nobody saw it serve"
     assert finding.remedies[0].value == "kill 12 13"
 
 
