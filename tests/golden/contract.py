@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,14 @@ OUTCOMES = {"ready", "running", "failed", "stopped", "unknown"}
 SEVERITIES = ("fatal", "error", "performance", "info")
 MOVES = {"raise", "lower", "set", "unset", "other"}
 FITS = {"fits", "too-low", "too-high", "nowhere", "unknown"}
-_NUMBER = re.compile(r"[-+]?\d[\d,_]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?(?![.,]?\d)")
+_AROUND = re.compile(
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?(?: std(?:out|err) [FP] )?"
+    r"|(?:[A-Z]+ )?\d\d-\d\d \d\d:\d\d:\d\d|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\b\d\d:\d\d:\d\d\b"
+    r"|\(\w+ (?:rank=\d+ )?pid=\d+(?:, ip=[\d.]+)?\)|\[\w+\.py:\d+\]"
+)
+_LONGEST = 40
+"""Lines that words may run over."""
 
 
 def strict(text: str) -> Any:
@@ -120,24 +127,51 @@ def _evidence(each: Mapping[str, Any], lines: Mapping[str, Sequence[str]]) -> It
     if each["file"] not in lines or not _whole(each["line"]) or not 1 <= each["line"] <= len(lines[each["file"]]):
         yield f"no such line: {each}"
         return
-    line = lines[each["file"]][each["line"] - 1]
-    if not holds(line, each["value"]):
-        yield f"not in its line: {each}: {line[:300]!r}"
+    if not holds(lines[each["file"]], each["line"], each["what"], each["value"]):
+        yield f"not in its line: {each}: {lines[each['file']][each['line'] - 1][:300]!r}"
 
 
-def holds(line: str, value: Any) -> bool:
-    """Whether a line shows a value as it is quoted."""
-    if value is None:
+def holds(lines: Sequence[str], number: int, what: str, value: Any) -> bool:
+    """Whether a line shows what is quoted from it: an argument by its name, a number as one of its own, words in order.
+
+    Args:
+        lines: Of the file.
+        number: Of the line, from 1.
+        what: As the evidence calls it.
+        value: As it is quoted.
+    """
+    line = _said(lines[number - 1])
+    if value is None or (re.search(r"\w_\w", what) and _gives(line, what, value)):
         return True
+    if re.search(r"\w_\w", what) and any(_gives(each, what, value) for each in lines):
+        return False  # another line says it by its name
     if isinstance(value, str):
-        # Words may be of several lines, without their module, or as several versions put them.
-        squeezed, words = " ".join(line.split()), value.rstrip(" :").split()
-        tried = (words, words[1:5] if len(words) > 5 else words, words[-2:] if len(words) == 3 else words)
-        return any(" ".join(each) in squeezed for each in tried)
-    return any(
-        math.isclose(float(found.replace(",", "").replace("_", "")), abs(value) if found[0] not in "-+" else value)
-        for found in _NUMBER.findall(line)
-    ) or any(math.isclose(float(found), abs(value)) for found in re.findall(r"\d+(?:\.\d+)?", line))
+        first, more = _plain([line]), _plain(_said(each) for each in lines[number : number + _LONGEST])
+        return 0 <= (first + more).find(_plain([value]).strip()) < len(first)
+    found = {float(each.replace(",", "")) for each in _NUMBER.findall(line)}
+    return float(value) in found or (value > 0 and -float(value) in found)
+
+
+def _said(line: str) -> str:
+    """A line without what collectors and loggers put around it: of times, ranks and places no number is quoted."""
+    if line.startswith('{"log": '):
+        line = json.loads(line)["log"]
+    return _AROUND.sub(" ", line)
+
+
+def _gives(line: str, what: str, value: Any) -> bool:
+    """`name=value`, `'name': value`, `--name value`."""
+    name = re.escape(what).replace("_", "[-_]")
+    between = r"[\"']?(?:=|: ?| set by environment to | +)[\"'(\[]*"
+    forms = re.findall(rf"(?<![\w-])(?:--)?{name}{between}([^\s,\"')}}\]]+)", line)
+    for text in (form.rstrip(".:") for form in forms):
+        if str(value) == text or (_NUMBER.fullmatch(text) and str(value) != value and float(text) == value):
+            return True
+    return False
+
+
+def _plain(lines: Iterable[str]) -> str:
+    return "".join(" " + " ".join(line.replace(":", " ").split()) for line in lines)
 
 
 def _remedy(each: Mapping[str, Any]) -> Iterator[str]:

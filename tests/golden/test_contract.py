@@ -128,8 +128,54 @@ def test_a_number_is_told_with_the_line_that_shows_it_or_with_none() -> None:
     assert at("sum", 9.28, 11) is None, "computed"
     assert at("elsewhere", 1, 99) == 99, "a line that is not kept is believed"
     assert at("error", "CUDA out of memory", 11) == 11
-    assert at("error", "words of several lines", 11) == 11
+    assert at("error", "out of memory. Tried to allocate", 11) == 11, "words of several lines"
+    assert at("error", "words of no line", 11) is None
     assert at("computed", 1.5, None) is None
+
+
+STAMPED = "[2026-02-27 12:01:26 TP0] "
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "value", "shown"),
+    [
+        *(
+            (STAMPED + "Load weight begin. avail mem=94.04 GB", "ranks", number, False)
+            for number in (0, 1, 2, 12, 26, 27)
+        ),
+        (STAMPED + "Load weight begin. avail mem=94.04 GB", "pre-load avail", 94.04, True),
+        (STAMPED + "max_total_num_tokens=455566", "tokens", 455, False),
+        (STAMPED + "#token: 455,566", "tokens", 455_566, True),
+        (STAMPED + "#token: 455,566", "tokens", 566, False),
+        (STAMPED + "bs [1, 2, 4, 8]", "largest", 8, True),
+        (STAMPED + "code: -98", "errno", 98, True),
+        (STAMPED + "exit code 9", "exitcode", -9, False),
+        (STAMPED + "sglang 0.5.16", "steps", 0.5, False),
+        (STAMPED + "Exception: no room\tleft", "error", "Exception no room left", True),
+        (STAMPED + "no room", "error", "no room left", False),
+        ("(Worker_TP1 pid=214) INFO 05-10 15:59:37 [gpu_worker.py:671] took 3 GiB", "pid", 214, False),
+        ("(Worker_TP1 pid=214) INFO 05-10 15:59:37 [gpu_worker.py:671] took 3 GiB", "line", 671, False),
+        ("(Worker_TP1 pid=214) INFO 05-10 15:59:37 [gpu_worker.py:671] took 3 GiB", "taken", 3, True),
+    ],
+)
+def test_times_ranks_and_parts_of_numbers_are_nothing_to_quote(text: str, what: str, value: Any, shown: bool) -> None:
+    engine = load_engines()["vllm" if "Worker" in text else "sglang"]
+    quotes = Quotes(Start(engine=engine.name, lines=(LogLine(offset=1, text=text),)), engine)
+    assert (quotes.place(Evidence(what=what, value=value, at=1)) is not None) is shown
+    assert contract.holds([text], 1, what, value) is shown
+
+
+@pytest.mark.parametrize(
+    "named",
+    ["ServerArgs(model_path='/m', tp_size=2, dp_size=1)", "args: {'tp_size': 2}", "launch --tp-size 2", "--tp-size=2"],
+)
+def test_an_argument_is_told_with_the_line_that_names_it(named: str) -> None:
+    texts = [f"{STAMPED}2 ranks, attn_tp_size=2, tp_size=4", f"{STAMPED}{named}"]
+    lines = tuple(LogLine(offset=number, text=text) for number, text in enumerate(texts, 1))
+    quotes = Quotes(Start(engine="sglang", lines=lines, settings_at=2), load_engines()["sglang"])
+    assert quotes.place(Evidence(what="tp_size", value=2, at=1)) == 2
+    assert not contract.holds(texts, 1, "tp_size", 2)
+    assert contract.holds(texts, 2, "tp_size", 2)
 
 
 KEYS_OF_PLAN = ["schema", "engine", "engine_version", "engine_version_inferred", "model", "files", "outcome", "host",

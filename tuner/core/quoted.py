@@ -1,7 +1,7 @@
-"""Whether a line really shows a number that is quoted from it, and which line does where it is another one.
+"""Whether a line really shows what is quoted from it, and which line does where it is another one.
 
-A finding knows the line that an event begins at. A number of it may stand further down in the same record, or be the
-sum of two that are printed; then the line is another, or there is none.
+A finding knows the line that an event begins at. What it quotes may stand further down in the same record, in the line
+of arguments, or be the sum of two numbers that are printed; then the line is another, or there is none.
 """
 
 from __future__ import annotations
@@ -11,76 +11,103 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
+from tuner.core.engine import Engine
 from tuner.domain.findings import Evidence
 from tuner.domain.logs import LogLine
 from tuner.domain.starts import Start
 
-_NUMBER = re.compile(r"\d[\d,_]*(?:\.\d+)?(?:[eE][-+]?\d+)?|\.\d+")
-_FEW = 5
-"""Words by which a long text is found again."""
-_WITHIN = 12
-"""Lines of a record that is no exception."""
+_NUMBER = re.compile(r"(?<![\w.])-?(?:(?<!,)\d{1,3}(?:,\d{3})+(?!\d)|\d[\d_]*)(?:\.\d+)?(?:[eE][-+]?\d+)?(?!\.?\d)")
+"""A number of its own: no part of a word, a version or an address."""
+_NAME = re.compile(r"[A-Za-z]\w*_\w+")
+"""What evidence calls an argument or a variable; all else is called in words."""
+_NAMED = r"(?<![\w-])(?:--)?{}['\"]?(?: set by environment to|\s*[=:])?\s*['\"(\[]*"
+"""`name=value`, `'name': value`, `--name value`, and NCCL's way."""
 
 
-def shows(text: str, value: float) -> bool:
-    """Whether a text has a number, in whatever digits and with or without separators."""
-    return any(_same(found, abs(value)) for found in _NUMBER.findall(text))
+def shows(message: str, value: float) -> bool:
+    """Whether a message has a number, in whatever digits and with or without separators; codes also with a minus."""
+    return any(_same(float(found.replace(",", "").replace("_", "")), value) for found in _NUMBER.findall(message))
 
 
-def _tells(text: str, value: float | str) -> bool:
-    if not isinstance(value, str):
-        return shows(text, value)
-    squeezed, words = " ".join(text.split()), value.rstrip(" :").split()
-    # The name of the exception, which a value may begin with, can have its module before it.
-    return " ".join(words) in squeezed or (len(words) > _FEW and " ".join(words[1:_FEW]) in squeezed)
+def names(text: str, name: str, value: float | str) -> bool:
+    """Whether a text gives an argument or a variable this value."""
+    for found in re.finditer(_NAMED.format(re.escape(name).replace("_", "[_-]")), text):
+        number = _NUMBER.match(text, found.end())
+        if isinstance(value, str):
+            if re.match(re.escape(value) + r"(?!\w)", text[found.end() : found.end() + len(value) + 1]):
+                return True
+        elif number is not None and shows(number[0], value):
+            return True
+    return False
 
 
-def _same(found: str, value: float) -> bool:
-    parts = (found.replace("_", "").replace(",", ""), *found.split(","))
-    return any(part and math.isclose(float(part), value, rel_tol=1e-9) for part in dict.fromkeys(parts) if _is(part))
+def _same(number: float, value: float) -> bool:
+    return any(math.isclose(each, value, rel_tol=1e-9) for each in (number, -number if value > 0 else number))
 
 
-def _is(part: str) -> bool:
-    try:
-        float(part)
-    except ValueError:
-        return False
-    return "_" not in part
+def _words(text: str) -> str:
+    """Words alone: how they are spaced, and the colon behind the name of an exception, are no matter."""
+    return " ".join(re.findall(r"[^\s:]+", text))
 
 
 class Quotes:
     """The lines of a start, to find those that show what is quoted."""
 
-    def __init__(self, start: Start) -> None:
-        """Of the lines that are kept of it."""
+    def __init__(self, start: Start, engine: Engine | None = None) -> None:
+        """Of the lines that are kept of it.
+
+        Args:
+            start: The start.
+            engine: Knows the prefixes of lines, whose numbers are times and ranks; None: there are none.
+        """
         self._lines = start.lines
         self._at = [line.offset for line in start.lines]
         self._settings_at = start.settings_at
         self._failures = [(failure.at, failure.end) for failure in start.failures]
+        self._engine = engine
 
     def place(self, evidence: Evidence) -> int | None:
-        """The line that shows a value; None where no line shows a number, so that it is derived.
+        """The line that shows a value; None where none does, so that it is derived.
 
-        What stands in a line that is not kept is believed, and so are words: they may be of several lines.
+        What stands in a line that is not kept is believed.
         """
         at, value = evidence.at, evidence.value
-        own = () if at is None or isinstance(value, bool) else self._of(at, at)
-        if at is None or not own or value is None or (isinstance(value, float) and not math.isfinite(value)):
+        if at is None or value is None or isinstance(value, bool) or not (own := self._of(at, at)):
             return at
-        if any(_tells(line.text, value) for line in own):
+        if isinstance(value, float) and not math.isfinite(value):
             return at
-        found = next((line.offset for line in self._near(at, evidence.what) if _tells(line.text, value)), None)
-        return at if found is None and isinstance(value, str) else found
+        record = [*own, *self._record(at)]
+        places: list[int] = []
+        if _NAME.fullmatch(evidence.what):
+            lines = [*record, *self._naming(evidence.what)]
+            places += (line.offset for line in lines if names(line.text, evidence.what, value))
+        if isinstance(value, str):
+            places += (line.offset for line in record if _words(value) in _words(line.text))
+            places += [at] if _words(value) in _words("\n".join(self._message(line.text) for line in record)) else []
+        else:
+            places += (line.offset for line in record if shows(self._message(line.text), value))
+        return next(iter(places), None)
 
-    def _near(self, at: int, what: str) -> Iterator[LogLine]:
-        """Lines where it may stand instead: of the same record, then those that name it."""
-        first, last = next(((first, last) for first, last in self._failures if first <= at <= last), (at, at + _WITHIN))
-        yield from self._of(at, max(at, last))
-        yield from self._of(first, at)
+    def _message(self, text: str) -> str:
+        return text if self._engine is None else self._engine.message(text, self._engine.prefix(text))
+
+    def _record(self, at: int) -> Iterator[LogLine]:
+        """The lines of the same record."""
+        failure = next(((first, last) for first, last in self._failures if first <= at <= last), None)
+        if failure is not None:
+            yield from self._of(at, failure[1])
+            yield from self._of(failure[0], at)
+            return
+        for line in self._lines[bisect_right(self._at, at) :]:
+            if not line.continued:
+                return
+            yield line
+
+    def _naming(self, what: str) -> Iterator[LogLine]:
+        """Lines that may give an argument its value: those of the arguments first."""
         if self._settings_at is not None:
             yield from self._of(self._settings_at, self._settings_at)
-        if "_" in what:
-            yield from (line for line in self._lines if what in line.text)
+        yield from (line for line in self._lines if what in line.text or what.replace("_", "-") in line.text)
 
     def _of(self, first: int, last: int) -> tuple[LogLine, ...]:
         return self._lines[bisect_left(self._at, first) : bisect_right(self._at, last)]

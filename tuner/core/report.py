@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from tuner.core.engine import Engine
 from tuner.core.quoted import Quotes
 from tuner.core.redact import mask
 from tuner.core.report_comparison import SCHEMA, ComparisonReport, Locate, digits
@@ -172,6 +173,7 @@ def report(
     forecast: Forecast | None,
     locate: Locate,
     *,
+    engine: Engine | None = None,
     earlier: Iterable[Start] = (),
     comparison: ComparisonReport | None = None,
 ) -> Report:
@@ -182,10 +184,11 @@ def report(
         findings: Of it, the root cause first.
         forecast: Of the same start once more; None: none can be made.
         locate: Where a place of the log is.
+        engine: Of the start; None: not known.
         earlier: Starts in the same log before it.
         comparison: With the baseline, where one was given.
     """
-    findings, quotes = tuple(findings), Quotes(start)
+    findings, quotes = tuple(findings), Quotes(start, engine)
     return Report(
         engine=start.engine or None,
         engine_version=start.version,
