@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import bisect
 import re
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 from msgspec import Struct
 
@@ -38,6 +40,13 @@ _MAINS = re.compile(
     r":<module>\Z|:(?:run_engine_core|worker_main|run_scheduler_process|run_detokenizer_process|run_server|output_handler)\Z"
 )
 """Functions that a process ends with."""
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python[\d.]+/|/bin/")
+"""What is before it is an environment, which may be called like an engine."""
+_CHILD = re.compile(r"\A<string>\Z|/multiprocessing/spawn\.py\Z")
+"""Files that a spawned child begins in: an engine's ranks are such, before any of its own code runs."""
+_STEPS = frozenset({f.PHASE_BEGIN, f.PHASE_END, f.PROGRESS, f.WEIGHTS, f.KV_POOL, f.POOL_END, f.GRAPHS, f.LIMITS,
+                    f.HTTP_UP, f.READY})  # fmt: skip
+"""What only a server prints that goes on with its start."""
 _LIFE = 2
 """Batch lines behind an exception: whoever printed it goes on."""
 _FORERUNNER = 400
@@ -82,7 +91,17 @@ def is_consequence(start: Start, failure: Failure) -> bool:
 def _kinds(start: Start, failure: Failure) -> set[str]:
     """Of the signs that an exception says itself: between its lines others print theirs."""
     own = (failure.message_at, failure.final_at)
-    return {sign.kind for sign in start.signs if sign.at in own and sign.id not in _WRAPPERS}
+    return {sign.kind for at in own for sign in _signs_at(start, at) if sign.id not in _WRAPPERS}
+
+
+def _signs_at(start: Start, at: int) -> Sequence[Sign]:
+    """Signs stand in the order of the log: thousands of exceptions do not search all of them."""
+    first = bisect.bisect_left(start.signs, at, key=_place)
+    return start.signs[first : bisect.bisect_right(start.signs, at, lo=first, key=_place)]
+
+
+def _place(sign: Sign) -> int:
+    return sign.at
 
 
 def parent_gone(start: Start) -> Failure | None:
@@ -100,22 +119,28 @@ def parent_gone(start: Start) -> Failure | None:
 
 def root_of(start: Start) -> Root | None:
     """The root failure of a start; None when nothing failed, or its operator ended it."""
-    end = stop_asked(start)
     failures = [x for x in start.failures if not outlived(start, x)]
-    raised = [x for x in failures if (end is None or x.at < end) and not is_consequence(start, x)]
+    own = [x for x in failures if not _of_a_script(start, x)]
+    root = _root_among(start, own)
+    # What may be another program's is the root only where nothing else is.
+    return root if root is not None or len(own) == len(failures) else _root_among(start, failures)
+
+
+def _root_among(start: Start, failures: Sequence[Failure]) -> Root | None:
+    """The root of a start whose server ended by one of some exceptions, or by what no exception says."""
+    end = stop_asked(start)
     gone = parent_gone(start)
-    raised = [x for x in raised if x is not gone]
-    inside = [(x.at, x.end) for x in start.failures]
+    failures = [x for x in failures if (end is None or x.at < end) and x is not gone]
+    raised = [x for x in failures if not is_consequence(start, x)]
+    inside = _within(start.failures)
     said = [
         sign
         for sign in start.signs
         if sign.kind == "failure"
         and not survived(start, sign)
         and (end is None or sign.at < end)
-        and not any(first <= sign.at <= last for first, last in inside)
+        and not inside(sign.at)
     ]
-    own = [x for x in raised if not _of_a_script(start, x)]
-    raised = own if own or said else raised
     first = min(raised, key=_rank_of_witness, default=None)
     line = said[0] if said else None
     if first is not None and (line is None or line.at >= first.at or line.rank not in (None, first.rank)):
@@ -127,17 +152,27 @@ def root_of(start: Start) -> Root | None:
     died = next((fact for fact in start.facts if fact.kind == f.DIED and _counts(start, fact, end)), None)
     if died is not None:
         return Root(at=died.offset, died=died)
-    survivor = next((x for x in failures if (end is None or x.at < end) and x is not gone), None)
-    if survivor is not None and is_consequence(start, survivor):
-        return _of_failure(start, [x for x in failures if x is not gone], survivor)
+    if failures and is_consequence(start, failures[0]):
+        return _of_failure(start, failures, failures[0])
     left = [sign for sign in start.signs if sign.kind == "secondary" and (end is None or sign.at < end)]
     # An engine core that is told to end without its API server being told has lost it.
     left = [sign for sign in left if end is None or sign.id != "engine-core-signalled"]
-    quiet = [(x.at, x.end) for x in start.failures if x not in failures]
-    left = [x for x in left if not _goes_on(start, x.at) and not any(first <= x.at <= last for first, last in quiet)]
+    left = [sign for sign in left if not _goes_on(start, sign.at) and not inside(sign.at)]
     if left and gone is None:
         return Root(at=left[0].at, sign=left[0], alike_signs=tuple(s for s in left[1:] if s.id == left[0].id))
     return None
+
+
+def _within(failures: Sequence[Failure]) -> Callable[[int], bool]:
+    """Whether a place lies between the lines of exceptions, which stand in the order of the log."""
+    begins = [failure.at for failure in failures]
+    ends = list(accumulate((failure.end for failure in failures), max))
+
+    def within(at: int) -> bool:
+        before = bisect.bisect_right(begins, at)
+        return before > 0 and at <= ends[before - 1]
+
+    return within
 
 
 def ends(failure: Failure) -> bool:
@@ -157,17 +192,26 @@ def outlived(start: Start, failure: Failure) -> bool:
 
 
 def _foreign(start: Start, failure: Failure) -> bool:
-    """A traceback of another program in the same log, a client's or a sidecar's: none of its frames is the engine's."""
-    begun = any(fact.offset < failure.at for fact in start.facts)
-    return begun and failure.whole and _of_a_script(start, failure)
+    """A traceback of another program in the same log, a client's or a sidecar's, which the server outlives."""
+    if not failure.whole or not _of_a_script(start, failure):
+        return False
+    step = next((fact.offset for fact in reversed(start.facts) if fact.kind in _STEPS), failure.at)
+    ready = start.ready_at is not None and start.ready_at < failure.at
+    return ready or step > failure.end
 
 
 def _of_a_script(start: Start, failure: Failure) -> bool:
+    """None of its frames is the engine's: of its package, or of a child that Python's multiprocessing spawned."""
     # Its header may be the last line that somebody else printed before it.
     if ends(failure) or failure.rank is not None:
         return False
     script = any(frame.endswith(":<module>") for frame in failure.frames)
-    return script and not any(start.engine in frame for frame in failure.frames)
+    return script and not any(_of_engine(start.engine, frame) for frame in failure.frames)
+
+
+def _of_engine(engine: str, frame: str) -> bool:
+    path = frame.rpartition(":")[0]
+    return _CHILD.search(path) is not None or engine in _INSTALLED.split(path)[-1].split("/")
 
 
 def _served(start: Start) -> bool:
@@ -194,7 +238,7 @@ def _of_a_request(start: Start, failure: Failure) -> bool:
 def _goes_on(start: Start, at: int) -> bool:
     """Whether the server became ready, or served, behind a line."""
     ready = start.ready_at is not None and start.ready_at > at
-    return ready or sum(batch.at > at for batch in start.batches) >= _LIFE
+    return ready or len(start.batches) - bisect.bisect_right(start.batches, at, key=lambda batch: batch.at) >= _LIFE
 
 
 def survived(start: Start, sign: Sign) -> bool:
@@ -206,7 +250,7 @@ def survived(start: Start, sign: Sign) -> bool:
         return stop_asked(start) is not None or _goes_on(start, sign.at)
     if sign.id == "watchdog-timeout":
         return sign.fields.get("soft") in (True, "True")
-    return sign.id == "kv-leak" and any(batch.at > sign.at for batch in start.batches)
+    return sign.id == "kv-leak" and bool(start.batches) and start.batches[-1].at > sign.at
 
 
 def _lines_between(start: Start, first: int, last: int) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+
 import pytest
 
 from tests.support.small_logs import ENGINES, raised, sglang, start_of, verdict
@@ -37,3 +40,26 @@ def test_what_stands_just_before_a_crash(monkeypatch: pytest.MonkeyPatch, kept: 
         assert crash is not None
         assert (case.just_before(crash, "threads-exhausted") is not None) is found
     assert verdict(sglang("serving") + LIMIT + CRASH).cause == "process-limits"
+
+
+def _steps(failures: int) -> int:
+    """Calls that the search for the root takes in a log of so many exceptions."""
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    start = start_of(sglang("serving", tp=1) + raised("", ("srt/a.py", "run"), error=error) * failures)
+    assert len(start.failures) == failures
+    count = 0
+
+    def counted(_frame: FrameType, _event: str, _argument: object) -> None:
+        nonlocal count
+        count += 1
+
+    sys.setprofile(counted)
+    try:
+        assert root_of(start) is not None
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_ten_times_the_exceptions_take_hardly_more_than_ten_times_the_steps() -> None:
+    assert _steps(1_000) < 15 * _steps(100)

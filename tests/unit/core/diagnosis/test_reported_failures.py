@@ -511,13 +511,56 @@ REFUSED = traceback(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("other", [OTHERS, REFUSED])
+@pytest.mark.parametrize("other", [OTHERS, REFUSED], ids=["proxy", "bench"])
 def test_another_program_that_writes_to_the_same_log_is_not_the_server(other: str) -> None:
     """A sidecar or a client, also while the server still starts; a script that starts the engine has its frames."""
+    loading = sglang("weight-load", tp=2)
     assert fatal(sglang("serving", tp=2) + other) == []
-    assert fatal(sglang("weight-load", tp=2) + other) == []
+    assert fatal(loading + other + sglang("graph-capture", tp=2).removeprefix(loading)) == []
     own = other.replace("app/proxy.py", "app/sglang/launch_server.py").replace("app/bench.py", "app/sglang/bench.py")
-    assert fatal(sglang("weight-load", tp=2) + own)
+    assert fatal(loading + own)
+    # With nothing behind it, it may be the script that started the engine.
+    assert [each.confidence for each in fatal(loading + other)] == [Confidence.LOW]
+
+
+@pytest.mark.parametrize("place", ["vllm/lib/python3.12/site-packages/requests/api.py", "vllm-bench/client.py",
+                                   "vllm/lib/python3.12/json/decoder.py", "vllm/bin/bench.py"])  # fmt: skip
+def test_an_environment_that_is_called_like_the_engine_is_not_the_engine(place: str) -> None:
+    head = vllm("args", tp=1)
+    rest = vllm("ready", tp=1).removeprefix(head)
+    other = traceback("KeyError: 'API_KEY'", ("app/proxy.py", "<module>"), (place, "get"))
+    assert fatal(head + other + rest) == []
+    assert fatal(vllm("ready", tp=1) + other) == []
+    assert fatal(vllm("ready", tp=1) + other.replace(place, "vllm/lib/python3.12/site-packages/vllm/v1/x.py"))
+
+
+SPAWNED = (("usr/lib/python3.12/multiprocessing/spawn.py", "spawn_main"),
+           ("usr/lib/python3.12/multiprocessing/spawn.py", "_main"))  # fmt: skip
+STRING = 'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n'
+
+
+def spawned(error: str, *frames: tuple[str, str]) -> str:
+    """What Python prints of a child that failed before any code of the engine ran in it."""
+    return STRING + traceback(error, *SPAWNED, *frames).partition("\n")[2]
+
+
+SYNCHRONIZE = ("usr/lib/python3.12/multiprocessing/synchronize.py", "__setstate__")
+TORCH = ("venv/lib/python3.12/site-packages/torch/__init__.py", "<module>")
+
+
+@pytest.mark.parametrize("head", [sglang("args", tp=2), vllm("args", tp=2)], ids=["sglang", "vllm"])
+@pytest.mark.parametrize(
+    ("child", "cause"),
+    [
+        (spawned("OSError: [Errno 28] No space left on device", SYNCHRONIZE), "disk-full"),
+        (spawned("ImportError: /venv/lib/libtorch_cuda.so: undefined symbol: ncclMemFree", TORCH), "binary-mismatch"),
+        (spawned("FileNotFoundError: [Errno 2] No such file or directory", SYNCHRONIZE), "bad-argument"),
+    ],
+    ids=["disk", "torch", "semaphore"],
+)
+def test_a_child_that_the_engine_spawned_is_the_engines_own(head: str, child: str, cause: str) -> None:
+    """Its frames are Python's and torch's: none is of the engine's package."""
+    assert verdict(head + child).cause == cause
 
 
 @pytest.mark.parametrize(
