@@ -8,7 +8,6 @@ is acquitted by the same arithmetic. Where a start failed of something else, the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
@@ -19,7 +18,7 @@ from tuner.core.differences import arguments, llm, measures, missing, unlike, va
 from tuner.core.engine import Engine
 from tuner.core.redact import mask
 from tuner.core.share import Share, pool_of, share_of
-from tuner.core.weighing import WORDS, Case, follows, judge
+from tuner.core.weighing import LIKELY, WORDS, Case, follows, judge
 from tuner.domain.comparison import Comparison, Difference, Group, Measure, Origin, Role, Side
 from tuner.domain.findings import Finding, Outcome, Severity
 from tuner.domain.starts import Start
@@ -27,10 +26,6 @@ from tuner.domain.starts import Start
 T = TypeVar("T")
 _ROLES = (Role.EXPLAINS, Role.POSSIBLE, Role.FOLLOWS, Role.ACQUITTED, Role.NOISE)
 _GROUPS = tuple(Group)
-_LOADS = re.compile(r"draft_model_path|speculative_algorithm|lora|quantization$|^(tp|pp)_size|parallel_size")
-"""Arguments that decide what is loaded."""
-_WEIGHTY = 0.6
-"""Of a difference that a remedy names, or that shows in a number."""
 _MODEL = ("model_path", "model", "model_tag")
 
 
@@ -65,7 +60,7 @@ def compare(good: Start, bad: Start, engine: Engine | None = None, findings: Seq
         good=case.good,
         bad=case.bad,
         obstacles=obstacles,
-        differences=tuple(sorted(_once(judged), key=_rank)),
+        differences=tuple(sorted(_once(judged, engine), key=_rank)),
         measures=case.measures,
     )
     return _masked(msgspec.structs.replace(comparison, summary=_summary(comparison, case)))
@@ -111,11 +106,10 @@ def _unproven(each: Difference) -> Difference:
     return msgspec.structs.replace(each, role=Role.POSSIBLE) if doubtful else each
 
 
-def _once(judged: Sequence[Difference]) -> Iterator[Difference]:
+def _once(judged: Sequence[Difference], engine: Engine | None) -> Iterator[Difference]:
     """What is free after the weights is no reason of its own where one of its parts is, or what was loaded."""
     parts = any(
-        each.explains
-        and (each.name != "after weights" if each.group is Group.MEMORY else _LOADS.search(each.name) is not None)
+        each.explains and (each.name != "after weights" if each.group is Group.MEMORY else _loads(each, engine))
         for each in judged
     )
     for each in judged:
@@ -123,6 +117,12 @@ def _once(judged: Sequence[Difference]) -> Iterator[Difference]:
             yield msgspec.structs.replace(each, role=Role.FOLLOWS)
         else:
             yield each
+
+
+def _loads(each: Difference, engine: Engine | None) -> bool:
+    """An argument or variable that decides what is loaded; of a composed one the whole tells it."""
+    knob = None if engine is None else engine.knobs().find(each.name.partition(".")[0])
+    return knob is not None and knob.effects.weights != ""
 
 
 def _rank(each: Difference) -> tuple[int, float, int, str]:
@@ -231,7 +231,7 @@ def _summary(comparison: Comparison, case: Case) -> str:
         first = explaining[0]
         # A remedy shows that the change helps; others that it names may have had their part.
         others = len(explaining) > 1 or (
-            first.weight < 1.0 and any(each.weight >= _WEIGHTY and each.note for each in comparison.of(Role.POSSIBLE))
+            first.weight < 1.0 and any(each.weight >= LIKELY and each.note for each in comparison.of(Role.POSSIBLE))
         )
         alone = "matters most" if others else "is the only change that matters"
         return f"{_change(first)} {alone}: {first.note}"

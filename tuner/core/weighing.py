@@ -20,6 +20,11 @@ GRAPHS = re.compile(r"cuda_?graph|piecewise|torch_compile|compilation_config|enf
 CELL = re.compile(r"kv_cache_dtype|quantization_param_path")
 CAP = re.compile(r"max_total_tokens|num_gpu_blocks_override|kv_cache_memory")
 
+REMEDIED = 0.9
+"""Weight of what the other start has as the remedy wants it, or without the cap that leaves too small a pool."""
+LIKELY = 0.6
+"""Weight of what a remedy is about, or what shows in a number, without a proof that it was the reason."""
+
 
 class Case(Struct, frozen=True, kw_only=True):
     """Two starts as far as a single difference is judged by them."""
@@ -199,7 +204,7 @@ def _by_fraction(each: Difference, case: Case) -> Difference:
         remedy = _named(each, case.findings)
         if remedy is not None:
             return _by_remedy(each, remedy, case)
-        return _is(each, Role.POSSIBLE, 0.6, f"{moved} between the pool and what is left for graphs and activations")
+        return _is(each, Role.POSSIBLE, LIKELY, f"{moved} between the pool and what is left for graphs and activations")
     gap = case.pool_gap
     if gap is None:
         return _is(each, Role.POSSIBLE, 0.5, moved)
@@ -219,9 +224,9 @@ def _by_remedy(each: Difference, remedy: Remedy, case: Case) -> Difference:
         finding.confidence is Confidence.MEDIUM and remedy is finding.remedies[0]
     )
     if sure and _mends(kept, lost, remedy):
-        return _is(each, Role.EXPLAINS, 0.9, f"what the other start has is {because}")
+        return _is(each, Role.EXPLAINS, REMEDIED, f"what the other start has is {because}")
     other = "" if _mends(kept, lost, remedy) else ", and the other start does not have it so"
-    return _is(each, Role.POSSIBLE, 0.6, f"{because} is about it{other}")
+    return _is(each, Role.POSSIBLE, LIKELY, f"{because} is about it{other}")
 
 
 def _mends(kept: Any, lost: Any, remedy: Remedy) -> bool:
@@ -262,7 +267,7 @@ def _by_lack(each: Difference, case: Case) -> Difference:
 def _by_result(each: Difference, case: Case) -> Difference:
     """What it does shows in a number of its own; where that did not move, nor did the outcome by it."""
     if _caps(each, case):
-        return _is(each, Role.EXPLAINS, 0.9, "it caps the KV pool, whatever the fraction")
+        return _is(each, Role.EXPLAINS, REMEDIED, "it caps the KV pool, whatever the fraction")
     for form, group, names in _RESULTS:
         if not form.search(each.name):
             continue
@@ -273,7 +278,7 @@ def _by_result(each: Difference, case: Case) -> Difference:
             both_told = Origin.UNKNOWN not in (each.good_origin, each.bad_origin)
             if case.both_work and both_told:
                 return _is(each, Role.EXPLAINS, 0.5, note)
-            return _is(each, Role.POSSIBLE, 0.6, note)
+            return _is(each, Role.POSSIBLE, LIKELY, note)
         if changed and case.both_work and form is not NETWORK:  # a start does not show what it does to speed
             note = ", ".join(f"{_name(m)} {_told(m.good)} {m.unit} in both".replace("  ", " ") for m in changed)
             return _is(each, Role.ACQUITTED, 0.0, note)

@@ -33,6 +33,8 @@ class Effects(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     memory: str = ""
     """Of the GPU, outside or inside the static share."""
+    weights: str = ""
+    """What of the LLM, and of a draft, each GPU loads."""
     throughput: str = ""
     latency: str = ""
 

@@ -18,6 +18,7 @@ from tuner.domain.comparison import Difference, Group, Measure, Origin, RankPair
 from tuner.domain.findings import Finding, Move, Outcome, Remedy, Severity
 from tuner.domain.server import Phase
 from tuner.domain.starts import Figure, GraphCapture, PhaseSpan, RankStory, Sign, Start
+from tuner.engines import load_engines
 
 BASE = "real/sglang-0.5.16-2xH200/base/server.log"
 
@@ -85,6 +86,31 @@ def test_what_may_have_moved_that_memory_is_not_acquitted() -> None:
     bad = start(fraction=0.6, weights=50.0, settings={"quantization": None, "mem_fraction_static": 0.6})
     good = start(fraction=0.6, settings={"quantization": "fp8", "mem_fraction_static": 0.6})
     assert found("quantization", good, bad).role is Role.POSSIBLE
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad", "role"),
+    [
+        ("dtype", "bfloat16", "float32", Role.FOLLOWS),
+        ("quantization", "fp8", None, Role.FOLLOWS),
+        ("lora_backend", "triton", "csgmv", Role.EXPLAINS),
+    ],
+)
+def test_what_is_left_after_the_weights_follows_from_what_decides_what_is_loaded(
+    name: str, good: Any, bad: Any, role: Role
+) -> None:
+    """By the catalogue of knobs, of starts that do not tell their weights apart."""
+    starts = []
+    for value, weights in ((good, 30.0), (bad, 50.0)):
+        made = start(fraction=0.6, weights=weights, settings={name: value, "mem_fraction_static": 0.6})
+        ranks = tuple(msgspec.structs.replace(rank, weights_gib=None) for rank in made.ranks)
+        starts.append(msgspec.structs.replace(made, ranks=ranks))
+    remedy = Remedy(knob=name, move=Move.SET, value=good)
+    cause = Finding(cause="weights-do-not-fit", severity=Severity.FATAL, remedies=(remedy,))
+    comparison = compare(*starts, load_engines()["sglang"], (cause,))
+    roles = {each.name: each.role for each in comparison.differences}
+    assert roles[name] is Role.EXPLAINS
+    assert roles["after weights"] is role
 
 
 def test_a_process_on_one_gpu_is_told_with_its_rank() -> None:
