@@ -10,8 +10,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from tuner.core.doctor import Check
+from tuner.core.finding_words import ranks_text, sureness
 from tuner.core.logtext import clean
+from tuner.core.remedies import order
+from tuner.core.report import FindingReport
 from tuner.units import format_duration, format_gib
 
 MISSING = "-"
@@ -22,6 +27,7 @@ _PARTS = {
     "servers": "the servers",
     "log": "the log",
     "phase": "the phase",
+    "findings": "the findings",
     "speed": "the speed",
 }
 """What can be missing, in words."""
@@ -164,6 +170,19 @@ def _server(server: dict[str, Any]) -> Iterator[str]:
     for error in server["errors"]:
         ranks = f" [{', '.join(error['ranks'])}]" if error["ranks"] else ""
         yield f"  error{ranks} {plain(error['text'])}"
+    tags = dict(enumerate(rank["tag"] for rank in server["ranks"]))
+    for finding in server["findings"]:
+        yield from _finding(msgspec.convert(finding, FindingReport), tags)
+
+
+def _finding(finding: FindingReport, tags: dict[int, str]) -> Iterator[str]:
+    """A cause and what to do first; `diagnose` and the dashboard tell the whole."""
+    where = "" if finding.phase == "none" else f" in {finding.phase}"
+    parts = (finding.cause, ranks_text(finding.ranks, tags), sureness(finding.confidence))
+    yield f"  {finding.severity}{where}  {'  '.join(part for part in parts if part)}"
+    yield f"    {plain(finding.title)}"
+    for remedy in finding.remedies[:1]:
+        yield f"    do {plain(order(remedy) + (f': {remedy.why}' if remedy.why else ''))}"
 
 
 def _metrics(server: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ there when a baseline was given; what is not known is null. Secrets are masked h
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -24,6 +24,9 @@ from tuner.domain.forecast import Fit, Forecast, ForecastRow, Source
 from tuner.domain.server import Phase
 from tuner.domain.starts import Figure, PhaseSpan, RankStory, Start
 from tuner.units import GIB
+
+Cite = Callable[[int], tuple[str | None, int | None]]
+"""File and line of a place; no line where nobody counts them."""
 
 
 class EvidenceReport(Struct, frozen=True, kw_only=True):
@@ -188,7 +191,7 @@ def report(
         earlier: Starts in the same log before it.
         comparison: With the baseline, where one was given.
     """
-    findings, quotes = tuple(findings), Quotes(start, engine)
+    findings = tuple(findings)
     return Report(
         engine=start.engine or None,
         engine_version=start.version,
@@ -197,7 +200,7 @@ def report(
         outcome=start.outcome,
         phase=_furthest(start),
         files=start.files,
-        findings=tuple(_finding(each, locate, quotes) for each in findings),
+        findings=finding_reports(start, findings, locate, engine),
         failures=len(start.failures),
         starts=tuple(_start(each, locate) for each in earlier),
         rank_report=tuple(_rank(each, locate) for each in start.ranks),
@@ -206,7 +209,22 @@ def report(
     )
 
 
-def as_data(value: Report | ComparisonReport) -> dict[str, Any]:
+def finding_reports(
+    start: Start, findings: Iterable[Finding], cite: Cite, engine: Engine | None
+) -> tuple[FindingReport, ...]:
+    """What is promised of findings.
+
+    Args:
+        start: That they are of.
+        findings: The root cause first.
+        cite: Where a place of its log is.
+        engine: Of the start; None: not known.
+    """
+    quotes = Quotes(start, engine)
+    return tuple(_finding(each, cite, quotes) for each in findings)
+
+
+def as_data(value: Report | ComparisonReport | FindingReport) -> dict[str, Any]:
     """Values that JSON knows."""
     data: dict[str, Any] = _plain(msgspec.to_builtins(value))
     return data
@@ -229,7 +247,7 @@ def model_of(start: Start) -> str | None:
     return mask(str(name)) if name else None
 
 
-def _finding(finding: Finding, locate: Locate, quotes: Quotes) -> FindingReport:
+def _finding(finding: Finding, cite: Cite, quotes: Quotes) -> FindingReport:
     return FindingReport(
         cause=finding.cause,
         severity=finding.severity,
@@ -238,25 +256,27 @@ def _finding(finding: Finding, locate: Locate, quotes: Quotes) -> FindingReport:
         confidence=finding.confidence,
         title=mask(finding.title),
         explanation=mask(finding.explanation),
-        evidence=tuple(_evidence(each, locate, quotes) for each in finding.evidence[:MOST_EVIDENCE]),
+        evidence=tuple(_evidence(each, cite, quotes) for each in finding.evidence[:MOST_EVIDENCE]),
         remedies=tuple(_remedy(each) for each in finding.remedies),
         wrong_advice=tuple(mask(each) for each in finding.wrong_advice),
         refuted_by=mask(finding.refuted_by),
     )
 
 
-def _evidence(evidence: Evidence, locate: Locate, quotes: Quotes) -> EvidenceReport:
+def _evidence(evidence: Evidence, cite: Cite, quotes: Quotes) -> EvidenceReport:
     file, line = evidence.file, evidence.line
-    if line is None and (at := quotes.place(evidence)) is not None:
-        file, line = locate(at)
+    at = quotes.place(evidence) if line is None else None
+    if at is not None:
+        file, line = cite(at)
+    derived = line is None and at is None
     value = str(evidence.value) if isinstance(evidence.value, bool) else evidence.value
     return EvidenceReport(
         what=evidence.what,
         value=mask(value) if isinstance(value, str) else value,
         unit=evidence.unit,
-        file=file if line is not None else None,
+        file=None if derived else file,
         line=line,
-        derived=line is None,
+        derived=derived,
     )
 
 
