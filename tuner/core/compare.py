@@ -21,6 +21,7 @@ from tuner.core.share import Share, pool_of, share_of
 from tuner.core.weighing import LIKELY, WORDS, Case, follows, judge
 from tuner.domain.comparison import Comparison, Difference, Group, Measure, Origin, Role, Side
 from tuner.domain.findings import Finding, Outcome, Severity
+from tuner.domain.knobs import Part
 from tuner.domain.starts import Start
 
 T = TypeVar("T")
@@ -45,6 +46,7 @@ def compare(good: Start, bad: Start, engine: Engine | None = None, findings: Seq
         bad_share=share_of(bad),
         findings=tuple(each for each in findings if each.severity in (Severity.FATAL, Severity.ERROR)),
         measures=tuple(measures(good, bad)),
+        knobs=None if engine is None else engine.knobs(),
     )
     same_engine = not (good.engine and bad.engine) or good.engine == bad.engine
     found = [*variables(good, bad), *versions(good, bad)]
@@ -60,7 +62,7 @@ def compare(good: Start, bad: Start, engine: Engine | None = None, findings: Seq
         good=case.good,
         bad=case.bad,
         obstacles=obstacles,
-        differences=tuple(sorted(_once(judged, engine), key=_rank)),
+        differences=tuple(sorted(_once(judged, case), key=_rank)),
         measures=case.measures,
     )
     return _masked(msgspec.structs.replace(comparison, summary=_summary(comparison, case)))
@@ -106,10 +108,10 @@ def _unproven(each: Difference) -> Difference:
     return msgspec.structs.replace(each, role=Role.POSSIBLE) if doubtful else each
 
 
-def _once(judged: Sequence[Difference], engine: Engine | None) -> Iterator[Difference]:
+def _once(judged: Sequence[Difference], case: Case) -> Iterator[Difference]:
     """What is free after the weights is no reason of its own where one of its parts is, or what was loaded."""
     parts = any(
-        each.explains and (each.name != "after weights" if each.group is Group.MEMORY else _loads(each, engine))
+        each.explains and (each.name != "after weights" if each.group is Group.MEMORY else _loads(each, case))
         for each in judged
     )
     for each in judged:
@@ -119,10 +121,9 @@ def _once(judged: Sequence[Difference], engine: Engine | None) -> Iterator[Diffe
             yield each
 
 
-def _loads(each: Difference, engine: Engine | None) -> bool:
-    """An argument or variable that decides what is loaded; of a composed one the whole tells it."""
-    knob = None if engine is None else engine.knobs().find(each.name.partition(".")[0])
-    return knob is not None and knob.effects.weights != ""
+def _loads(each: Difference, case: Case) -> bool:
+    """An argument or variable that decides what is loaded."""
+    return Part.WEIGHTS in case.parts(each.name)
 
 
 def _rank(each: Difference) -> tuple[int, float, int, str]:

@@ -9,16 +9,16 @@ import msgspec
 from msgspec import Struct
 
 from tuner.core.differences import FREE
+from tuner.core.knobs import KnobTable
 from tuner.core.share import Share
 from tuner.domain.comparison import Difference, Group, Measure, Origin, Role, Side
 from tuner.domain.findings import Confidence, Finding, Move, Outcome, Remedy
+from tuner.domain.knobs import Part
 from tuner.domain.server import Phase
 
 NETWORK = re.compile(r"NCCL|CUSTOM_AR|ALL_?REDUCE|MSCCLPP|SYMM_MEM|NVLS|P2P|MNNVL|QUICK_REDUCE", re.IGNORECASE)
-"""What decides how ranks talk to each other: its memory is what distributed initialisation takes."""
-GRAPHS = re.compile(r"cuda_?graph|piecewise|torch_compile|compilation_config|enforce_eager", re.IGNORECASE)
-CELL = re.compile(r"kv_cache_dtype|quantization_param_path")
-CAP = re.compile(r"max_total_tokens|num_gpu_blocks_override|kv_cache_memory")
+"""What decides how ranks talk to each other: its memory is what distributed initialisation takes. Libraries read many
+more such variables than a catalogue has, and builds of one's own have others; all say it in their names."""
 
 REMEDIED = 0.9
 """Weight of what the other start has as the remedy wants it, or without the cap that leaves too small a pool."""
@@ -36,6 +36,13 @@ class Case(Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
     """Fatal ones and errors of the one that failed."""
     measures: tuple[Measure, ...]
+    knobs: KnobTable | None
+    """Of the engine of both; None: not known, or two."""
+
+    def parts(self, name: str) -> tuple[Part, ...]:
+        """Where an argument or a variable shows; of a part of a composed one, where the whole does."""
+        knob = None if self.knobs is None else self.knobs.find(name.partition(".")[0])
+        return () if knob is None else knob.effects.parts
 
     @property
     def failed(self) -> Side | None:
@@ -268,9 +275,10 @@ def _by_result(each: Difference, case: Case) -> Difference:
     """What it does shows in a number of its own; where that did not move, nor did the outcome by it."""
     if _caps(each, case):
         return _is(each, Role.EXPLAINS, REMEDIED, "it caps the KV pool, whatever the fraction")
-    for form, group, names in _RESULTS:
-        if not form.search(each.name):
-            continue
+    network = NETWORK.search(each.name) is not None
+    parts = case.parts(each.name)
+    results = [_RESULTS[part] for part in _RESULTS if part in parts] + ([_TAKEN] if network else [])
+    for group, names in results:
         changed = [m for m in (case.measure(group, name) for name in names or _names(case, group)) if m is not None]
         moved = [m for m in changed if _moved(m)]
         if moved:
@@ -279,7 +287,7 @@ def _by_result(each: Difference, case: Case) -> Difference:
             if case.both_work and both_told:
                 return _is(each, Role.EXPLAINS, 0.5, note)
             return _is(each, Role.POSSIBLE, LIKELY, note)
-        if changed and case.both_work and form is not NETWORK:  # a start does not show what it does to speed
+        if changed and case.both_work and not network:  # a start does not show what it does to speed
             note = ", ".join(f"{_name(m)} {_told(m.good)} {m.unit} in both".replace("  ", " ") for m in changed)
             return _is(each, Role.ACQUITTED, 0.0, note)
     weight = {Group.VERSION: 0.5, Group.ARGUMENT: 0.3, Group.ENVIRONMENT: 0.25}.get(each.group, 0.1)
@@ -289,20 +297,20 @@ def _by_result(each: Difference, case: Case) -> Difference:
 
 def _caps(each: Difference, case: Case) -> bool:
     """A pool that is too small for what is asked of it, and a cap on it that the other start does not have."""
-    if case.failed is None or not CAP.search(each.name) or not case.findings:
+    if case.failed is None or Part.CAP not in case.parts(each.name) or not case.findings:
         return False
     lost, kept = (each.bad, each.good) if case.failed is case.bad else (each.good, each.bad)
     return case.findings[0].cause in _SMALL_POOL and lost is not None and kept is None
 
 
 _SMALL_POOL = ("context-exceeds-kv-pool", "kv-pool-exhausted", "mem-fraction-too-low")
-_RESULTS: tuple[tuple[re.Pattern[str], Group, tuple[str, ...]], ...] = (
-    (GRAPHS, Group.GRAPHS, ()),
-    (CELL, Group.POOL, ("bytes per token",)),
-    (CAP, Group.POOL, ("tokens",)),
-    (NETWORK, Group.MEMORY, ("communicators",)),
-)
-"""Names of arguments, and the numbers in which they show; no name: all of the group."""
+_RESULTS: dict[Part, tuple[Group, tuple[str, ...]]] = {
+    Part.GRAPHS: (Group.GRAPHS, ()),
+    Part.CELL: (Group.POOL, ("bytes per token",)),
+    Part.CAP: (Group.POOL, ("tokens",)),
+}
+"""The measured numbers in which a part shows; no name: all of the group."""
+_TAKEN = (Group.MEMORY, ("communicators",))
 
 
 def _names(case: Case, group: Group) -> tuple[str, ...]:

@@ -28,15 +28,28 @@ class KnobType(enum.StrEnum):
     """A list of whole numbers."""
 
 
+class Part(enum.StrEnum):
+    """A number of a start that tells what a knob did."""
+
+    WEIGHTS = "weights"
+    """What each GPU loads of the LLM, and of a draft."""
+    GRAPHS = "graphs"
+    """CUDA graphs: their memory, how many there are, and how long they take."""
+    CELL = "cell"
+    """Bytes of one token in the KV pool."""
+    CAP = "cap"
+    """A bound of the pool's tokens, whatever room there is."""
+
+
 class Effects(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a higher value, or switching it on, does: `up`, `down`, `either`; empty for nothing worth a word."""
 
     memory: str = ""
     """Of the GPU, outside or inside the static share."""
-    weights: str = ""
-    """What of the LLM, and of a draft, each GPU loads."""
     throughput: str = ""
     latency: str = ""
+    parts: tuple[Part, ...] = ()
+    """Where it shows."""
 
 
 class Hazard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

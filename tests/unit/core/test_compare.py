@@ -20,6 +20,7 @@ from tuner.domain.server import Phase
 from tuner.domain.starts import Figure, GraphCapture, PhaseSpan, RankStory, Sign, Start
 from tuner.engines import load_engines
 
+SGLANG = load_engines()["sglang"]
 BASE = "real/sglang-0.5.16-2xH200/base/server.log"
 
 
@@ -65,7 +66,7 @@ def start(**changes: Any) -> Start:
 
 
 def found(name: str, good: Start, bad: Start, *findings: Finding) -> Difference:
-    return next(each for each in compare(good, bad, findings=findings).differences if each.name == name)
+    return next(each for each in compare(good, bad, SGLANG, findings).differences if each.name == name)
 
 
 def test_equal_starts_have_no_difference() -> None:
@@ -107,7 +108,7 @@ def test_what_is_left_after_the_weights_follows_from_what_decides_what_is_loaded
         starts.append(msgspec.structs.replace(made, ranks=ranks))
     remedy = Remedy(knob=name, move=Move.SET, value=good)
     cause = Finding(cause="weights-do-not-fit", severity=Severity.FATAL, remedies=(remedy,))
-    comparison = compare(*starts, load_engines()["sglang"], (cause,))
+    comparison = compare(*starts, SGLANG, (cause,))
     roles = {each.name: each.role for each in comparison.differences}
     assert roles[name] is Role.EXPLAINS
     assert roles["after weights"] is role
@@ -146,6 +147,27 @@ def test_graphs_that_did_not_change_acquit_their_argument() -> None:
     cause = found("cuda_graph_max_bs", good, bad)
     assert cause.role is Role.EXPLAINS
     assert "1.00 -> 3.00 GiB" in cause.note
+
+
+def test_another_data_type_of_the_pool_explains_its_tokens() -> None:
+    good, bad = start(settings={"kv_cache_dtype": "auto"}), start(settings={"kv_cache_dtype": "fp8_e4m3"})
+    twice = tuple(
+        msgspec.structs.replace(r, kv_tokens=Figure(r.kv_tokens.value * 2, 6)) for r in bad.ranks if r.kv_tokens
+    )
+    cause = found("kv_cache_dtype", good, msgspec.structs.replace(bad, ranks=twice))
+    assert (cause.role, cause.note) == (Role.EXPLAINS, "bytes per token 131,072 -> 65,536 B")
+    assert found("kv_cache_dtype", good, bad).role is Role.ACQUITTED
+
+
+@pytest.mark.parametrize("role", [Role.ACQUITTED, Role.POSSIBLE])
+def test_what_no_catalogue_knows_is_not_acquitted(role: Role) -> None:
+    graphs = (GraphCapture(what="decode", at=7, used_gib=1.0, seconds=9.0, sizes=(1, 2, 4)),)
+    name = "cuda_graph_bs" if role is Role.ACQUITTED else "my_cuda_graph_bs"
+    starts = [start(settings={name: value}) for value in (1, 2)]
+    for index, each in enumerate(starts):
+        ranks = tuple(msgspec.structs.replace(rank, graphs=graphs) for rank in each.ranks)
+        starts[index] = msgspec.structs.replace(each, ranks=ranks)
+    assert found(name, *starts).role is role
 
 
 def broken(phase: Phase = Phase.GRAPH_CAPTURE, **changes: Any) -> Start:
@@ -319,7 +341,7 @@ def test_a_real_start_with_a_higher_fraction_and_without_prefill_graphs() -> Non
 
 
 def test_a_real_start_with_larger_graphs() -> None:
-    comparison = compare(last_start(BASE), last_start("real/sglang-0.5.16-2xH200/auto512/server.log"))
+    comparison = compare(last_start(BASE), last_start("real/sglang-0.5.16-2xH200/auto512/server.log"), SGLANG)
     assert [each.name for each in comparison.explaining] == ["mem_fraction_static", "cuda_graph_max_bs_decode"]
 
 
