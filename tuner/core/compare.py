@@ -27,6 +27,8 @@ from tuner.domain.starts import Start
 T = TypeVar("T")
 _ROLES = (Role.EXPLAINS, Role.POSSIBLE, Role.FOLLOWS, Role.ACQUITTED, Role.NOISE)
 _GROUPS = tuple(Group)
+_OTHER_GPU = 0.15
+"""Of the memory of a rank: a GPU of the same kind never differs by so much."""
 _MODEL = ("model_path", "model", "model_tag")
 
 
@@ -212,7 +214,7 @@ def _obstacles(good: Start, bad: Start, measured: Sequence[Measure]) -> list[str
     for each in cards:
         pairs = [(pair.good, pair.bad) for pair in each.pairs if pair.good and pair.bad]
         # A foreign process takes memory from some ranks; another kind of GPU has another size on all of them.
-        if pairs and all(abs(one - other) > 0.15 * max(one, other) for one, other in pairs):
+        if pairs and all(abs(one - other) > _OTHER_GPU * max(one, other) for one, other in pairs):
             what = "GPUs of another size" if each.name == "total" else "other GPUs, or other processes on all of them"
             found.append(f"{what}: {each.good:.2f} and {each.bad:.2f} GiB {_SAID[each.name]}")
             break

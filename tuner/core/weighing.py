@@ -20,6 +20,12 @@ NETWORK = re.compile(r"NCCL|CUSTOM_AR|ALL_?REDUCE|MSCCLPP|SYMM_MEM|NVLS|P2P|MNNV
 """What decides how ranks talk to each other: its memory is what distributed initialisation takes. Libraries read many
 more such variables than a catalogue has, and builds of one's own have others; all say it in their names."""
 
+_LITTLE = 0.1
+"""Of what the pool lacks: what moved less was not the reason."""
+_SAME_POOL = 0.005
+"""Two pools that differ by less are the same."""
+_UNPROVEN = {Group.VERSION: 0.5, Group.ARGUMENT: 0.3, Group.ENVIRONMENT: 0.25}
+"""Weight of what no number judges: another version changes more than one argument does, and a variable less."""
 REMEDIED = 0.9
 """Weight of what the other start has as the remedy wants it, or without the cap that leaves too small a pool."""
 LIKELY = 0.6
@@ -95,12 +101,12 @@ class Case(Struct, frozen=True, kw_only=True):
 
     @property
     def pool_gap(self) -> float | None:
-        """GiB between two pools that are there, where they differ by more than a hundredth and neither start failed."""
+        """GiB between two pools that are there, where they differ and neither start failed."""
         pools = (self.good.pool_gib, self.bad.pool_gib)
         if not self.both_work or pools[0] is None or pools[1] is None or min(pools[0], pools[1]) <= 0:
             return None
         gap = pools[1] - pools[0]
-        return gap if abs(gap) > 0.005 * max(pools[0], pools[1]) else None
+        return gap if abs(gap) > _SAME_POOL * max(pools[0], pools[1]) else None
 
     def measure(self, group: Group, name: str) -> Measure | None:
         """One that both starts tell."""
@@ -135,7 +141,7 @@ def follows(measure: Measure, case: Case) -> Difference:
         if measure.name in _BEFORE_POOL and lack is not None:
             gain = -effect if case.failed is case.bad else effect
             weight = max(0.0, min(1.0, gain / lack)) if lack else 0.0
-            role = Role.EXPLAINS if gain > lack else Role.ACQUITTED if gain < 0.1 * lack else Role.POSSIBLE
+            role = Role.EXPLAINS if gain > lack else Role.ACQUITTED if gain < _LITTLE * lack else Role.POSSIBLE
             note = f"{_gap(measure)}: {abs(effect):.2f} GiB, the pool lacks {lack:.1f}"
         elif (part := _part_of_pool(measure.name, effect, case)) is not None:
             role, weight = Role.EXPLAINS, min(1.0, part)
@@ -261,14 +267,14 @@ def _by_lack(each: Difference, case: Case) -> Difference:
     taken = case.measure(Group.MEMORY, "communicators")
     if NETWORK.search(each.name) and taken is not None and taken.good is not None and taken.bad is not None:
         moved = abs(taken.bad - taken.good)
-        if moved < 0.1 * lack:
+        if moved < _LITTLE * lack:
             return _is(each, Role.ACQUITTED, moved / lack, f"{_gap(taken)}: {moved:.2f} GiB, the pool lacks {lack:.1f}")
-    if regained is not None and regained < 0.1 * lack:
+    if regained is not None and regained < _LITTLE * lack:
         moved = max(0.0, regained)
         after = case.measure(Group.MEMORY, "after weights")
         text = f"{_gap(after)}: " if after is not None else ""
         return _is(each, Role.ACQUITTED, moved / lack, f"{text}at most {moved:.2f} GiB, the pool lacks {lack:.1f}")
-    return _is(each, Role.POSSIBLE, 0.3, "")
+    return _is(each, Role.POSSIBLE, _UNPROVEN[Group.ARGUMENT], "")
 
 
 def _by_result(each: Difference, case: Case) -> Difference:
@@ -290,7 +296,7 @@ def _by_result(each: Difference, case: Case) -> Difference:
         if changed and case.both_work and not network:  # a start does not show what it does to speed
             note = ", ".join(f"{_name(m)} {_told(m.good)} {m.unit} in both".replace("  ", " ") for m in changed)
             return _is(each, Role.ACQUITTED, 0.0, note)
-    weight = {Group.VERSION: 0.5, Group.ARGUMENT: 0.3, Group.ENVIRONMENT: 0.25}.get(each.group, 0.1)
+    weight = _UNPROVEN[each.group]
     asked = Origin.GIVEN in (each.good_origin, each.bad_origin)
     return _is(each, Role.POSSIBLE, weight + 0.1 * asked - 0.1 * ("." in each.name), each.note)
 
