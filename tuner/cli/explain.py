@@ -62,7 +62,7 @@ def diagnose(files: Sequence[str], baseline: str | None, *, as_json: bool, with_
     promised = None
     if good is not None and comparison is not None:
         promised = report_comparison(comparison, good.locate, told.locate, noise=with_noise)
-    made = _report(told, promised, engines)
+    made = _report(told, promised)
     if as_json:
         _print_json(made)
     else:
@@ -151,13 +151,12 @@ def _nothing(engines: dict[str, Engine]) -> Finding:
     )
 
 
-def _report(told: Told, comparison: ComparisonReport | None, engines: dict[str, Engine]) -> Report:
+def _report(told: Told, comparison: ComparisonReport | None) -> Report:
     return report(
         told.start,
         told.findings,
         told.forecast,
         told.locate,
-        engine=engines.get(told.start.engine),
         earlier=told.earlier,
         comparison=comparison,
     )

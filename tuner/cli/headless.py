@@ -23,7 +23,6 @@ from tuner.core.snapshot import missing
 from tuner.core.snapshot import snapshot as as_data
 from tuner.domain.link import LinkPhase, Target
 from tuner.domain.state import HostState
-from tuner.engines import load_engines
 from tuner.errors import ConnectionFailed, JournalError, TunerError, UsageProblem
 from tuner.session.session import Session, open_session
 from tuner.session.tasks import spawn
@@ -39,7 +38,7 @@ def snapshot(target: Target, *, as_json: bool) -> int:
 
     async def reading() -> dict[str, Any]:
         async with connected(target) as (session, ask):
-            return as_data(await settled(session, ask), load_engines())
+            return as_data(await settled(session, ask))
 
     got = run(reading())
     if as_json:

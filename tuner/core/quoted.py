@@ -11,8 +11,10 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
+import msgspec
+
 from tuner.core.engine import Engine
-from tuner.domain.findings import Evidence
+from tuner.domain.findings import Evidence, Finding
 from tuner.domain.logs import LogLine
 from tuner.domain.starts import Start
 
@@ -65,6 +67,14 @@ class Quotes:
         self._settings_at = start.settings_at
         self._failures = [(failure.at, failure.end) for failure in start.failures]
         self._engine = engine
+
+    def placed(self, finding: Finding) -> Finding:
+        """A finding whose numbers lead to the lines that show them."""
+        evidence = tuple(
+            each if (at := self.place(each)) == each.at else msgspec.structs.replace(each, at=at)
+            for each in finding.evidence
+        )
+        return finding if evidence == finding.evidence else msgspec.structs.replace(finding, evidence=evidence)
 
     def place(self, evidence: Evidence) -> int | None:
         """The line that shows a value; None where none does, so that it is derived.

@@ -14,8 +14,6 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from tuner.core.engine import Engine
-from tuner.core.quoted import Quotes
 from tuner.core.redact import mask
 from tuner.core.report_comparison import SCHEMA, ComparisonReport, Locate, digits
 from tuner.core.share import KNOBS, down, up
@@ -176,7 +174,6 @@ def report(
     forecast: Forecast | None,
     locate: Locate,
     *,
-    engine: Engine | None = None,
     earlier: Iterable[Start] = (),
     comparison: ComparisonReport | None = None,
 ) -> Report:
@@ -187,7 +184,6 @@ def report(
         findings: Of it, the root cause first.
         forecast: Of the same start once more; None: none can be made.
         locate: Where a place of the log is.
-        engine: Of the start; None: not known.
         earlier: Starts in the same log before it.
         comparison: With the baseline, where one was given.
     """
@@ -200,7 +196,7 @@ def report(
         outcome=start.outcome,
         phase=_furthest(start),
         files=start.files,
-        findings=finding_reports(start, findings, locate, engine),
+        findings=finding_reports(findings, locate),
         failures=len(start.failures),
         starts=tuple(_start(each, locate) for each in earlier),
         rank_report=tuple(_rank(each, locate) for each in start.ranks),
@@ -209,19 +205,14 @@ def report(
     )
 
 
-def finding_reports(
-    start: Start, findings: Iterable[Finding], cite: Cite, engine: Engine | None
-) -> tuple[FindingReport, ...]:
+def finding_reports(findings: Iterable[Finding], cite: Cite) -> tuple[FindingReport, ...]:
     """What is promised of findings.
 
     Args:
-        start: That they are of.
         findings: The root cause first.
-        cite: Where a place of its log is.
-        engine: Of the start; None: not known.
+        cite: Where a place of their log is.
     """
-    quotes = Quotes(start, engine)
-    return tuple(_finding(each, cite, quotes) for each in findings)
+    return tuple(_finding(each, cite) for each in findings)
 
 
 def as_data(value: Report | ComparisonReport | FindingReport) -> dict[str, Any]:
@@ -247,7 +238,7 @@ def model_of(start: Start) -> str | None:
     return mask(str(name)) if name else None
 
 
-def _finding(finding: Finding, cite: Cite, quotes: Quotes) -> FindingReport:
+def _finding(finding: Finding, cite: Cite) -> FindingReport:
     return FindingReport(
         cause=finding.cause,
         severity=finding.severity,
@@ -256,19 +247,18 @@ def _finding(finding: Finding, cite: Cite, quotes: Quotes) -> FindingReport:
         confidence=finding.confidence,
         title=mask(finding.title),
         explanation=mask(finding.explanation),
-        evidence=tuple(_evidence(each, cite, quotes) for each in finding.evidence[:MOST_EVIDENCE]),
+        evidence=tuple(_evidence(each, cite) for each in finding.evidence[:MOST_EVIDENCE]),
         remedies=tuple(_remedy(each) for each in finding.remedies),
         wrong_advice=tuple(mask(each) for each in finding.wrong_advice),
         refuted_by=mask(finding.refuted_by),
     )
 
 
-def _evidence(evidence: Evidence, cite: Cite, quotes: Quotes) -> EvidenceReport:
+def _evidence(evidence: Evidence, cite: Cite) -> EvidenceReport:
     file, line = evidence.file, evidence.line
-    at = quotes.place(evidence) if line is None else None
-    if at is not None:
-        file, line = cite(at)
-    derived = line is None and at is None
+    if line is None and evidence.at is not None:
+        file, line = cite(evidence.at)
+    derived = line is None and evidence.at is None
     value = str(evidence.value) if isinstance(evidence.value, bool) else evidence.value
     return EvidenceReport(
         what=evidence.what,

@@ -6,18 +6,15 @@ is never left out: what is not known is None. Times of day are the host's own cl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from tuner.core.engine import Engine
 from tuner.core.report import as_data, finding_reports
 from tuner.core.throttle import limits
 from tuner.domain.gpu import GpuInfo, GpuSample
 from tuner.domain.server import Phase
-from tuner.domain.starts import Start
 from tuner.domain.state import HostState, RankMemory, ServerState
 
 SCHEMA = 1
@@ -34,19 +31,14 @@ class Missing(Struct, frozen=True, kw_only=True):
     """Of the server that it is about; None: of the host."""
 
 
-def snapshot(state: HostState, engines: Mapping[str, Engine]) -> dict[str, Any]:
-    """The newest reading of a host, as values that JSON knows; `missing` says what had not come yet.
-
-    Args:
-        state: The host.
-        engines: By name.
-    """
+def snapshot(state: HostState) -> dict[str, Any]:
+    """The newest reading of a host, as values that JSON knows; `missing` says what had not come yet."""
     return {
         "schema": SCHEMA,
         "host": state.name,
         "at": state.now,
         "gpus": gpus(state),
-        "servers": [_server(server, engines.get(server.identity.engine)) for server in state.servers],
+        "servers": [_server(server) for server in state.servers],
         "foreign": [
             {"pid": p.pid, "user": p.user, "gpu": p.gpu, "memory_bytes": p.memory_bytes, "command": p.command}
             for p in state.foreign
@@ -95,7 +87,7 @@ def _gpu(info: GpuInfo, sample: GpuSample | None) -> dict[str, Any]:
     }
 
 
-def _server(server: ServerState, engine: Engine | None) -> dict[str, Any]:
+def _server(server: ServerState) -> dict[str, Any]:
     identity = server.identity
     log = server.log.source or identity.log
     return {
@@ -143,17 +135,14 @@ def _server(server: ServerState, engine: Engine | None) -> dict[str, Any]:
             {"text": error.text, "ranks": list(error.ranks), "count": error.count, "phase": error.phase.value}
             for error in server.errors
         ],
-        "findings": _findings(server, engine),
+        "findings": _findings(server),
     }
 
 
-def _findings(server: ServerState, engine: Engine | None) -> list[dict[str, Any]]:
+def _findings(server: ServerState) -> list[dict[str, Any]]:
     """As `diagnose --json` has them. Nobody counts the lines of a log that is followed."""
     path = server.log.source.path if server.log.source is not None else None
-    told = finding_reports(
-        server.start or Start(engine=server.identity.engine), server.findings, lambda _: (path, None), engine
-    )
-    return [as_data(each) for each in told]
+    return [as_data(each) for each in finding_reports(server.findings, lambda _: (path, None))]
 
 
 def memory_bytes(memory: RankMemory) -> dict[str, int | None]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tests.unit.core.test_explaining import CORPUS, ENGINES, live
+from tests.unit.core.test_explaining import CORPUS, live
 from tests.unit.core.test_snapshot import busy
 from tuner.cli.tables import lines, plain, table
 from tuner.core.snapshot import snapshot
@@ -11,7 +11,7 @@ from tuner.domain.state import HostState
 
 
 def text(state: HostState) -> str:
-    return "\n".join(lines(snapshot(state, {})))
+    return "\n".join(lines(snapshot(state)))
 
 
 def test_a_reading_says_what_is_there() -> None:
@@ -21,7 +21,7 @@ def test_a_reading_says_what_is_there() -> None:
 
 
 def test_a_failure_is_told_with_its_cause_and_what_to_do_first() -> None:
-    shown = list(lines(snapshot(live((CORPUS / "seed-3-custom-ar-055.log").read_text()).state, ENGINES)))
+    shown = list(lines(snapshot(live((CORPUS / "seed-3-custom-ar-055.log").read_text()).state)))
     head = shown.index("  fatal in kv-alloc  mem-fraction-too-low  all 8 ranks  high confidence")
     assert shown[head + 1] == "    No room is left for the KV pool"
     assert shown[head + 2].startswith("    do raise --mem-fraction-static to 0.")
@@ -54,7 +54,7 @@ def test_what_was_not_told_is_named_and_is_not_called_absent() -> None:
 
 
 def test_what_was_not_told_of_a_server_names_its_engine_and_pid() -> None:
-    reading = snapshot(busy(), {}) | {"missing": [{"what": "samples", "pid": None}, {"what": "speed", "pid": 7}]}
+    reading = snapshot(busy()) | {"missing": [{"what": "samples", "pid": None}, {"what": "speed", "pid": 7}]}
     assert list(lines(reading))[-1] == "not told in time: the readings of the GPUs, the speed of sglang (pid 7)"
 
 

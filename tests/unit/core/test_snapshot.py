@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from tests.golden import diagnoses
-from tests.unit.core.test_explaining import CORPUS, ENGINES, live
+from tests.unit.core.test_explaining import CORPUS, live
 from tuner.core.report import FindingReport, as_data, report
 from tuner.core.snapshot import Missing, memory_bytes, missing, snapshot
 from tuner.domain.events import GpuTable, ProbeHello, ProblemSeen
@@ -82,7 +82,7 @@ def busy() -> HostState:
 
 
 def test_it_has_the_keys_that_scripts_are_promised() -> None:
-    reading = snapshot(busy(), {})
+    reading = snapshot(busy())
     assert list(reading) == ["schema", "host", "at", "gpus", "servers", "foreign", "problems", "missing"]
     assert reading["schema"] == 1
     assert (reading["host"], reading["at"]) == ("root@box", 1_700_000_000.5)
@@ -97,12 +97,12 @@ def test_it_has_the_keys_that_scripts_are_promised() -> None:
 
 
 def test_unknown_is_null_and_zero_is_zero() -> None:
-    first, second = snapshot(busy(), {})["gpus"]
+    first, second = snapshot(busy())["gpus"]
     assert first["utilization_ratio"] == 0.0
     assert second["utilization_ratio"] is None
     assert set(first) == set(second), "a key is never left out"
     assert second["memory_total_bytes"] is None
-    server = snapshot(busy(), {})["servers"][0]
+    server = snapshot(busy())["servers"][0]
     assert server["settings"] is None
     assert server["metrics"]["tok_s"] == 0.0
     assert server["metrics"]["running"] is None
@@ -111,8 +111,8 @@ def test_unknown_is_null_and_zero_is_zero() -> None:
 def test_findings_are_those_that_diagnose_tells_of_the_same_log_without_its_lines() -> None:
     path = CORPUS / "seed-3-custom-ar-055.log"
     start, found = diagnoses.judged(path)
-    whole = as_data(report(start, found, None, lambda at: (str(path), at), engine=ENGINES[start.engine]))["findings"]
-    told = snapshot(live(path.read_text()).state, ENGINES)["servers"][0]["findings"]
+    whole = as_data(report(start, found, None, lambda at: (str(path), at)))["findings"]
+    told = snapshot(live(path.read_text()).state)["servers"][0]["findings"]
     assert len(told) == len(whole) > 0
     for live_one, one in zip(told, whole, strict=True):
         assert all(each["file"] == (None if each["derived"] else "/log") for each in live_one["evidence"])
@@ -130,7 +130,7 @@ def test_what_numbers_tell_is_a_finding_without_a_place() -> None:
         evidence=(Evidence(what="silence", value=math.inf, unit="s"),),
     )  # fmt: skip
     state = msgspec.structs.replace(busy(), servers=(msgspec.structs.replace(server, findings=(told,)),))
-    (finding,) = snapshot(state, ENGINES)["servers"][0]["findings"]
+    (finding,) = snapshot(state)["servers"][0]["findings"]
     assert set(finding) == set(FindingReport.__struct_fields__)
     assert "hf_abc" not in finding["title"]
     assert finding["evidence"] == [
@@ -140,30 +140,30 @@ def test_what_numbers_tell_is_a_finding_without_a_place() -> None:
 
 
 def test_memory_terms_add_up_to_the_total() -> None:
-    terms = snapshot(busy(), {})["servers"][0]["ranks"][0]["memory_bytes"]
+    terms = snapshot(busy())["servers"][0]["ranks"][0]["memory_bytes"]
     assert terms == {"weights": 5, "kv": None, "graphs": None, "other": 5, "total": 10}
     assert sum(value or 0 for term, value in terms.items() if term != "total") == terms["total"]
     assert memory_bytes(RankMemory())["other"] is None
 
 
 def test_idle_is_no_throttling_and_a_cap_is() -> None:
-    first, second = snapshot(busy(), {})["gpus"]
+    first, second = snapshot(busy())["gpus"]
     assert first["throttle"] == ["power cap"]
     assert second["throttle"] is None
 
 
 def test_a_running_phase_has_no_duration_yet() -> None:
-    phases = snapshot(busy(), {})["servers"][0]["phases"]
+    phases = snapshot(busy())["servers"][0]["phases"]
     assert [(p["phase"], p["seconds"]) for p in phases] == [("weight-load", 2.5), ("warmup", None)]
 
 
 def test_solved_problems_are_not_told() -> None:
-    assert [p["code"] for p in snapshot(busy(), {})["problems"]] == ["log-denied"]
+    assert [p["code"] for p in snapshot(busy())["problems"]] == ["log-denied"]
 
 
 def test_it_is_plain_json_from_the_first_moment_on() -> None:
     for state in (HostState(name="box"), busy()):
-        reading = snapshot(state, {})
+        reading = snapshot(state)
         assert json.loads(json.dumps(reading)) == reading
         assert msgspec.json.decode(msgspec.json.encode(reading)) == reading
 
@@ -208,4 +208,4 @@ def test_a_reading_is_not_whole_before_the_logs_end(log: LogState, phase: Phase)
     (server,) = whole().servers
     state = msgspec.structs.replace(whole(), servers=(msgspec.structs.replace(server, log=log, phase=phase),))
     assert missing(state) == (Missing(what="log", pid=7),)
-    assert snapshot(state, {})["missing"] == [{"what": "log", "pid": 7}]
+    assert snapshot(state)["missing"] == [{"what": "log", "pid": 7}]

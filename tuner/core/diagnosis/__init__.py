@@ -27,6 +27,7 @@ from tuner.core.diagnosis import (
 )
 from tuner.core.diagnosis.case import Case
 from tuner.core.engine import Engine
+from tuner.core.quoted import Quotes
 from tuner.core.roots import root_of
 from tuner.domain.findings import Finding, Severity
 from tuner.domain.starts import Start
@@ -74,4 +75,5 @@ def diagnose(start: Start, engine: Engine, past: Sequence[Start] = ()) -> tuple[
     asides = (judge(case) for judge in (*serving.ASIDES, *gates.JUDGES, *performance.JUDGES, *settings.JUDGES))
     findings.extend(by_severity(each for each in asides if each is not None))
     causes = [finding.cause for finding in findings]
-    return tuple(each for index, each in enumerate(findings) if each.cause not in causes[:index])
+    quotes = Quotes(start, engine)
+    return tuple(quotes.placed(each) for index, each in enumerate(findings) if each.cause not in causes[:index])
