@@ -152,6 +152,13 @@ _CAUSES = (
         " is read-only, as in `Permission denied: '/root/.cache'`. Ownership of mounts, HF_HOME, HOME.",
     ),
     Cause(
+        "storage-failed",
+        "A disk or a mount does not answer",
+        "A file cannot be read or written although nothing forbids it: a mount that was lost, a server of files that"
+        " restarted, a failing disk, as in `Stale file handle`, `Transport endpoint is not connected`, `Input/output"
+        " error`. Mount it again; dmesg.",
+    ),
+    Cause(
         "process-limits",
         "A limit of the process is reached",
         "Open files, threads or processes are limited by the container or the system, and the limit is used up. It is"
@@ -174,6 +181,18 @@ _CAUSES = (
         "Ranks of another node never joined",
         "Stores or process groups time out before weights are loaded. Address, port, interface, and whether both nodes"
         " were started.",
+    ),
+    Cause(
+        "interface-missing",
+        "The network interface does not exist",
+        "Ranks were told to meet through an interface that this host does not have, or that has no address, as in"
+        " `Unable to find address for: eth1`. Nothing was waited for: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME.",
+    ),
+    Cause(
+        "ray-gpus-short",
+        "The Ray cluster lacks free GPUs",
+        "vLLM: Ray has fewer free GPUs than there are ranks, or none on the node of the engine, as in `Cannot provide a"
+        " placement group`. Nodes that did not join, or an earlier engine's placement group: `ray status`.",
     ),
     Cause(
         "peer-rank-died",
@@ -264,11 +283,34 @@ _CAUSES = (
     ),
     # Arguments and environment
     Cause("bad-argument", "An argument was refused", "The engine refuses a flag, a value or a combination."),
-    Cause("model-not-found", "The LLM's files were not found", "A path, name or revision that leads to no usable LLM."),
+    Cause(
+        "worker-forked",
+        "Workers must be spawned here, not forked",
+        "A worker was forked from a process that had used CUDA, as in `Cannot re-initialize CUDA in forked subprocess`:"
+        " a plugin, an import or the script that starts the engine touched a GPU first.",
+    ),
+    Cause(
+        "model-not-found",
+        "Files of the LLM or of an adapter were not found",
+        "A path, name or revision that leads to no usable LLM, or to no usable LoRA adapter of it.",
+    ),
     Cause(
         "unsupported-model",
         "The engine cannot run this LLM like this",
         "The architecture, quantisation or a shape of the LLM is not supported with these arguments.",
+    ),
+    Cause(
+        "attention-backend-unfit",
+        "No attention backend fits, or not the one that was asked for",
+        "A backend does not take the LLM's head size, a data type or that of the KV cache, as in `Selected backend"
+        " FLASHINFER is not valid for this configuration` and `FlashAttention does not support fp8 kv-cache on this"
+        " device`. Another backend, or no kv_cache_dtype.",
+    ),
+    Cause(
+        "draft-unfit",
+        "The draft model and the target do not fit together",
+        "The draft is no draft of this kind, or the target lacks what one needs, as in `object has no attribute"
+        " 'set_eagle3_layers_to_capture'`. A draft that was trained for this target and method.",
     ),
     Cause("port-in-use", "A port is taken", "Another process listens on the HTTP port or on an internal one."),
     Cause(

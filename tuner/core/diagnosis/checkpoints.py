@@ -13,8 +13,6 @@ _LLM_FILES = re.compile(r"\.(?:json|safetensors|bin|gguf|model|pt|pth|jinja|txt)
 _LOADER = ("loader.py", "weight_utils", "load_model", "hf_transformers", "get_config", "transformers/", "tokenizer",
            "huggingface_hub", "model_config")  # fmt: skip
 _DOWNLOADS = ("huggingface_hub", "modelscope", "weight_utils", "hf_transformers", "model_loader", "transformers/")
-_HUB = re.compile(r"huggingface|(?:^|\.)hf\.co|hf-mirror|modelscope")
-_ADAPTER = re.compile(r"Failed to load LoRA adapter (?P<name>[^\s:]+)")
 _SHAPES = ("weights-mismatch", "block-not-divisible")
 
 
@@ -31,14 +29,13 @@ def not_found(case: Case) -> Finding | None:
     sign = missing if missing is not None and missing.id == "llm-not-found" else denied or missing or offline or damaged
     if sign is None:
         return None
-    adapter = _ADAPTER.search(case.message)
-    own = adapter["name"] if adapter is not None else case.setting("model_path", "model")
+    adapter = case.root_sign("adapter-failed")
+    own = adapter.fields["name"] if adapter is not None else case.setting("model_path", "model")
     name = sign.fields.get("model") or own
     words, remedies = _words(case, f"`{name}`" if name else "the LLM", sign, adapter=adapter is not None)
     return case.finding(
         "model-not-found",
         words[:1].upper() + words[1:],
-        title="The files of a LoRA adapter were not found" if adapter is not None else None,
         evidence=[
             Evidence(what="model" if adapter is None else "adapter", value=str(name),
                      at=sign.at if sign.fields.get("model") or adapter is not None else case.start.settings_at)
@@ -57,8 +54,7 @@ def not_found(case: Case) -> Finding | None:
 
 def _from_hub(case: Case, sign: Sign) -> bool:
     """Whether it was the hub that could not be reached: kernels are downloaded too, and services asked."""
-    host = sign.fields.get("peer_host")
-    return host is None or _HUB.search(str(host)) is not None or case.on_stack(*_DOWNLOADS)
+    return "peer_host" not in sign.fields or "hub_host" in sign.fields or case.on_stack(*_DOWNLOADS)
 
 
 def _words(case: Case, named: str, sign: Sign, *, adapter: bool) -> tuple[str, list[Remedy | None]]:
@@ -85,8 +81,8 @@ def _words(case: Case, named: str, sign: Sign, *, adapter: bool) -> tuple[str, l
             [path, variable(case, "HF_ENDPOINT", Move.SET, "a mirror that is reachable"),
              variable(case, "HF_HUB_OFFLINE", Move.UNSET, "where it forbids the download")],
         )  # fmt: skip
-    if sign.id == "tokenizer-failed" and "load tokenizer for" not in case.message:
-        trust = "remote_code" in case.message or "remote-code" in case.message
+    if sign.id == "tokenizer-failed" and "model" not in sign.fields:
+        trust = "remote_code_text" in sign.fields
         return (
             f"The tokenizer of {named} could not be made of its files: they are of a newer form than the installed"
             f" packages read{', or it brings code of its own' if trust else ''}, or one is missing or damaged.",
@@ -101,7 +97,7 @@ def _words(case: Case, named: str, sign: Sign, *, adapter: bool) -> tuple[str, l
             [case.advice("permissions", "ls -l of it inside the container, and id; SELinux wants :z on mounts"),
              path],
         )  # fmt: skip
-    denied = "401 Client Error" in case.message
+    denied = case.root_sign("llm-gated") is not None
     return (
         f"{named} leads to no usable {'adapter' if adapter else 'LLM'}: there is no such path here, or it lacks a file,"
         " or the hub has no such name."
@@ -143,9 +139,8 @@ def draft(case: Case) -> Finding | None:
         " for another method."
     )
     return case.finding(
-        "unsupported-model",
+        "draft-unfit",
         f"{words} Memory plays no part.",
-        title="The draft model and the target do not fit together",
         evidence=[
             Evidence(what="error", value=told(case), at=sign.at),
             case.quote("architecture", sign, "architecture"),
@@ -169,19 +164,21 @@ def attention(case: Case) -> Finding | None:
     sign = case.root_sign("backend-unfit")
     if sign is None:
         return None
-    chosen = sign.fields.get("backend")
+    chosen, cache = sign.fields.get("backend"), sign.fields.get("cache")
     words = (
         f"The attention backend {chosen} was asked for, and it does not take what this LLM or the arguments need of it."
         if chosen
+        else f"{sign.fields.get('refused')} takes no KV cache of {cache} on this GPU. The GPU may well have 8-bit"
+        " floating point: other attention backends take such a cache, and so do newer versions of this one."
+        if cache
         else "No attention kernel of this version takes what the LLM and the arguments ask for together: the size of"
         " its heads, the data type, or that of the KV cache."
     )
     return case.finding(
-        "bad-argument" if chosen else "unsupported-model",
+        "attention-backend-unfit",
         f"{words} The reasons stand in the message; memory plays no part.",
-        title="The attention backend does not fit" if chosen else None,
         evidence=[
-            case.quote("backend", sign, "backend"),
+            case.quote("backend", sign, "backend") or case.quote("backend", sign, "refused"),
             case.quote("head size", sign, "head_size"),
             Evidence(what="error", value=str(sign.fields.get("error"))[:240], at=sign.at),
             case.arg("kv_cache_dtype"),
@@ -203,20 +200,20 @@ def unsupported(case: Case) -> Finding | None:
     sign = case.root_sign("llm-unsupported", *_SHAPES)
     if sign is None:
         return None
-    code = "remote_code" in case.message or "remote-code" in case.message
+    code = "remote_code_text" in sign.fields
     divided = sign.id == "block-not-divisible"
     quantised = "quantization" in sign.fields
-    dtype = re.search(r"Supported dtypes: \[(?:torch\.)?(\w+)", case.message)
+    lacking, dtype = "lacking" in sign.fields, sign.fields.get("dtype")
     if divided:
         words = "A weight matrix, divided among the ranks, no longer consists of whole blocks of its quantisation."
-    elif "not initialized from checkpoint" in case.message:
+    elif lacking:
         words = (
             "Weights of which the LLM is made are not in its files: a shard is missing, or this version looks for other"
         )
         words += " names."
     elif sign.id == "weights-mismatch":
         words = "Shapes of the weights do not fit the LLM that this version builds from its configuration."
-    elif "quantization" in sign.fields and "does not match" in case.message:
+    elif "asked" in sign.fields:
         words = "The checkpoint is quantised in another way than the arguments say."
     elif dtype is not None:
         words = "The quantisation of the LLM computes in other data types than the one that was asked for."
@@ -242,11 +239,11 @@ def unsupported(case: Case) -> Finding | None:
             option(case, "trust_remote_code", "--trust-remote-code", Move.SET, "if you trust that code", True)
             if code and plain else None,
             case.remedy("tp_size", Move.LOWER, "larger parts are whole blocks again") if divided else None,
-            option(case, "dtype", "--dtype", Move.SET, "a data type that this quantisation computes in", dtype[1])
+            option(case, "dtype", "--dtype", Move.SET, "a data type that this quantisation computes in", dtype)
             if dtype is not None else
             case.remedy("quantization", Move.UNSET, "the checkpoint's own is taken then") if quantised else None,
             case.advice("files", "every file that the index (model.safetensors.index.json) names, in its full size")
-            if "not initialized from checkpoint" in case.message else None,
+            if lacking else None,
             None if divided or (code and plain) else
             case.advice("version", "newer versions of the engine and of transformers know more LLMs"),
         ],

@@ -315,7 +315,7 @@ def _nccl_reason(case: Case) -> tuple[Evidence | None, str, list[Remedy | None]]
         if asked is not None:
             words += f" It was told to use `{asked}` and no other (NCCL_SOCKET_IFNAME)."
         return (
-            Evidence(what="NCCL", value=str(interface.fields.get("error") or "no interface found"), at=interface.at),
+            Evidence(what="NCCL", value=str(interface.fields.get("error") or ""), at=interface.at),
             words,
             [variable(case, "NCCL_SOCKET_IFNAME", Move.UNSET, "lets NCCL look at all interfaces of the host")
              if asked is not None else

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from tuner.core.diagnosis.backends import backend_of, other_attention
@@ -12,87 +11,109 @@ from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
 from tuner.domain.starts import Sign
 
 _TOOLS = ("toolchain-missing", "header-missing", "extension-build-failed", "jit-failed")
+_HOST_COMPILERS = {"cxx": "CXX", "cc": "CC"}
+"""Variables that name the compilers of the host, by the field that tells which one is missing."""
+_NEITHER = "The GPU and its memory are not involved."
 
 
 def no_toolchain(case: Case) -> Finding | None:
     """A kernel had to be compiled at run time, and could not be."""
     sign = case.root_sign(*_TOOLS)
-    if sign is None or "Killed signal terminated" in case.message:
+    if sign is None or case.root_sign("compiler-killed") is not None:
         return None
-    compiler = next((s for s in case.signs(*_TOOLS) if s.fields.get("compiler_path") or s.fields.get("command_path")),
-                    None)  # fmt: skip
-    host_code = _of_a_launcher(case.message)
+    return _launcher(case, sign) or _kernel(case, sign)
+
+
+def _launcher(case: Case, sign: Sign) -> Finding | None:
+    """The host's compiler failed on the C code that starts kernels of Triton's: no toolkit of CUDA is lacking."""
+    command = case.root_sign("jit-failed")
+    own = command is not None and "launcher" in command.fields
     # A compiler prints its complaint before the exception that tells of its exit.
-    said_before = case.sign_before(case.root.at, "header-missing") if host_code and case.root is not None else None
-    header = case.root_sign("header-missing") or said_before
-    tool = case.root_sign("toolchain-missing")
-    path = next((compiler.fields[n] for n in ("compiler_path", "command_path") if n in compiler.fields), "") \
-        if compiler is not None else ""  # fmt: skip
-    refused = re.search(r"nvcc fatal[^\n]*", case.message)
-    what = refused[0].strip() if refused is not None else "the build of it"
+    before = case.sign_before(case.root.at, "header-missing") if own and case.root is not None else None
+    header = case.root_sign("header-missing") or before
     python = header is not None and str(header.fields.get("missing_path")).endswith("Python.h")
-    launcher = not python and header is None and host_code
-    if python:
-        what = "Python's own headers are missing, which Triton's launcher needs"
-    elif header is not None:
-        what = f"the header {header.fields.get('missing_path')} is missing, as in a CUDA toolkit that is too old"
-    elif tool is not None:
-        what = f"{tool.fields.get('detail', 'a tool is not there')}"
-    elif path:
-        what = f"{path} failed"
-    flashinfer = "flashinfer" in case.message or case.on_stack("flashinfer")
-    host = _host_compiler(str(path), case.message)
+    if not python and (header is not None or not own):
+        return None
+    path = _path(command) if command is not None else ""
+    what = "Python's own headers are missing, which it needs" if python else f"{path or 'the compiler'} failed"
     return case.finding(
         "jit-toolchain-missing",
-        f"A kernel is compiled when it is first used, and that failed: {what.rstrip('.')}. The GPU and its memory are"
-        " not involved.",
+        f"Triton compiles a launcher in C for each of its kernels, and that failed: {what}. {_NEITHER}",
         evidence=[
-            Evidence(what="compiler", value=str(path), at=compiler.at) if compiler is not None and path else None,
+            Evidence(what="compiler", value=path, at=command.at) if command is not None and path else None,
+            case.quote("missing header", header, "missing_path") if header is not None else None,
+            _error(case, sign),
+        ],
+        remedies=[
+            case.advice("packages", "the headers of this very Python: python3-dev, python3.12-dev or python3-devel"),
+            None if python else
+            case.advice("libcuda.so", "the linker wants libcuda.so beside libcuda.so.1: ldconfig -p | grep libcuda; in"
+                        " a container the driver's libraries are mounted with --gpus"),
+        ],
+        wrong_advice=no_memory_advice(case),
+        refuted_by="the compiler's own words above this line naming something else",
+        confidence=Confidence.HIGH if python else Confidence.MEDIUM,
+    )  # fmt: skip
+
+
+def _kernel(case: Case, sign: Sign) -> Finding:
+    """The toolkit, or the host's compiler that it calls, is not there or refused."""
+    header, tool = case.root_sign("header-missing"), case.root_sign("toolchain-missing")
+    refusal = case.root_sign("extension-build-failed")
+    compiler = next((s for s in case.signs(*_TOOLS) if _path(s)), None)
+    path = _path(compiler) if compiler is not None else ""
+    told = (
+        f"the header {header.fields.get('missing_path')} is missing, as in a CUDA toolkit that is too old"
+        if header is not None else "",
+        str(tool.fields.get("detail", "")) if tool is not None else "",
+        str(refusal.fields.get("refusal", "")) if refusal is not None else "",
+        f"{path} failed" if path else "",
+    )  # fmt: skip
+    what = next((f": {words.rstrip('.')}" for words in told if words), "")
+    host = next((name for field, name in _HOST_COMPILERS.items() if tool is not None and field in tool.fields), "")
+    return case.finding(
+        "jit-toolchain-missing",
+        f"A kernel is compiled when it is first used, and that failed{what}. {_NEITHER}",
+        evidence=[
+            Evidence(what="compiler", value=path, at=compiler.at) if compiler is not None else None,
             case.quote("missing header", header, "missing_path") if header is not None else None,
             case.quote("missing", tool, "detail") if tool is not None else None,
             case.quote("extension", sign, "extension"),
-            Evidence(what="error", value=first_line(case.root.failure.message), at=sign.at)
-            if case.root is not None and case.root.failure is not None else None,
+            _error(case, sign),
         ],
-        remedies=_for_a_launcher(case, libraries=launcher) if python or launcher else [
-            variable(case, host, Move.SET, "the path of a compiler that exists; unset, those on PATH are looked for")
-            if host else
-            variable(case, "CUDA_HOME", Move.SET, "a CUDA toolkit of version 12 or newer, with nvcc and its headers"),
-            None if host else other_attention(case, backend_of(case)) or
-            (option(case, "attention_backend", "--attention-backend", Move.SET, "needs no nvcc", "triton")
-             if flashinfer else None),
-            case.advice("packages", "gcc or clang, also where no kernel of CUDA is compiled: Triton builds a launcher"
-                        " in C" if host else "the toolkit (nvcc), ninja and a C++ compiler, or prebuilt kernels"),
-        ],
+        remedies=_host_compiler(case, host) if host else _toolkit(case),
         wrong_advice=no_memory_advice(case),
-        refuted_by="the compiler's own words above this line naming something else" if python or launcher else
-        "that very compiler answering to --version" if host else
+        refuted_by="that very compiler answering to --version" if host else
         "nvcc --version of that very compiler showing 12.4 or newer, and the header in its include folder",
         confidence=Confidence.MEDIUM if header is None and tool is None else Confidence.HIGH,
     )  # fmt: skip
 
 
-def _of_a_launcher(message: str) -> bool:
-    """The compiler that failed was the host's, on the C code that starts kernels of Triton's."""
-    return re.search(r"\b(?:cuda_utils|driver|main|__triton_launcher)\.c'?,", message) is not None
+def _host_compiler(case: Case, name: str) -> list[Remedy | None]:
+    why = "the path of a compiler that exists; unset, those on PATH are looked for"
+    packages = "gcc or clang, also where no kernel of CUDA is compiled: Triton builds a launcher in C"
+    return [variable(case, name, Move.SET, why), case.advice("packages", packages)]
 
 
-def _for_a_launcher(case: Case, *, libraries: bool) -> list[Remedy | None]:
+def _toolkit(case: Case) -> list[Remedy | None]:
+    other = other_attention(case, backend_of(case))
+    if other is None and case.on_stack("flashinfer"):
+        other = option(case, "attention_backend", "--attention-backend", Move.SET, "needs no nvcc", "triton")
     return [
-        case.advice("packages", "the headers of this very Python: python3-dev, python3.12-dev or python3-devel"),
-        case.advice("libcuda.so", "the linker wants libcuda.so beside libcuda.so.1: ldconfig -p | grep libcuda; in a"
-                    " container the driver's libraries are mounted with --gpus") if libraries else None,
-    ]  # fmt: skip
+        variable(case, "CUDA_HOME", Move.SET, "a CUDA toolkit of version 12 or newer, with nvcc and its headers"),
+        other,
+        case.advice("packages", "the toolkit (nvcc), ninja and a C++ compiler, or prebuilt kernels"),
+    ]
 
 
-def _host_compiler(path: str, message: str) -> str:
-    """The variable that names the compiler of the host which is missing; empty where it is another tool."""
-    if "No such file" not in message and "Failed to find C compiler" not in message:
-        return ""
-    name = path.rpartition("/")[2]
-    if name in ("c++", "g++", "clang++"):
-        return "CXX"
-    return "CC" if name in ("cc", "gcc", "clang") or "Failed to find C compiler" in message else ""
+def _path(sign: Sign) -> str:
+    """Of the tool that a sign names."""
+    return str(sign.fields.get("compiler_path") or sign.fields.get("command_path") or "")
+
+
+def _error(case: Case, sign: Sign) -> Evidence | None:
+    failure = case.root.failure if case.root is not None else None
+    return Evidence(what="error", value=first_line(failure.message), at=sign.at) if failure is not None else None
 
 
 def damaged_cache(case: Case) -> Finding | None:

@@ -10,6 +10,7 @@ from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.proposals import container, first_line, option, said, variable
 from tuner.core.quantity import quantity
 from tuner.domain.findings import Confidence, Evidence, Finding, Move
+from tuner.domain.starts import Sign
 from tuner.units import GIB
 
 _KEPT_BACK_GIB = 10
@@ -23,7 +24,7 @@ def out_of_host_memory(case: Case) -> Finding | None:
         return None  # a kernel's library raises the GPU's as Python's MemoryError
     kernel = case.root_sign("host-oom") or (case.sign("host-oom") if processes.ended(case) is not None else None)
     failed = case.root_sign("host-allocation-failed")
-    compiler = "Killed signal terminated" in case.message
+    compiler = case.root_sign("compiler-killed") is not None
     if kernel is None and failed is None and not compiler:
         return None
     sign = kernel or failed
@@ -152,6 +153,37 @@ def host_pool(case: Case) -> Finding | None:
     )
 
 
+def no_host_pool(case: Case) -> Finding | None:
+    """vLLM without a GPU: what was set aside for the KV cache holds nothing."""  # noqa: D403
+    sign = case.root_sign("no-kv-memory")
+    if sign is None or case.setting("device", "device_config") != "cpu":
+        return None
+    told = case.sign_before(sign.at, "host-kv-set")
+    given = f": {told.fields.get('asked')} GiB were asked for" if told is not None else ""
+    override = case.arg("num_gpu_blocks_override")
+    return case.finding(
+        "mem-fraction-too-low",
+        f"The KV cache lies in host memory here, and what is set aside for it holds nothing{given}. No GPU is"
+        " involved.",
+        evidence=[
+            case.quote("KV cache asked for", told, "asked", "GiB") if told is not None else None,
+            case.quote("memory of the node", told, "total", "GiB") if told is not None else None,
+            Evidence(what="error", value=said(case, sign), at=sign.at),
+            override or case.arg("gpu_memory_utilization"),
+        ],
+        remedies=[
+            option(case, "num_gpu_blocks_override", "--num-gpu-blocks-override", Move.UNSET, "as many blocks as the"
+                   " memory holds") if override is not None else None,
+            variable(case, "VLLM_CPU_KVCACHE_SPACE", Move.RAISE, "whole GiB of host memory for the cache; unset, the"
+                     " share of gpu_memory_utilization counts"),
+            case.remedy("mem_fraction_static", Move.RAISE, "of host memory, despite its name, where that is unset")
+            if told is None else None,
+        ],
+        confidence=Confidence.HIGH if told is not None else Confidence.MEDIUM,
+        refuted_by="the same failure with GiB given in that variable",
+    )  # fmt: skip
+
+
 def disk_full(case: Case) -> Finding | None:
     """A file could not be written."""
     sign = case.root_sign("disk-full")
@@ -176,11 +208,43 @@ def disk_full(case: Case) -> Finding | None:
     )
 
 
+def storage(case: Case) -> Finding | None:
+    """A disk, a mount or a server of files does not give what lies on it."""
+    sign = case.root_sign("storage-failed")
+    path = _own_file(sign)
+    if sign is None or (path is None and case.phase != "weight-load"):
+        return None  # without a path it may be a terminal that is gone
+    return case.finding(
+        "storage-failed",
+        f"{path or 'A file'} could not be read or written: {sign.fields.get('error')}. What it lies on does not answer:"
+        " a mount that was lost, a server of files that restarted, or a failing disk. Permissions and memory play no"
+        " part.",
+        evidence=[
+            case.quote("file", sign, "file_path"),
+            case.quote("errno", sign, "errno"),
+            Evidence(what="error", value=said(case, sign), at=sign.at),
+        ],
+        remedies=[
+            case.advice("mounts", "ls of that folder on the host and inside the container; mount it again, and start"
+                        " the container anew: it keeps the old mount"),
+            case.advice("dmesg", "what the kernel says of the disk or of the mount", "dmesg -T"),
+        ],
+        phase="args" if case.phase == "none" else None,
+        refuted_by="the whole of that file being read inside the container: cat FILE > /dev/null",
+    )  # fmt: skip
+
+
+def _own_file(sign: Sign | None) -> str | None:
+    """The path that a sign names; None for what the system makes up."""
+    path = str(sign.fields.get("file_path") or "") if sign is not None else ""
+    return path if path and not path.startswith(("/dev/", "/proc/", "/sys/")) else None
+
+
 def denied(case: Case) -> Finding | None:
     """A file of the server's own, a cache as a rule, may not be read or written."""
     sign = case.root_sign("file-denied")
-    path = sign.fields.get("file_path") if sign is not None else None
-    if sign is None or path is None or str(path).startswith(("/dev", "/proc", "/sys")):
+    path = _own_file(sign)
+    if sign is None or path is None:
         return None
     error = str(sign.fields.get("error"))
     return case.finding(
@@ -196,7 +260,7 @@ def denied(case: Case) -> Finding | None:
             case.advice("permissions", "ls -ld of it inside the container, and id: a mounted folder keeps the owner"
                         " that it has on the host"),
             variable(case, "HF_HOME", Move.SET, "downloads go there; a folder that may be written")
-            if "huggingface" in str(path) or str(path).startswith("/.cache") else
+            if "huggingface" in path or path.startswith("/.cache") else
             variable(case, "HOME", Move.SET, "caches lie below it; a folder that may be written"),
         ],
         phase="args" if case.phase == "none" else None,
@@ -244,7 +308,7 @@ def limits(case: Case) -> Finding | None:
 def locked(case: Case) -> Finding | None:
     """Memory could not be registered with a network card, because too little may be locked."""
     root = case.root
-    if root is None or root.failure is None or "regist" not in case.message:
+    if root is None or root.failure is None or case.root_sign("memory-registration-failed") is None:
         return None
     sign = case.root_sign("memlock") or case.sign_before(root.at, "memlock")
     if sign is None:
@@ -300,9 +364,11 @@ def numa(case: Case) -> Finding | None:
 JUDGES: tuple[Callable[[Case], Finding | None], ...] = (
     hierarchical_cache,
     host_pool,
+    no_host_pool,
     out_of_host_memory,
     disk_full,
     denied,
+    storage,
     locked,
     limits,
     numa,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from tuner.core.diagnosis import compiling, faults
@@ -51,8 +50,8 @@ def unsupported_architecture(case: Case) -> Finding | None:
             "A kernel computes in 8-bit floating point, which this GPU does not have. Memory is not what is lacking,"
         )
         words += " and no newer build changes it."
-    elif _made_for(sign):
-        words = f"{sign.fields.get('what') or who} is made for {_made_for(sign)}, and this GPU is none of them. Memory"
+    elif need := _made_for(sign):
+        words = f"{sign.fields.get('what') or who} is made for {need}, and this GPU is none of them. Memory"
         words += " is not what is lacking, and no newer build changes it."
     return case.finding(
         "unsupported-arch",
@@ -83,14 +82,12 @@ def unsupported_architecture(case: Case) -> Finding | None:
 
 def _made_for(sign: Sign) -> str:
     """Which GPUs a kernel is for, where it says so; empty where a build lacks the code."""
-    need = str(sign.fields.get("need") or "")
-    return need if sign.id == "architecture-required" and re.search(r"\d\d|\d\.\d|GPUs", need) else ""
+    return str(sign.fields.get("need") or "")
 
 
 def _no_eight_bit(sign: Sign) -> bool:
-    """The GPU is too old for 8-bit floating point."""
-    error = str(sign.fields.get("error") or "")
-    return "not supported in this architecture" in error or "fp8 kv-cache on this device" in error
+    """The GPU is too old for the type of 8-bit floating point that Triton names."""
+    return sign.fields.get("eight_bit") is not None
 
 
 def _of_other_gpus(case: Case, sign: Sign, backend: Evidence | None) -> list[Remedy | None]:
@@ -253,12 +250,14 @@ def binaries(case: Case) -> Finding | None:
     if sign is None:
         return None
     wanted = sign.fields.get("wanted")
-    missing = "No module named" in case.message or wanted is not None
-    subject = wanted or sign.fields.get("package") or sign.fields.get("module") or sign.fields.get("library")
+    module = sign.fields.get("module") if "name" not in sign.fields else None
+    subject = wanted or module
+    missing = subject is not None or "asked" in sign.fields
     return case.finding(
         "binary-mismatch",
         (
-            f"The package {subject} is not installed in the environment the server runs in, or not for this Python."
+            f"{f'The package {subject}' if subject else 'A package'} is not installed in the environment the server"
+            " runs in, or not for this Python."
             if missing
             else "A compiled package looks for something that the installed torch, CUDA or C++ library does not have:"
             " they were built for different versions. It fails before anything is loaded; memory plays no part."

@@ -142,7 +142,7 @@ def _for_flag(case: Case, asked: str, new: str | None, value: object, fields: di
         why = f"one of {choices[:300]}" if choices else "a value that this argument takes; --help lists them"
         return Remedy(knob=knob, flag=asked, move=Move.SET, why=why)
     if fields.get("argument") is not None:
-        json = "loads" in str(fields.get("detail"))
+        json = "json" in fields
         why = "JSON: names and texts in double quotes, the whole in single ones for the shell" if json else \
             "a value that this argument takes; --help tells"  # fmt: skip
         return Remedy(knob=asked.lstrip("-").replace("-", "_"), flag=asked, move=Move.SET, why=why)
@@ -231,10 +231,9 @@ def forked(case: Case) -> Finding | None:
     if sign is None:
         return None
     return case.finding(
-        "bad-argument",
+        "worker-forked",
         "A worker was forked from a process that had used CUDA already, and CUDA does not survive that: something in"
         " the main process (a plugin, an import, the script that starts the engine) touched a GPU first.",
-        title="Workers must be spawned here, not forked",
         evidence=[Evidence(what="error", value=first_line(case.message.partition("\n")[2]), at=sign.at)],
         remedies=[
             variable(case, "VLLM_WORKER_MULTIPROC_METHOD", Move.SET, "new processes instead of copies", "spawn")

@@ -18,18 +18,18 @@ def rendezvous(case: Case) -> Finding | None:
     sign = case.root_sign(*_STORE)
     if sign is None or case.phase not in ("dist-init", "cuda-init", "args", "none"):
         return None
+    all_of_them = case.signs(*_STORE)
+    interface = next((s for s in all_of_them if s.fields.get("interface")), None)
+    if interface is not None:
+        return _no_interface(case, interface)
     nodes = case.setting("nnodes")
     if nodes == 1 or (nodes is None and case.start.settings_at is not None and sign.fields.get("peer_host") is None):
         return None
-    all_of_them = case.signs(*_STORE)
     told = next((s for s in all_of_them if "timeout_ms" in s.fields or "timeout_s" in s.fields), sign)
     peer = next((s for s in all_of_them if s.fields.get("peer_host")), None)
     joined = next((s for s in all_of_them if "joined" in s.fields), None)
     host = f" {peer.fields['peer_host']}:{peer.fields.get('peer_port', '')}".rstrip(":") if peer is not None else ""
     loops = peer is not None and str(peer.fields["peer_host"]).startswith("127.")
-    interface = next((s for s in all_of_them if s.fields.get("interface")), None)
-    if interface is not None:
-        return _no_interface(case, interface)
     v6 = ":" in str(case.setting("host") or "") or "[" in str(case.setting("dist_init_addr") or "")
     return case.finding(
         "multinode-rendezvous-timeout",
@@ -64,10 +64,9 @@ def _no_interface(case: Case, sign: Sign) -> Finding:
     """A network interface that was named is not there, or has no address: nothing was waited for."""
     name = sign.fields.get("interface")
     return case.finding(
-        "multinode-rendezvous-timeout",
+        "interface-missing",
         f"The ranks were told to meet through the network interface {name}, and this host has none of that name with"
         " an address. Nothing was waited for, and the other nodes play no part.",
-        title="The network interface does not exist",
         evidence=[
             case.quote("interface", sign, "interface"),
             *(Evidence(what=variable, value=case.start.env[variable]) for variable in _INTERFACES
@@ -83,21 +82,20 @@ def _no_interface(case: Case, sign: Sign) -> Finding:
 
 def ray_cluster(case: Case) -> Finding | None:
     """vLLM: Ray has no free GPUs for all ranks, or none where the engine runs."""
-    sign = case.root_sign("ray-gpus-short")
+    here = case.root_sign("ray-gpus-not-here")
+    sign = here or case.root_sign("ray-gpus-short")
     if sign is None:
         return None
     waited = sign.fields.get("seconds")
-    here = "driver node" in case.message or "node has no GPU" in case.message
     words = (
         "Ray has no free GPU on the node where the engine itself runs."
-        if here
+        if here is not None
         else f"Ray did not find as many free GPUs as there are ranks{f' within {waited} s' if waited else ''}: nodes"
         " that did not join its cluster, or GPUs that another placement group holds."
     )
     return case.finding(
-        "multinode-rendezvous-timeout",
+        "ray-gpus-short",
         f"{words} Nothing was loaded yet: memory plays no part.",
-        title="The Ray cluster lacks free GPUs",
         evidence=[
             case.quote("waited", sign, "seconds", "s"),
             case.arg("tensor_parallel_size"),

@@ -14,7 +14,7 @@ from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
 from tuner.domain.starts import Figure, Sign
 
 _NOTHING_YET = frozenset({"args", "cuda-init", "dist-init"})
-"""Phases in which nothing of this server is on the GPU."""
+"""Phases in which nothing large of this server is on the GPU."""
 
 
 def out_of_memory(case: Case) -> Finding | None:
@@ -365,17 +365,22 @@ def _pinned(case: Case, sign: Sign) -> Finding:
 
 
 def _full_before(case: Case, sign: Sign) -> Finding:
-    """Not even the context fits: the GPU was full before this server came to it."""
+    """The GPU was full before this server put anything large on it."""
+    met = case.phase == "dist-init"
     return case.finding(
         "foreign-process-on-gpu",
-        "CUDA has no memory to begin with, and this server has nothing on the GPU yet: another process holds it, often"
-        " ranks that an earlier server left behind. The fraction plays no part.",
+        "CUDA has no memory left while the ranks meet. By then this server has contexts and buffers of NCCL on the GPU,"
+        " as a rule no more than some GiB, and no weights: another process may hold the rest, often ranks that an"
+        " earlier server left behind. The fraction plays no part."
+        if met
+        else "CUDA has no memory to begin with, and this server has nothing on the GPU yet: another process holds it,"
+        " often ranks that an earlier server left behind. The fraction plays no part.",
         evidence=[Evidence(what="error", value=said(case, sign), at=sign.at)],
         remedies=[
             case.advice("gpu-processes", "nvidia-smi: whose processes are on this GPU"),
             variable(case, "CUDA_VISIBLE_DEVICES", Move.SET, "GPUs that are free"),
         ],
-        confidence=Confidence.MEDIUM,
+        confidence=Confidence.LOW if met else Confidence.MEDIUM,
         refuted_by="nvidia-smi showing a free GPU at that moment",
     )
 

@@ -18,6 +18,7 @@ _OTHERS = ("architecture-required", "kernel-unsupported", "unsupported-architect
 """What stands in the words of a refusal and is a cause of its own."""
 _CHOSEN_BY_ARGUMENT = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
 _NAMED = re.compile(r"\b[a-z][a-z0-9]*(?:_[a-z0-9]+)+\b")
+_WORD_IN_NAME = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _WORDS = re.compile(r"[a-z]+(?: [a-z]+)+")
 _NOT_TAKEN = re.compile(r"unexpected keyword argument '(\w+)'")
 _VARIABLE = re.compile(r"\b(?:SGLANG|SGL|VLLM|NCCL|HF|CUDA|FLASHINFER)_[A-Z0-9_]{3,60}\b")
@@ -28,9 +29,6 @@ _IN_ARGUMENTS = ("server_args.py", "arg_groups", "arg_utils.py", "prepare_server
                  "create_engine_config", "vllm/config", "check_server_args")  # fmt: skip
 _OF_A_RANK = ("run_scheduler_process", "run_engine_core", "event_loop", "worker_main", "run_data_parallel_controller",
               "run_detokenizer_process")  # fmt: skip
-_JSON_CONFIGS = frozenset({"speculative", "compilation", "kv-transfer", "attention", "kernel", "reasoning",
-                           "structured-outputs", "profiler", "eplb", "kv-events", "ec-transfer"})  # fmt: skip
-"""Of vLLM's configurations, those that one argument of the same name makes."""
 _TELLING = 5
 """Characters: a value that is shorter stands in many messages."""
 _OTHER_MATTERS = ("memory", "CUDA", "NCCL", "timed out", "timeout")
@@ -103,7 +101,7 @@ def _refusal(
     """What the engine says, with the arguments it names."""
     said = told(case)
     flags = list(dict.fromkeys(_CHOSEN_BY_ARGUMENT.findall(failure.message)))
-    flags = flags or _of_a_config(failure.message)
+    flags = flags or _of_a_config(case)
     spoken = _in_words(failure.message)
     named = dict.fromkeys((*_NAMED.findall(failure.message), *spoken))
     known = [n for n in named if n in case.start.settings or _is_knob(case, n)]
@@ -138,11 +136,15 @@ def _refusal(
     )  # fmt: skip
 
 
-def _of_a_config(text: str) -> list[str]:
-    """The argument whose JSON a check of pydantic refused: `SpeculativeConfig` is what --speculative-config takes."""
-    found = re.search(r"validation errors? for ([A-Z][A-Za-z]+)Config\b", text)
-    name = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", found[1]).lower() if found is not None else ""
-    return [f"--{name}-config"] if name in _JSON_CONFIGS else []
+def _of_a_config(case: Case) -> list[str]:
+    """The argument whose JSON a check of pydantic refused: `SpeculativeConfig` is what --speculative-config takes.
+
+    A configuration that several arguments make up has no argument of its name.
+    """
+    sign = case.root_sign("validation-error")
+    name = _WORD_IN_NAME.sub("_", str(sign.fields.get("config") or "")).lower() if sign is not None else ""
+    known = name in case.start.settings or name in case.start.given or _is_knob(case, name)
+    return [f"--{name.replace('_', '-')}"] if known else []
 
 
 def _in_words(text: str) -> list[str]:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.proposals import DMESG
 from tuner.core.roots import is_consequence
 from tuner.domain.findings import Confidence, Evidence, Finding, Severity
 
 _QUOTED = 240
-_OF_THE_GPU = re.compile(
-    r"CUDA|cuda|NCCL|nccl|HIP|CUBLAS|CUDNN|gloo|driver|launch|stream|socket|onnection|imed out|memory"
-)
 _PYTHON = frozenset({"AttributeError", "TypeError", "KeyError", "IndexError", "NameError", "UnboundLocalError",
                      "ValueError", "AssertionError", "NotImplementedError", "ZeroDivisionError",
                      "ValidationError", "JSONDecodeError", "UnicodeDecodeError", "RecursionError"})  # fmt: skip
@@ -43,7 +38,7 @@ def unknown(case: Case) -> Finding:
         and failure is not None
         and (
             failure.exception in _PYTHON
-            or (failure.exception == "RuntimeError" and not _OF_THE_GPU.search(case.message))
+            or (failure.exception == "RuntimeError" and case.root_sign("device-error") is None)
         )
     )
     if own and where:

@@ -142,6 +142,7 @@ def test_an_interface_that_was_asked_for_is_no_longer_asked_for() -> None:
     line = "box:1:1 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found\n"
     finding = verdict(failed_init(UNHANDLED_SYSTEM, said + line))
     assert proposed(finding)["NCCL_SOCKET_IFNAME"] == ("unset", None)
+    assert shown(finding)["NCCL"] == "Bootstrap : no socket interface found"
     assert "ib9" in finding.explanation
 
 

@@ -233,7 +233,7 @@ def test_an_adapter_that_is_not_there_is_not_the_llm() -> None:
     assert (finding.cause, shown(finding)["adapter"]) == ("model-not-found", "/models/none-lora")
     assert proposed(finding)["lora_paths"][0] == "set"
     assert "model_path" not in proposed(finding)
-    assert "LoRA" in finding.title and "no usable adapter" in finding.explanation
+    assert "adapter" in finding.title and "no usable adapter" in finding.explanation
 
 
 def test_an_llm_without_a_name_begins_a_sentence_only_where_it_does() -> None:

@@ -59,21 +59,53 @@ def test_a_gpu_that_is_too_old_is_not_told_to_take_a_newer_build() -> None:
     assert "compute capability of at least 8.0" in finding.explanation
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        "NotImplementedError: FlashAttention does not support fp8 kv-cache on this device.",
+def test_a_gpu_without_eight_bit_floating_point() -> None:
+    error = (
         "triton.compiler.errors.CompilationError: at 10:4:\n"
         'ValueError("type fp8e4nv not supported in this architecture.'
-        " The supported fp8 dtypes are ('fp8e4b15', 'fp8e5')\")",
-    ],
-)
-def test_a_gpu_without_eight_bit_floating_point(error: str) -> None:
+        " The supported fp8 dtypes are ('fp8e4b15', 'fp8e5')\")"
+    )
     text = vllm("dist-init", tp=1, kv_cache_dtype="fp8") + core(error, ("vllm/attention/layer.py", "forward"))
     finding = verdict(text)
     assert finding.cause == "unsupported-arch"
     assert proposed(finding)["kv_cache_dtype"][0] == "unset"
     assert ">=cu128" not in [each.value for each in finding.remedies]
+
+
+def test_a_backend_that_takes_no_eight_bit_cache_says_nothing_of_the_gpu() -> None:
+    """L40S, RTX 5090 and B200 have 8-bit floating point, and FlashAttention 2 takes no such cache on them."""
+    error = "NotImplementedError: FlashAttention does not support fp8 kv-cache on this device."
+    text = vllm("dist-init", tp=1, kv_cache_dtype="fp8") + core(error, ("vllm/attention/layer.py", "__init__"))
+    finding = verdict(text)
+    assert finding.cause == "attention-backend-unfit"
+    assert "no newer build" not in finding.explanation
+    changes = proposed(finding)
+    assert (changes["attention_backend"][0], changes["kv_cache_dtype"][0]) == ("set", "unset")
+    assert shown(finding)["backend"] == "FlashAttention"
+
+
+def test_another_type_that_triton_lacks_is_not_told_as_eight_bit() -> None:
+    error = (
+        'triton.compiler.errors.CompilationError: at 10:4:\nValueError("type bf16 not supported in this architecture")'
+    )
+    finding = verdict(vllm("dist-init", tp=1) + core(error, ("vllm/attention/layer.py", "forward")))
+    assert "8-bit" not in finding.explanation
+
+
+@pytest.mark.parametrize(
+    ("error", "package"),
+    [
+        ("ImportError: fastsafetensors is not installed. Please install it with pip.", "The package fastsafetensors"),
+        ("ImportError: Please install vllm[audio] for audio support", "The package vllm[audio]"),
+        ("ImportError: this needs another package; please install it.", "A package"),
+        ("ImportError: please install the latest version.", "A package"),
+        ("ImportError: Please install via `pip install decord`.", "The package decord"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_by_its_name(error: str, package: str) -> None:
+    finding = verdict(asked(error))
+    assert finding.cause == "binary-mismatch"
+    assert finding.explanation.startswith(f"{package} is not installed")
 
 
 def test_a_kernel_that_a_build_lacks_for_a_new_gpu_asks_for_a_newer_one() -> None:
@@ -84,18 +116,18 @@ def test_a_kernel_that_a_build_lacks_for_a_new_gpu_asks_for_a_newer_one() -> Non
 
 
 @pytest.mark.parametrize(
-    ("error", "cause", "move"),
+    ("error", "move"),
     [
         ("ValueError: Selected backend AttentionBackendEnum.FLASHINFER is not valid for this configuration. Reason:"
-         " ['sink setting not supported']", "bad-argument", "unset"),
+         " ['sink setting not supported']", "unset"),
         ("ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(head_size=72,"
-         " dtype=torch.bfloat16).", "unsupported-model", "set"),
-        ("RuntimeError: FlashAttention forward only supports head dimension at most 256", "unsupported-model", "set"),
+         " dtype=torch.bfloat16).", "set"),
+        ("RuntimeError: FlashAttention forward only supports head dimension at most 256", "set"),
     ],
 )  # fmt: skip
-def test_an_attention_backend_that_does_not_fit_is_no_matter_of_the_gpu(error: str, cause: str, move: str) -> None:
+def test_an_attention_backend_that_does_not_fit_is_no_matter_of_the_gpu(error: str, move: str) -> None:
     finding = verdict(vllm("dist-init", tp=1) + core(error, ("vllm/attention/selector.py", "get_attn_backend")))
-    assert finding.cause == cause
+    assert finding.cause == "attention-backend-unfit"
     assert proposed(finding)["attention_backend"][0] == move
     assert "this GPU" not in finding.explanation
 
@@ -140,6 +172,20 @@ def test_a_launcher_of_triton_needs_headers_and_no_cuda_toolkit(before: str, wor
     assert finding.cause == "jit-toolchain-missing"
     assert words in finding.explanation
     assert [each.knob for each in finding.remedies] == knobs
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("RuntimeError: Error building extension 'x'", "and that failed. The GPU"),
+        ("RuntimeError: Error building extension 'x': [1/3] /usr/bin/nvcc -c x.cu", "/usr/bin/nvcc failed."),
+        ("RuntimeError: Ninja build failed. Ninja output:\nnvcc fatal   : Unknown option '-x'", "Unknown option '-x'."),
+    ],
+)
+def test_what_is_not_known_of_a_build_is_left_out(error: str, words: str) -> None:
+    finding = verdict(sglang("graph-capture", tp=1) + raised("", *LOADING, error=error) + SIGQUIT)
+    assert finding.cause == "jit-toolchain-missing"
+    assert words in finding.explanation
 
 
 @pytest.mark.parametrize(
@@ -265,7 +311,7 @@ def test_a_draft_that_is_none_or_a_target_that_takes_none(owner: str, attribute:
     error = f"AttributeError: '{owner}' object has no attribute '{attribute}'"
     text = sglang("weight-load", tp=1, speculative_algorithm="EAGLE3")
     finding = verdict(text + raised("", *LOADING, error=error) + SIGQUIT)
-    assert (finding.cause, finding.title) == ("unsupported-model", "The draft model and the target do not fit together")
+    assert finding.cause == "draft-unfit"
     assert {knob: move for knob, (move, _) in proposed(finding).items() if knob != "version"} == knobs
 
 
@@ -289,6 +335,27 @@ def test_a_check_of_a_configuration_names_the_argument_that_makes_it() -> None:
     assert (finding.cause, finding.remedies[0].flag) == ("bad-argument", "--speculative-config")
 
 
+@pytest.mark.parametrize(
+    ("config", "given", "flag"),
+    [
+        ("KVTransferConfig", {"kv_transfer_config": {"kv_role": "x"}}, "--kv-transfer-config"),
+        ("BrandNewConfig", {"brand_new_config": {"x": 1}}, "--brand-new-config"),
+        ("BrandNewConfig", {}, None),
+        ("VllmConfig", {"kv_transfer_config": {"kv_role": "x"}}, None),
+    ],
+)
+def test_a_configuration_is_an_argument_where_the_start_or_the_catalogue_has_it(
+    config: str, given: dict[str, object], flag: str | None
+) -> None:
+    error = (
+        f"pydantic_core._pydantic_core.ValidationError: 1 validation error for {config}\n  Value error, not like this"
+        " [type=value_error]"
+    )
+    frames = (("bin/vllm", "<module>"), ("vllm/engine/arg_utils.py", "create_engine_config"))
+    text = vllm("args", tp=1, **given) + tagged("(APIServer pid=11) ", traceback(error, *frames))
+    assert verdict(text).remedies[0].flag == flag
+
+
 def test_an_adapter_of_a_rank_that_the_pool_was_not_made_for() -> None:
     error = (
         "ValueError: LoRA adapter sql with rank 64 is incompatible with the current LoRA memory pool configuration."
@@ -305,7 +372,7 @@ def test_workers_that_were_forked_are_to_be_spawned() -> None:
         " the 'spawn' start method"
     )
     finding = verdict(vllm("args") + core(error, ("vllm/v1/worker/gpu_worker.py", "init_device")))
-    assert finding.cause == "bad-argument"
+    assert finding.cause == "worker-forked"
     assert proposed(finding)["VLLM_WORKER_MULTIPROC_METHOD"] == ("set", "spawn")
 
 
@@ -325,6 +392,28 @@ def test_a_folder_that_may_not_be_written_is_not_the_llm(error: str, path: str, 
     assert (finding.cause, finding.phase) == ("file-denied", "args")
     assert shown(finding)["file"] == path
     assert knob in proposed(finding)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "OSError: [Errno 107] Transport endpoint is not connected: '/mnt/s3/cache'",
+        "OSError: [Errno 116] Stale file handle: '/models/x/model.safetensors'",
+        "OSError: [Errno 5] Input/output error: '/root/.cache/huggingface/x'",
+    ],
+)
+def test_a_mount_that_is_gone_is_no_matter_of_permissions(error: str) -> None:
+    finding = verdict(asked(error))
+    assert (finding.cause, finding.phase) == ("storage-failed", "args")
+    assert "by the user" not in finding.explanation
+    assert "permissions" not in proposed(finding)
+    assert "mounts" in proposed(finding)
+
+
+@pytest.mark.parametrize(("path", "own"), [("/devel/cache/x", True), ("/dev/nvidia0", False)])
+def test_only_the_systems_own_folders_are_no_files_of_the_server(path: str, own: bool) -> None:
+    finding = verdict(asked(f"PermissionError: [Errno 13] Permission denied: '{path}'"))
+    assert (finding.cause == "file-denied") is own
 
 
 def test_a_file_of_the_llm_that_may_not_be_read_is_the_llms() -> None:
@@ -382,6 +471,24 @@ def test_a_port_between_processes_is_none_for_clients() -> None:
     assert "clients" not in finding.explanation
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_without_a_gpu_the_variable_for_the_cache_is_named(told: bool) -> None:
+    head = vllm("dist-init", tp=1).replace("max_seq_len=40960,", "max_seq_len=40960, device_config=cpu,")
+    line = (
+        "(EngineCore_DP0 pid=22) INFO 05-14 08:16:10 [cpu_worker.py:262] Explicitly set (0.0/23.54) GiB for KV"
+        " cache on node 0.\n"
+    )
+    error = (
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when"
+        " initializing the engine (this flag also controls CPU memory reservation on the CPU backend)."
+    )
+    finding = verdict(head + (line if told else "") + core(error, ("vllm/v1/engine/core.py", "x")))
+    assert finding.cause == "mem-fraction-too-low"
+    assert "host memory" in finding.explanation
+    assert proposed(finding)["VLLM_CPU_KVCACHE_SPACE"][0] == "raise"
+    assert ("mem_fraction_static" in proposed(finding)) is not told
+
+
 # --- Several hosts ----------------------------------------------------------------------------------------------------
 
 
@@ -391,20 +498,29 @@ def test_a_cluster_of_ray_without_enough_gpus() -> None:
         " within 1800 seconds. See `ray status` and `ray list nodes` to make sure the cluster has enough resources."
     )
     finding = verdict(vllm("args", tp=16) + core(error, ("vllm/v1/executor/ray_utils.py", "_wait_until_pg_ready")))
-    assert (finding.cause, finding.phase, finding.ranks) == ("multinode-rendezvous-timeout", "dist-init", None)
+    assert (finding.cause, finding.phase, finding.ranks) == ("ray-gpus-short", "dist-init", None)
     assert shown(finding)["waited"] == 1800
     assert finding.title == "The Ray cluster lacks free GPUs"
 
 
-def test_an_interface_that_is_not_there_was_not_waited_for() -> None:
+def test_a_node_of_ray_without_gpus_is_the_engines_own() -> None:
+    error = "ValueError: Current node has no GPU available. current_node_resource={'memory': 1.0}."
+    finding = verdict(vllm("args", tp=16) + core(error, ("vllm/v1/executor/ray_utils.py", "initialize_ray_cluster")))
+    assert (finding.cause, finding.phase) == ("ray-gpus-short", "dist-init")
+    assert "on the node where the engine itself runs" in finding.explanation
+
+
+@pytest.mark.parametrize("nodes", [{}, {"nnodes": 2, "dist_init_addr": "10.0.0.1:5000"}], ids=["one", "two"])
+def test_an_interface_that_is_not_there_was_not_waited_for(nodes: dict[str, object]) -> None:
+    """SGLang prints `nnodes=1` also where nobody asked for it."""
     error = (
         "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/device.cc:83] ifa != nullptr. Unable to find"
         " address for: eth9"
     )
     frames = (*LOADING, ("srt/model_executor/model_runner.py", "init_torch_distributed"))
-    text = sglang("dist-init", nnodes=2, dist_init_addr="10.0.0.1:5000")
+    text = sglang("dist-init", **nodes)
     finding = verdict(text + "".join(raised(rank, *frames, error=error) for rank in ("TP0", "TP1")) + SIGQUIT)
-    assert (finding.cause, finding.phase, finding.ranks) == ("multinode-rendezvous-timeout", "dist-init", (0, 1))
+    assert (finding.cause, finding.phase, finding.ranks) == ("interface-missing", "dist-init", (0, 1))
     assert shown(finding)["interface"] == "eth9"
     assert "before the time ran out" not in finding.explanation
 
@@ -439,18 +555,21 @@ def test_a_vocabulary_that_no_llm_has_is_no_sum() -> None:
 
 
 @pytest.mark.parametrize(
-    ("upto", "frame", "cause", "phase"),
+    ("upto", "frame", "cause", "phase", "sure"),
     [
-        ("kv-alloc", "capture_model", "mem-fraction-too-high-graph-capture", "graph-capture"),
-        ("dist-init", "init_device", "foreign-process-on-gpu", "dist-init"),
-        ("dist-init", "load_model", "weights-do-not-fit", "weight-load"),
+        ("kv-alloc", "capture_model", "mem-fraction-too-high-graph-capture", "graph-capture", Confidence.MEDIUM),
+        ("dist-init", "init_device", "foreign-process-on-gpu", "dist-init", Confidence.LOW),
+        ("dist-init", "load_model", "weights-do-not-fit", "weight-load", Confidence.MEDIUM),
     ],
 )
-def test_a_driver_without_memory_is_told_by_the_phase(upto: str, frame: str, cause: str, phase: str) -> None:
+def test_a_driver_without_memory_is_told_by_the_phase(
+    upto: str, frame: str, cause: str, phase: str, sure: Confidence
+) -> None:
     """vLLM prints no free memory on the way."""
     error = core("torch.AcceleratorError: CUDA error: out of memory", ("vllm/v1/worker/gpu_worker.py", frame))
     finding = verdict(vllm(upto, tp=1, gpu_memory_utilization=0.97) + error)
-    assert (finding.cause, finding.phase, finding.confidence) == (cause, phase, Confidence.MEDIUM)
+    assert (finding.cause, finding.phase, finding.confidence) == (cause, phase, sure)
+    assert "has nothing on the GPU yet" not in finding.explanation
 
 
 def test_advice_against_giving_up_graphs_is_spelled_as_the_engine_does() -> None:
