@@ -154,9 +154,8 @@ _CAUSES = (
     Cause(
         "storage-failed",
         "A disk or a mount does not answer",
-        "A file cannot be read or written although nothing forbids it: a mount that was lost, a server of files that"
-        " restarted, a failing disk, as in `Stale file handle`, `Transport endpoint is not connected`, `Input/output"
-        " error`. Mount it again; dmesg.",
+        "A file cannot be read or written although nothing forbids it, as in `Stale file handle`, `Transport endpoint"
+        " is not connected`, `Input/output error`: a lost mount or a failing disk. Mount it again; dmesg.",
     ),
     Cause(
         "process-limits",
@@ -289,11 +288,8 @@ _CAUSES = (
         "A worker was forked from a process that had used CUDA, as in `Cannot re-initialize CUDA in forked subprocess`:"
         " a plugin, an import or the script that starts the engine touched a GPU first.",
     ),
-    Cause(
-        "model-not-found",
-        "Files of the LLM or of an adapter were not found",
-        "A path, name or revision that leads to no usable LLM, or to no usable LoRA adapter of it.",
-    ),
+    Cause("model-not-found", "Files of the LLM or of an adapter were not found",
+          "A path, name or revision that leads to no usable LLM, or to no usable LoRA adapter of it."),
     Cause(
         "unsupported-model",
         "The engine cannot run this LLM like this",
