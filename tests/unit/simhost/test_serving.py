@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import statistics
 
@@ -98,3 +99,23 @@ def test_a_prefix_that_is_known_is_not_computed_again() -> None:
         serving.advance(serving.now + 60)
     assert serving.counters.realtime_prefill == 16 * 0 + 6_000 + (6_400 - 6_050)
     assert serving.counters.realtime_cache == 6_050
+
+
+def test_two_that_start_together_hold_two_ports() -> None:
+    with contextlib.ExitStack() as held:
+        ports = []
+        for _ in range(2):
+            played = server("0.5.9", 0.88, "--port", "30907")
+            played.hold_port()
+            assert played.socket is not None
+            held.enter_context(played.socket)
+            if played.claim is not None:
+                held.enter_context(played.claim)
+            ports.append(played.port)
+    assert len(set(ports)) == 2
+    again = server("0.5.9", 0.88, "--port", str(ports[0]))
+    again.hold_port()
+    assert again.socket is not None
+    assert again.claim is not None
+    with again.socket, again.claim:
+        assert again.port == ports[0], "its port is free again"

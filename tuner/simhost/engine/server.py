@@ -74,6 +74,7 @@ class Server:
         self.serving: Serving | None = None
         self.family: Family | None = None
         self.socket: socket.socket | None = None
+        self.claim: socket.socket | None = None
         self.port = int(config.args["port"])
         self.listening = False
         self.ready = False
@@ -166,23 +167,28 @@ class Server:
     def run(self) -> None:
         """Live until killed or told to end."""
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        self._bind()
+        self.hold_port()
         self.family = Family(self.config.tp, lifeline=self.lifeline, orphans=self.config.new)
         asyncio.run(self._live())
 
-    def _bind(self) -> None:
-        """Keep the port without listening: until the server is ready, connections are refused."""
-        for port in (self.port, 0):
-            self.socket = socket.socket()
+    def hold_port(self) -> None:
+        """Keep the port without listening: until the server is ready, connections are refused.
+
+        With SO_REUSEADDR, without which a port rests after each server, two that do not listen yet may hold the same
+        one: another socket's name, which the kernel gives to one process only, says whose it is.
+        """
+        self.socket = socket.socket()
+        try:
+            self.claim = socket.socket(socket.AF_UNIX)
+            self.claim.bind(f"\0gputuner-simhost-{self.port}")
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                self.socket.bind(("127.0.0.1", port))
-            except OSError:
-                self.socket.close()
-                continue
-            self.port = self.socket.getsockname()[1]
-            self.config.args["port"] = self.port
-            return
+            self.socket.bind(("127.0.0.1", self.port))
+        except OSError:
+            self.socket.close()
+            self.socket = socket.socket()
+            self.socket.bind(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+        self.config.args["port"] = self.port
 
     async def _live(self) -> None:
         async with asyncio.TaskGroup() as tasks:
