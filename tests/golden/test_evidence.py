@@ -96,6 +96,12 @@ def test_findings_keep_their_promises(name: str) -> None:
 MEASURED = [name for name in evidence_cases.names() if "measured" in evidence_cases.label(name)]
 
 
+def test_of_a_rank_that_vanished_its_last_words_are_quoted() -> None:
+    _, found = evidence_cases.judged("sglang-0.5.9-cpu/tp2-rank1-killed-serving")
+    told = {each.what: each.value for each in found[0].evidence}
+    assert told["last line of TP1"] == "Memory pool end. avail mem=20.55 GB"
+
+
 @pytest.mark.parametrize("name", MEASURED)
 def test_what_was_measured_is_read(name: str) -> None:
     """By one rank at least: a label has one number for all, and stages of a pipeline differ."""

@@ -335,7 +335,7 @@ def test_more_channels_than_were_allowed() -> None:
     found = findings(sglang(*lines))["setting-ignored"]
     assert "NCCL set up 16 channels" in found.explanation
     assert [(each.what, each.value, each.at) for each in found.evidence] == [
-        ("NCCL_MAX_NCHANNELS", "2", 4), ("NCCL_MAX_NCHANNELS in effect", "16", None),
+        ("NCCL_MAX_NCHANNELS", "2", 3), ("NCCL_MAX_NCHANNELS in effect", "16", None),
     ]  # fmt: skip
     assert "setting-ignored" not in findings(sglang(lines[0], lines[1].replace("16 coll", "2 coll")))
 

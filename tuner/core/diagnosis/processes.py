@@ -8,13 +8,15 @@ from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.proposals import DMESG, container, no_memory_advice
 from tuner.core.roots import is_consequence
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy, Severity
-from tuner.domain.starts import Sign
+from tuner.domain.starts import RankStory, Sign
 
 ENDED = ("child-died", "rank-dead", "worker-died", "engine-core-died", "killed", "sigkill")
 """Lines that tell of the end of a process, and not why."""
 _KILLED = frozenset({9, -9, 137})
 _CRASH_CODES = {-11: "a segmentation fault", -6: "an abort", -7: "a bus error", -4: "an illegal instruction",
                 139: "a segmentation fault", 134: "an abort", 135: "a bus error"}  # fmt: skip
+_QUOTED = 160
+"""Characters of a line."""
 _LONG_S = 600.0
 """A server that has served for so long and is then killed without a stop is rarely killed by a person."""
 _PROCESS_NUMBER = re.compile(r"(?:scheduler_|VllmWorker-|Rank )(\d+)")
@@ -211,8 +213,7 @@ def _not_loaded(case: Case, sign: Sign) -> Finding:
         " still reads from a slow disk or network. Those that complain are the healthy ones.",
         evidence=[
             case.quote("a rank that was ready", sign, "number"),
-            Evidence(what="last line of the missing rank", value=last.tag, at=last.last_at) if last and last.last_at
-            else None,
+            _last_words(case, last),
             case.arg("tp_size", "tensor_parallel_size"),
         ],
         remedies=[
@@ -225,6 +226,15 @@ def _not_loaded(case: Case, sign: Sign) -> Finding:
         phase="weight-load",
         confidence=Confidence.MEDIUM,
     )  # fmt: skip
+
+
+def _last_words(case: Case, story: RankStory | None) -> Evidence | None:
+    """What a rank printed last, without prefix."""
+    line = next((each for each in case.start.lines if story is not None and each.offset == story.last_at), None)
+    if story is None or line is None:
+        return None
+    said = case.engine.message(line.text, case.engine.prefix(line.text)).strip()
+    return Evidence(what=f"last line of {story.tag}", value=said[:_QUOTED], at=line.offset)
 
 
 def _missed(case: Case, evidence: list[Evidence | None]) -> Finding:
@@ -246,8 +256,7 @@ def _missed(case: Case, evidence: list[Evidence | None]) -> Finding:
         f" crashed in native code. {said}",
         evidence=[
             *evidence,
-            Evidence(what=f"last line of {story.tag}", value=story.tag, at=story.last_at) if story and story.last_at
-            else None,
+            _last_words(case, story),
             case.derived("ranks that complain", ", ".join(f"TP{number}" for number in sorted(complain))),
             case.arg("tp_size", "tensor_parallel_size"),
         ],
