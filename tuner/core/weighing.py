@@ -138,15 +138,15 @@ def follows(measure: Measure, case: Case) -> Difference:
         free = measure.name in FREE
         effect = (measure.bad - measure.good) * (1 if free else -1)
         lack = case.lack
+        gain = -effect if case.failed is case.bad else effect  # of the start that worked over the one that failed
         if measure.name in _BEFORE_POOL and lack is not None:
-            gain = -effect if case.failed is case.bad else effect
             weight = max(0.0, min(1.0, gain / lack)) if lack else 0.0
             role = Role.EXPLAINS if gain > lack else Role.ACQUITTED if gain < _LITTLE * lack else Role.POSSIBLE
             note = f"{_gap(measure)}: {abs(effect):.2f} GiB, the pool lacks {lack:.1f}"
         elif (part := _part_of_pool(measure.name, effect, case)) is not None:
             role, weight = Role.EXPLAINS, min(1.0, part)
             note = f"{_gap(measure)}: the pool moved by {case.pool_gap:+.2f} GiB"
-        elif measure.name == "before weights" and case.failed is not None and abs(effect) > 1:
+        elif measure.name == "before weights" and case.failed is not None and gain > 1:
             role, weight = Role.POSSIBLE, 0.7
             note = f"{_gap(measure)}: another process holds memory on a GPU, or it is another GPU"
     elif measure.good is None or measure.bad is None:

@@ -205,6 +205,15 @@ def test_a_remedy_of_the_finding_names_the_knob(good: int, bad: int, remedy: Rem
     assert found("cuda_graph_max_bs", one, other, finding).role is role
 
 
+def test_memory_that_the_failed_start_had_more_of_is_no_suspect() -> None:
+    for good, bad, role in (
+        (start(), broken(foreign=10.0), Role.POSSIBLE),
+        (start(foreign=10.0), broken(), Role.FOLLOWS),
+        (broken(), start(foreign=10.0), Role.FOLLOWS),
+    ):
+        assert found("before weights", good, bad).role is role
+
+
 def test_a_switch_that_the_remedy_wants_and_the_baseline_has() -> None:
     remedy = Remedy(knob="disable_custom_all_reduce", flag="--disable-custom-all-reduce", move=Move.SET, value=True)
     finding = Finding(cause="custom-ar-ipc-failure", severity=Severity.FATAL, remedies=(remedy,))
