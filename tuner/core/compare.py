@@ -19,7 +19,7 @@ from tuner.core.engine import Engine
 from tuner.core.redact import mask
 from tuner.core.share import Share, pool_of, share_of
 from tuner.core.weighing import LIKELY, WORDS, Case, follows, judge
-from tuner.domain.comparison import Comparison, Difference, Group, Measure, Origin, Role, Side
+from tuner.domain.comparison import Comparison, Difference, Group, Measure, Origin, Role, Side, where
 from tuner.domain.findings import Finding, Outcome, Severity
 from tuner.domain.knobs import Part
 from tuner.domain.starts import Start
@@ -251,12 +251,9 @@ def _summary(comparison: Comparison, case: Case) -> str:
     alike = all(each.role not in roles or each.untold for each in comparison.differences)
     same = "What the logs tell of arguments, variables and versions is the same." if alike else ""
     if case.good.outcome is Outcome.FAILED:
-        both = case.good.phase == case.bad.phase
-        failed = (
-            f"Both failed in {case.bad.phase}."
-            if both
-            else f"Both failed, the baseline in {case.good.phase} and the other in {case.bad.phase}."
-        )
+        good, bad = where(case.good.phase), where(case.bad.phase)
+        apart = f", the baseline{good} and the other{bad}" if good and bad else ""
+        failed = f"Both failed{bad if good == bad else apart}."
         return f"{failed} {same}".rstrip()
     changed = ", ".join(_change(each) for each in explaining[:3])
     texts = ("Neither failed.", _pools(case), f"What changed it: {changed}." if changed else "", same)
@@ -274,7 +271,7 @@ def _pools(case: Case) -> str:
 
 def _words(side: Side) -> str:
     failed = side.outcome is Outcome.FAILED
-    return f"one that failed in {side.phase}" if failed else "one that did not fail"
+    return f"one that failed{side.where}" if failed else "one that did not fail"
 
 
 def _change(each: Difference) -> str:

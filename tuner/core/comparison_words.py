@@ -168,7 +168,7 @@ def number(value: float | None, unit: str, *, bare: bool = False) -> str:
 
 def _outcome(side: Side) -> str:
     if side.outcome is Outcome.FAILED:
-        return "FAILED while serving" if side.phase == "ready" else f"FAILED in {side.phase}"
+        return f"FAILED{side.where}"
     return str(side.outcome)
 
 
@@ -181,4 +181,4 @@ def _fraction(side: Side) -> str:
 def _pool(side: Side) -> str:
     if side.pool_gib is None:
         return ""
-    return f"{side.pool_gib:.2f} GiB" + (": none" if side.pool_gib <= 0 else "")
+    return f"{side.pool_gib:.2f} GiB" + (": none" if side.pool_gib < 0 else "")

@@ -11,6 +11,7 @@ import enum
 from msgspec import Struct
 
 from tuner.domain.findings import Outcome
+from tuner.domain.server import START_PHASES, Phase
 
 Value = int | float | str | bool | tuple[int, ...] | None
 
@@ -162,6 +163,18 @@ class Side(Struct, frozen=True, kw_only=True):
     """The KV pool of the weakest rank; negative: what it would have had to be."""
     f_min: float | None = None
     """1 - A/T of the weakest rank, to four digits: at or below it there is no pool."""
+
+    @property
+    def where(self) -> str:
+        """Where it failed, as words go on: ` in kv-alloc`, ` while serving`; empty where its log does not tell."""
+        return where(self.phase)
+
+
+def where(phase: str) -> str:
+    """As `Side.where`, of a phase."""
+    if phase == Phase.READY:
+        return " while serving"
+    return f" in {phase}" if phase in set(START_PHASES) else ""
 
 
 class Comparison(Struct, frozen=True, kw_only=True):

@@ -205,6 +205,20 @@ def test_a_remedy_of_the_finding_names_the_knob(good: int, bad: int, remedy: Rem
     assert found("cuda_graph_max_bs", one, other, finding).role is role
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (Phase.KV_ALLOC, Phase.KV_ALLOC, "Both failed in kv-alloc."),
+        (Phase.READY, Phase.READY, "Both failed while serving."),
+        (Phase.KV_ALLOC, Phase.READY, "Both failed, the baseline in kv-alloc and the other while serving."),
+        (Phase.UNKNOWN, Phase.UNKNOWN, "Both failed."),
+        (Phase.UNKNOWN, Phase.KV_ALLOC, "Both failed."),
+    ],
+)
+def test_where_both_failed_is_said_as_far_as_it_is_known(one: Phase, other: Phase, words: str) -> None:
+    assert compare(broken(one), broken(other), SGLANG, ()).summary.startswith(words)
+
+
 def test_memory_that_the_failed_start_had_more_of_is_no_suspect() -> None:
     for good, bad, role in (
         (start(), broken(foreign=10.0), Role.POSSIBLE),
