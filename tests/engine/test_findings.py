@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.servers import Sglang, Vllm, titles
-from tests.engine.watching import watching
+from tests.engine.servers import Server, Sglang, Vllm, titles
+from tests.engine.watching import Watch, watching
 from tuner.domain.findings import Confidence, Finding, Severity
 from tuner.domain.server import Phase
 from tuner.domain.state import ServerState
@@ -37,20 +37,57 @@ def line_of(server: ServerState, finding: Finding) -> str:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-async def test_a_rank_that_is_killed_is_named(name: str, engines: Path, tmp_path: Path) -> None:
+async def test_troubled_then_stopped_then_killed(name: str, engines: Path, tmp_path: Path) -> None:
+    """One server for three stories, for it takes half a minute to start one."""
     kind, title = ENGINES[name]
-    with kind(engines / name, tmp_path / "server.log") as server:
+    options = ("--enable-metrics",) if name == "sglang" else ()
+    with kind(engines / name, tmp_path / "server.log", *options) as server:
         await asyncio.to_thread(server.wait_ready, 240)
+        victim = titles(server.pid)[title.format(1)]
         async with watching() as watch:
             healthy = await watch.server(server, lambda s: s.phase is Phase.READY and s.explain.at is not None)
             assert failure(healthy) is None
-            victim = titles(server.pid)[title.format(1)]
-            server.send(signal.SIGKILL, victim)
-            dead = await watch.server(server, lambda s: failure(s) is not None and s.phase.ended, 120)
-            found = failure(dead)
-            assert found is not None
-            assert (found.cause, found.ranks) == ("rank-died", (1,))
-            assert found.confidence in (Confidence.HIGH, Confidence.MEDIUM)
+            await refused_requests_and_clients_that_leave_are_no_failure(watch, server)
+            await a_rank_that_is_stopped_under_load_is_a_hang_until_it_goes_on(watch, server, victim)
+            await a_rank_that_is_killed_is_named(watch, server, victim)
+
+
+async def refused_requests_and_clients_that_leave_are_no_failure(watch: Watch, server: Server) -> None:
+    for _ in range(3):
+        await asyncio.to_thread(server.trouble)
+    assert "400" in server.tail()
+    later = watch.session.state.mono + 12.0
+    await watch.until(lambda state: state.mono >= later)
+    served = await watch.server(server, lambda s: s.phase is Phase.READY)
+    assert [each.cause for each in served.findings if each.severity in (Severity.FATAL, Severity.ERROR)] == []
+
+
+async def a_rank_that_is_stopped_under_load_is_a_hang_until_it_goes_on(
+    watch: Watch, server: Server, victim: int
+) -> None:
+    load = server.load(tokens=2000 if isinstance(server, Sglang) else 400)
+    await asyncio.to_thread(load.__enter__)
+    try:
+        await watch.server(server, lambda s: (s.metrics.running or 0) > 0 and (s.metrics.tok_s or 0) > 0)
+        server.send(signal.SIGSTOP, victim)
+        hung = await watch.server(server, lambda s: "watchdog-hang" in causes(s), 60)
+        (found,) = [each for each in hung.findings if each.cause == "watchdog-hang"]
+        assert (found.ranks, found.confidence) == ((1,), Confidence.HIGH)
+        assert found.remedies[0].value == f"kill -CONT {victim}"
+        server.send(signal.SIGCONT, victim)
+        await watch.server(server, lambda s: "watchdog-hang" not in causes(s), 60)
+    finally:
+        server.send(signal.SIGCONT, victim)
+        await asyncio.to_thread(load.__exit__, None, None, None)
+
+
+async def a_rank_that_is_killed_is_named(watch: Watch, server: Server, victim: int) -> None:
+    server.send(signal.SIGKILL, victim)
+    dead = await watch.server(server, lambda s: failure(s) is not None and s.phase.ended, 120)
+    found = failure(dead)
+    assert found is not None
+    assert (found.cause, found.ranks) == ("rank-died", (1,))
+    assert found.confidence in (Confidence.HIGH, Confidence.MEDIUM)
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -76,50 +113,6 @@ async def test_a_leader_that_is_killed_leaves_no_word_and_is_one_server_with_wha
                 assert advice.remedies[0].value == f"kill {' '.join(str(pid) for pid in left.left_pids)}"
                 server.send(signal.SIGKILL, titles(server.pid)["VLLM::EngineCore"])
                 await watch.server(server, lambda s: not s.left_pids, 60)
-
-
-@pytest.mark.parametrize("name", ENGINES)
-async def test_a_rank_that_is_stopped_under_load_is_a_hang_until_it_goes_on(
-    name: str, engines: Path, tmp_path: Path
-) -> None:
-    kind, title = ENGINES[name]
-    options = ("--enable-metrics",) if name == "sglang" else ()
-    with kind(engines / name, tmp_path / "server.log", *options) as server:
-        await asyncio.to_thread(server.wait_ready, 240)
-        victim = titles(server.pid)[title.format(1)]
-        async with watching() as watch:
-            load = server.load(tokens=2000 if name == "sglang" else 400)
-            await asyncio.to_thread(load.__enter__)
-            try:
-                await watch.server(server, lambda s: (s.metrics.running or 0) > 0 and (s.metrics.tok_s or 0) > 0)
-                server.send(signal.SIGSTOP, victim)
-                hung = await watch.server(server, lambda s: "watchdog-hang" in causes(s), 60)
-                (found,) = [each for each in hung.findings if each.cause == "watchdog-hang"]
-                assert (found.ranks, found.confidence) == ((1,), Confidence.HIGH)
-                assert found.remedies[0].value == f"kill -CONT {victim}"
-                server.send(signal.SIGCONT, victim)
-                await watch.server(server, lambda s: "watchdog-hang" not in causes(s), 60)
-            finally:
-                server.send(signal.SIGCONT, victim)
-                await asyncio.to_thread(load.__exit__, None, None, None)
-
-
-@pytest.mark.parametrize("name", ENGINES)
-async def test_requests_that_are_refused_and_clients_that_leave_are_no_failure(
-    name: str, engines: Path, tmp_path: Path
-) -> None:
-    kind, _ = ENGINES[name]
-    with kind(engines / name, tmp_path / "server.log") as server:
-        await asyncio.to_thread(server.wait_ready, 240)
-        async with watching() as watch:
-            await watch.server(server, lambda s: s.phase is Phase.READY and s.explain.at is not None)
-            for _ in range(3):
-                await asyncio.to_thread(server.trouble)
-            assert "400" in server.tail()
-            later = watch.session.state.mono + 12.0
-            await watch.until(lambda state: state.mono >= later)
-            served = await watch.server(server, lambda s: s.phase is Phase.READY)
-            assert [each.cause for each in served.findings if each.severity in (Severity.FATAL, Severity.ERROR)] == []
 
 
 @pytest.mark.parametrize("name", ENGINES)
