@@ -152,14 +152,7 @@ def _nothing(engines: dict[str, Engine]) -> Finding:
 
 
 def _report(told: Told, comparison: ComparisonReport | None) -> Report:
-    return report(
-        told.start,
-        told.findings,
-        told.forecast,
-        told.locate,
-        earlier=told.earlier,
-        comparison=comparison,
-    )
+    return report(told.start, told.findings, told.forecast, told.locate, earlier=told.earlier, comparison=comparison)
 
 
 def _compared(good: Told, bad: Told, engines: dict[str, Engine]) -> Comparison:

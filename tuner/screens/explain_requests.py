@@ -13,11 +13,10 @@ from tuner.core.compare import compare, findings_that_weigh, same_llm
 from tuner.core.diagnosis import diagnose
 from tuner.core.engine import Engine
 from tuner.core.knobs import read_value
-from tuner.domain.comparison import Comparison
+from tuner.domain.comparison import Comparison, where
 from tuner.domain.findings import Finding, Outcome
 from tuner.domain.knobs import Knob, KnobKind
 from tuner.domain.planning import PlanKnob, Planned, StartChoice
-from tuner.domain.server import START_PHASES
 from tuner.domain.starts import Start
 from tuner.domain.state import HostState, ServerState
 from tuner.engines import load_engines
@@ -56,8 +55,7 @@ def _server(state: HostState, key: str) -> ServerState | None:
 def _named(start: Start) -> str:
     """What tells a start from others of its LLM."""
     fraction = start.setting("mem_fraction_static", "gpu_memory_utilization")
-    where = f" in {start.phase}" if start.outcome is Outcome.FAILED and start.phase in set(START_PHASES) else ""
-    words = [f"{start.outcome}{where}"]
+    words = [f"failed{where(start.phase)}" if start.outcome is Outcome.FAILED else str(start.outcome)]
     words += [f"fraction {fraction}"] if fraction is not None else []
     words += [f"{start.engine} {start.version}"] if start.version else []
     words += [Path(start.files[0]).name] if start.files else []

@@ -10,7 +10,7 @@ from rich.cells import chop_cells
 
 from tuner.core.doctor import Check, Verdict
 from tuner.widgets.glyphs import Glyphs
-from tuner.widgets.spans import Line, clean, width_of
+from tuner.widgets.spans import Line, clean, text_width, width_of
 
 _KEY_WIDTH = 26
 _VALUE_AT = _KEY_WIDTH + 4
@@ -71,7 +71,7 @@ def broken(line: Line, width: int) -> list[Line]:
 def pieces(text: str, room: int) -> list[str]:
     """A text cut into pieces of at most `room` cells, at a space where there is one in the second half of a piece."""
     found: list[str] = []
-    while width_of(((text, ""),)) > room:
+    while text_width(text) > room:
         head = chop_cells(text[:room], room)[0]
         space = head.rfind(" ") + 1
         if room < 2 * space:

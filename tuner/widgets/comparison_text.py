@@ -10,7 +10,7 @@ from tuner.core import comparison_words as words
 from tuner.domain.comparison import Comparison, Difference, Group, Measure, Role
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.notes import ranges
-from tuner.widgets.spans import Line, clean, clip, width_of, wrap_words
+from tuner.widgets.spans import Line, clean, clip, text_width, width_of, wrap_words
 
 _STYLES = {Role.EXPLAINS: "bad", Role.POSSIBLE: "warn", Role.ACQUITTED: "ok", Role.NOISE: "dim"}
 _LISTS = {Group.ARGUMENT: "arguments", Group.ENVIRONMENT: "environment", Group.VERSION: "versions"}
@@ -57,7 +57,7 @@ class _Page:
         cells = [clip(clean(value), self.value, ellipsis) for value in values]
         padded = [cell.rjust(self.value) if right else cell.ljust(self.value) for cell in cells]
         line: Line = (
-            (" " * _INDENT + label + " " * (self.name - width_of(((label, ""),))), "dim" if style == "text" else style),
+            (" " * _INDENT + label + " " * (self.name - text_width(label)), "dim" if style == "text" else style),
             (f"{padded[0]}  ", style if style in ("dim", "head") else "text"),
             (padded[1], style),
         )

@@ -14,7 +14,19 @@ from tuner.core.remedies import order, safe, typed
 from tuner.domain.findings import Finding, Remedy, Severity
 from tuner.widgets.finding_words import outcome_text, place_text, severity_span
 from tuner.widgets.glyphs import Glyphs
-from tuner.widgets.spans import Line, Span, clean, clip, clip_line, fit, spread, text_of, width_of, wrap_words
+from tuner.widgets.spans import (
+    Line,
+    Span,
+    clean,
+    clip,
+    clip_line,
+    fit,
+    spread,
+    text_of,
+    text_width,
+    width_of,
+    wrap_words,
+)
 
 REMEDY_KEYS = ("A", "B", "C", "D")
 """Keys of the remedies of the finding on screen, the best first."""
@@ -198,9 +210,9 @@ class Card:
             (clean(each.what), clean(value_text(each.value, each.unit)), place_text(each), each.at)
             for each in self.finding.evidence
         ]
-        places = max((width_of(((row[2], ""),)) for row in rows), default=0)
+        places = max((text_width(row[2]) for row in rows), default=0)
         room = width - _LABEL - places - 3
-        sizes = [(width_of(((what, ""),)), width_of(((value, ""),))) for what, value, _, _ in rows]
+        sizes = [(text_width(what), text_width(value)) for what, value, _, _ in rows]
         # One long value is not to push the numbers of the other rows out of their column.
         column = max((value for _, value in sizes if value <= room // 3), default=0)
         whats = min(max((what for what, _ in sizes), default=0), max(8, room - column - 2))
@@ -226,7 +238,7 @@ class Card:
         first: list[Span] = [key, (words, "strong")]
         if interval:
             first.append((f"   {interval}", "ok"))
-        if why and width_of(first) + 3 + width_of(((why, ""),)) <= width:
+        if why and width_of(first) + 3 + text_width(why) <= width:
             first.append((f"   {why}", "dim"))
             why = ""
         lines: list[CardLine] = []

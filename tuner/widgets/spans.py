@@ -26,7 +26,12 @@ def clean(text: str) -> str:
 
 def width_of(line: Iterable[Span]) -> int:
     """Width in cells."""
-    return sum(len(text) if text.isascii() else cell_len(text) for text, _ in line)
+    return sum(text_width(text) for text, _ in line)
+
+
+def text_width(text: str) -> int:
+    """Width of a text in cells."""
+    return len(text) if text.isascii() else cell_len(text)
 
 
 def text_of(line: Iterable[Span]) -> str:

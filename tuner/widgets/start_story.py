@@ -14,7 +14,7 @@ from tuner.domain.state import ServerState
 from tuner.units import format_duration, format_seconds
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.notes import group_name
-from tuner.widgets.spans import Line, Span, clean, fit, width_of
+from tuner.widgets.spans import Line, Span, clean, fit, text_width
 from tuner.widgets.status import PHASE_NAMES
 
 _ALIKE_GIB = 0.005
@@ -108,7 +108,7 @@ def story_lines(
     has_usual = any(phase in usual for phase in phases_of(start))
     if has_usual:
         labels.append("usually")
-    label = max(4, *(width_of(((each, ""),)) for each in labels))
+    label = max(4, *(text_width(each) for each in labels))
     both = [*times, _GAP, *sizes] if times and sizes else [*times, *sizes]
     if _width(both, label) <= width:
         return [*lines, *_table(labels, label, both)]
@@ -168,7 +168,7 @@ def _table(labels: Sequence[str], label: int, columns: Sequence[Column]) -> list
         style = "dim" if text == "usually" else "rank"
         cells = [column.cells[at] if at < len(column.cells) else Cell("") for column in columns]
         padded = [(cell.text.rjust(column.width), cell.style) for cell, column in zip(cells, columns, strict=True)]
-        lines.append(((f" {text}{' ' * (label - width_of(((text, ''),)))}", style), *padded))
+        lines.append(((f" {text}{' ' * (label - text_width(text))}", style), *padded))
     return lines
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tuner.core.diagnosis.backends import backend_of, other_attention
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.proposals import first_line, no_memory_advice, option, said, variable
+from tuner.core.diagnosis.proposals import error_of, first_line, no_memory_advice, option, variable
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
 from tuner.domain.starts import Sign
 
@@ -128,7 +128,7 @@ def damaged_cache(case: Case) -> Finding | None:
     return case.finding(
         "compile-cache-damaged",
         "A compiled graph from an earlier start cannot be used again: it was cut off, or made by other packages.",
-        evidence=[Evidence(what="error", value=said(case, sign), at=sign.at)],
+        evidence=[error_of(case, sign)],
         remedies=[
             case.advice("cache", "remove ~/.cache/vllm/torch_compile_cache (VLLM_CACHE_ROOT); the next start compiles"),
             variable(case, "VLLM_DISABLE_COMPILE_CACHE", Move.SET, "as a test: compiles every time", "1"),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tuner.core.diagnosis import processes
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.proposals import container, first_line, option, said, variable
+from tuner.core.diagnosis.proposals import container, error_of, first_line, option, said, variable
 from tuner.core.quantity import quantity
 from tuner.domain.findings import Confidence, Evidence, Finding, Move
 from tuner.domain.starts import Sign
@@ -168,7 +168,7 @@ def no_host_pool(case: Case) -> Finding | None:
         evidence=[
             case.quote("KV cache asked for", told, "asked", "GiB") if told is not None else None,
             case.quote("memory of the node", told, "total", "GiB") if told is not None else None,
-            Evidence(what="error", value=said(case, sign), at=sign.at),
+            error_of(case, sign),
             override or case.arg("gpu_memory_utilization"),
         ],
         remedies=[
@@ -195,7 +195,7 @@ def disk_full(case: Case) -> Finding | None:
         f"A file system is full{f', that of {path}' if path else ''}: downloads, caches and compiled kernels go there."
         " Neither GPU memory nor host memory is lacking.",
         evidence=[
-            Evidence(what="error", value=said(case, sign), at=sign.at),
+            error_of(case, sign),
             case.quote("file", sign, "full_path"),
             case.quote("errno", sign, "errno"),
         ],
@@ -222,7 +222,7 @@ def storage(case: Case) -> Finding | None:
         evidence=[
             case.quote("file", sign, "file_path"),
             case.quote("errno", sign, "errno"),
-            Evidence(what="error", value=said(case, sign), at=sign.at),
+            error_of(case, sign),
         ],
         remedies=[
             case.advice("mounts", "ls of that folder on the host and inside the container; mount it again, and start"
@@ -254,7 +254,7 @@ def denied(case: Case) -> Finding | None:
         evidence=[
             case.quote("file", sign, "file_path"),
             case.quote("errno", sign, "errno"),
-            Evidence(what="error", value=said(case, sign), at=sign.at),
+            error_of(case, sign),
         ],
         remedies=[
             case.advice("permissions", "ls -ld of it inside the container, and id: a mounted folder keeps the owner"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tuner.core.diagnosis import compiling, faults
 from tuner.core.diagnosis.backends import backend_of, other_attention
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.proposals import no_memory_advice, option, said, variable
+from tuner.core.diagnosis.proposals import error_of, no_memory_advice, option, variable
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
 from tuner.domain.starts import Sign
 
@@ -197,7 +197,7 @@ def no_cuda(case: Case) -> Finding | None:
         evidence=[
             case.quote("found version", sign, "found_version"),
             case.quote("CUDA error", sign, "code"),
-            Evidence(what="error", value=said(case, sign), at=sign.at),
+            error_of(case, sign),
             case.arg("device"),
         ],
         remedies=[
@@ -221,7 +221,7 @@ def _taken(case: Case, sign: Sign) -> Finding:
     return case.finding(
         "foreign-process-on-gpu",
         "CUDA refuses the GPU because it is busy: another process has it, and its compute mode admits one only.",
-        evidence=[Evidence(what="error", value=said(case, sign), at=sign.at)],
+        evidence=[error_of(case, sign)],
         remedies=[
             case.advice("gpu-processes", "nvidia-smi: which process has it; nvidia-smi -q -d COMPUTE: the mode"),
             variable(case, "CUDA_VISIBLE_DEVICES", Move.SET, "other GPUs"),
@@ -270,7 +270,7 @@ def binaries(case: Case) -> Finding | None:
             case.quote("needed version", sign, "needed_version") or case.quote("needed version", sign, "need_version"),
             case.quote("module", sign, "module"),
             case.quote("name", sign, "name"),
-            Evidence(what="error", value=said(case, sign), at=sign.at),
+            error_of(case, sign),
         ],
         remedies=[
             case.advice("packages", "install the engine with its pinned dependencies into a fresh environment, or use"

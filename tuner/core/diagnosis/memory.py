@@ -8,9 +8,9 @@ from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import CAPTURE_SPARE, FORWARD_SPARE, asked_of, lowered, smaller_weights
 from tuner.core.diagnosis.oom import Oom, evidence_of, fragmentation, fragmented, oom_of, segments
 from tuner.core.diagnosis.passes import activation, of_images, serving
-from tuner.core.diagnosis.proposals import container, said, variable
+from tuner.core.diagnosis.proposals import container, error_of, variable
 from tuner.core.diagnosis.tenants import foreign
-from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
+from tuner.domain.findings import Confidence, Finding, Move, Remedy
 from tuner.domain.starts import Figure, Sign
 
 _NOTHING_YET = frozenset({"args", "cuda-init", "dist-init"})
@@ -332,7 +332,7 @@ def driver_oom(case: Case) -> Finding | None:
         + (f" The last free memory this rank printed was {last.value:.2f} GB." if last is not None else ""),
         evidence=[
             case.figure("last avail mem", last),
-            Evidence(what="error", value=said(case, sign), at=sign.at),
+            error_of(case, sign),
             case.arg("mem_fraction_static", "gpu_memory_utilization"),
         ],
         remedies=[lowered(case, told, 0.5, CAPTURE_SPARE)] if cause != "weights-do-not-fit" else smaller_weights(case),
@@ -348,7 +348,7 @@ def _pinned(case: Case, sign: Sign) -> Finding:
         "The driver could not pin the host pool of the hierarchical cache. It calls that `out of memory`, and means"
         " memory of the host, or the limit on what may be locked: the GPU and the fraction play no part.",
         evidence=[
-            Evidence(what="error", value=said(case, sign), at=sign.at),
+            error_of(case, sign),
             case.arg("hicache_size"),
             case.arg("hicache_ratio"),
         ],
@@ -375,7 +375,7 @@ def _full_before(case: Case, sign: Sign) -> Finding:
         if met
         else "CUDA has no memory to begin with, and this server has nothing on the GPU yet: another process holds it,"
         " often ranks that an earlier server left behind. The fraction plays no part.",
-        evidence=[Evidence(what="error", value=said(case, sign), at=sign.at)],
+        evidence=[error_of(case, sign)],
         remedies=[
             case.advice("gpu-processes", "nvidia-smi: whose processes are on this GPU"),
             variable(case, "CUDA_VISIBLE_DEVICES", Move.SET, "GPUs that are free"),

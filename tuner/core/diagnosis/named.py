@@ -5,7 +5,7 @@ from __future__ import annotations
 from tuner.core.diagnosis.backends import backend_of, other_attention
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import asked_of, raised, smaller_weights
-from tuner.core.diagnosis.proposals import no_memory_advice, said
+from tuner.core.diagnosis.proposals import error_of, no_memory_advice, said
 from tuner.core.share import least
 from tuner.domain.findings import Confidence, Evidence, Finding, Move
 
@@ -22,7 +22,7 @@ def hardly_a_pool(case: Case) -> Finding | None:
     asked = case.setting("max_total_tokens")
     capped = isinstance(asked, int) and (tokens is None or asked <= tokens.value)
     facts = [
-        Evidence(what="error", value=said(case, sign), at=sign.at),
+        error_of(case, sign),
         case.figure("KV pool", tokens, "tokens"),
         case.arg("max_total_tokens"),
         case.arg("mem_fraction_static"),
@@ -55,7 +55,7 @@ def weights(case: Case) -> Finding | None:
         "weights-do-not-fit",
         "The weights themselves do not fit on the GPU. Nothing is reserved for the KV cache yet while they are loaded,"
         " so the utilisation plays no part.",
-        evidence=[Evidence(what="error", value=said(case, sign), at=sign.at), case.arg("gpu_memory_utilization")],
+        evidence=[error_of(case, sign), case.arg("gpu_memory_utilization")],
         remedies=smaller_weights(case),
         wrong_advice=["a lower gpu_memory_utilization, as the message says: it bounds what comes after the weights"],
         refuted_by="another process holding the memory: nvidia-smi",
@@ -73,7 +73,7 @@ def allocation(case: Case) -> Finding | None:
         "weights-do-not-fit" if loading else "mem-fraction-too-high-activation",
         "An allocation failed in CUDA's own allocator, which prints no numbers here. "
         + ("The weights were being loaded: they do not fit." if loading else "Too little is free beside the pool."),
-        evidence=[Evidence(what="error", value=said(case, sign), at=sign.at)],
+        evidence=[error_of(case, sign)],
         remedies=smaller_weights(case)
         if loading
         else [case.advice("log", "the lines before it tell how much is free")],
@@ -96,7 +96,7 @@ def slow_start(case: Case) -> Finding | None:
         " Its workers may go on alone and hold their GPUs.",
         evidence=[
             case.quote("waited", sign, "seconds", "s"),
-            Evidence(what="error", value=said(case, sign), at=sign.at),
+            error_of(case, sign),
         ],
         remedies=[
             case.remedy("VLLM_ENGINE_READY_TIMEOUT_S", Move.RAISE, "time to load", value=longer, later=True),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tuner.core import facts as f
 from tuner.core.diagnosis.case import Case
-from tuner.domain.findings import Move, Remedy
+from tuner.domain.findings import Evidence, Move, Remedy
 from tuner.domain.starts import Sign
 
 DMESG = "dmesg -T | grep -i -E 'oom|killed process'"
@@ -85,3 +85,8 @@ def said(case: Case, sign: Sign) -> str:
     if root is not None and root.failure is not None and root.failure.at <= sign.at <= root.failure.end:
         return first_line(f"{root.failure.exception}: {root.failure.message}")
     return first_line(sign.text)
+
+
+def error_of(case: Case, sign: Sign) -> Evidence:
+    """What `said` says, as evidence."""
+    return Evidence(what="error", value=said(case, sign), at=sign.at)
