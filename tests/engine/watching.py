@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import json
+import math
 import os
 import subprocess
 import sys
@@ -19,6 +21,8 @@ from tuner.domain.state import HostState, ServerState
 from tuner.session.session import Session, open_session
 from tuner.session.tasks import spawn
 
+STUCK_S = 10.0
+"""An event loop that rests longer has its stack printed: whoever waits for a fact sees only that nothing came."""
 LOCAL = Target(name="local", scheme="local", host="local")
 
 
@@ -33,12 +37,24 @@ async def watching(**options: Any) -> AsyncIterator[Watch]:
     watch = Watch(open_session(LOCAL, ask=nobody, **options))
     work = spawn(watch.session.run(), name="session")
     reader = spawn(watch.read(), name="states")
+    pulse = spawn(beat(), name="pulse")
     try:
         yield watch
     finally:
+        pulse.cancel()
         await watch.session.aclose()
         await work
         await reader
+
+
+async def beat() -> None:
+    """While the event loop turns, put off the moment at which its stack is printed."""
+    try:
+        while True:
+            faulthandler.dump_traceback_later(STUCK_S)
+            await asyncio.sleep(1.0)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 class Watch:
@@ -61,13 +77,17 @@ class Watch:
                 self._changed.notify_all()
 
     async def until(self, true: Callable[[HostState], Any], limit_s: float = 60) -> HostState:
-        """Wait for a state of which `true` holds."""
-        try:
-            async with asyncio.timeout(limit_s), self._changed:
-                await self._changed.wait_for(lambda: true(self.session.state))
-        except TimeoutError:
-            raise AssertionError(f"not within {limit_s} s; the last state was {self.session.state}") from None
-        return self.session.state
+        """Wait for a state of which `true` holds.
+
+        Seconds in which this process stood still, for the machine did, count as one: nothing could have come.
+        """
+        async with self._changed:
+            for _ in range(math.ceil(limit_s)):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(1.0):
+                        await self._changed.wait_for(lambda: true(self.session.state))
+                        return self.session.state
+        raise AssertionError(f"not within {limit_s} s; the last state: {in_short(self.session.state)}")
 
     async def server(self, of: Server, true: Callable[[ServerState], Any], limit_s: float = 60) -> ServerState:
         """Wait for a state of one server of which `true` holds."""
@@ -79,6 +99,17 @@ class Watch:
         state = described(await self.until(found, limit_s), of)
         assert state is not None
         return state
+
+
+def in_short(state: HostState) -> str:
+    """What a failed wait has to show: a whole state is hundreds of lines."""
+    servers = [
+        f"{each.identity.engine} {each.identity.pid} {each.phase} ({each.phase_evidence}), found "
+        f"{[(found.cause, found.ranks, found.confidence) for found in each.findings]}, metrics {each.metrics}, "
+        f"members {[(member.pid, member.title[:40], member.state) for member in each.identity.members]}"
+        for each in state.servers
+    ]
+    return f"at {state.mono} {state.link}; servers {servers}; problems {state.problems}"
 
 
 def described(state: HostState, server: Server) -> ServerState | None:

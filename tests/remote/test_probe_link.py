@@ -121,6 +121,22 @@ def test_pings_are_answered_and_keep_it_alive(tree: ProcTree) -> None:
         assert is_alive(probe.pid)
 
 
+def test_a_host_that_stood_still_is_not_a_silent_laptop(tree: ProcTree) -> None:
+    """A virtual machine that is paused wakes with pings unread."""
+    with running(tree.root, toy_plan(ping_timeout_s=2.0)) as probe:
+        probe.send(op="ping", n=1)
+        probe.first(e.Pong)
+        os.kill(probe.pid, signal.SIGSTOP)
+        end = time.monotonic() + 3.0
+        until(lambda: time.monotonic() > end)
+        os.kill(probe.pid, signal.SIGCONT)
+        later = time.monotonic() + 1.0
+        until(lambda: time.monotonic() > later)
+        probe.send(op="ping", n=2)
+        probe.first(e.Pong, lambda pong: pong.n == 2)
+        assert probe.process.wait(10.0) == 0, "and then it is a silent one"
+
+
 def test_broken_orders_are_told_and_survived(tree: ProcTree) -> None:
     probe = RunningProbe(sys.executable, {"HOST_ROOT": str(tree.root)})
     probe.send_raw(b"not json\n[]\n{}\n\xff\xfe\n" + b'{"op":"cancel","id":"x"}\n')

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from tuner.core import sift
+from tuner.core import hang, sift
 from tuner.core.advice import advise
 from tuner.core.diagnosis import by_severity, diagnose
 from tuner.core.engine import Engine
@@ -298,7 +298,16 @@ def advised(state: HostState, server: ServerState, engine: Engine) -> ServerStat
     used = {rank.gpu for rank in server.ranks}
     held = tuple((sample.memory_used_bytes or 0) // MEMORY_STEP for sample in state.samples if sample.index in used)
     still = told.still_since if held == told.held else state.mono
-    server = _with(server, advised_at=state.mono, held=held, still_since=still)
+    halted = hang.halted(server)
+    since = told.halted_since if halted == told.halted else state.mono
+    server = _with(
+        server,
+        advised_at=state.mono,
+        held=held,
+        still_since=still,
+        halted=halted,
+        halted_since=since if halted else None,
+    )
     return _shown(_with(server, advice=advise(state, server, engine)))
 
 

@@ -26,7 +26,7 @@ STUCK_S, STEPS = 45.0, 20.0
 LATE_S, LATE_TIMES = 60.0, 3.0
 """A phase that takes longer than both, seconds and times the most it ever took, may never end."""
 STOPPED_S = 10.0
-"""So long a silence of a server of which a process is stopped."""
+"""So long a silence of a server of which a process is stopped, or so long a stop whatever the server says."""
 SERVING_S = 60.0
 """And of one that has requests and makes no token."""
 WATCHED_S = 20.0
@@ -127,12 +127,16 @@ def _exchanges(case: Case) -> bool:
 
 
 def serving(state: HostState, server: ServerState, case: Case) -> Finding | None:
-    """Requests run, no token comes, and nothing moves."""
-    idle, work, stopped = _without_work(state, server), _work(state, server), _stopped(server)
-    if idle is None or idle < (STOPPED_S if stopped else SERVING_S):
-        return None
-    running = _waiting(state, server, idle, answers=not stopped)
-    if running is None or (not stopped and (work is None or not work.busy)):
+    """Requests run, no token comes, and nothing moves; or a part of the server is stopped, whoever asks."""
+    stopped = _stopped(server)
+    idle = _without_work(state, server)
+    work = _work(state, server)
+    running: float | None = None
+    if idle is not None and idle >= (STOPPED_S if stopped else SERVING_S):
+        running = _waiting(state, server, idle, answers=not stopped)
+    if running is None or idle is None:
+        return _halted(state, server, case, stopped)
+    if not stopped and (work is None or not work.busy):
         return None
     words = f"{value_text(running, 'requests')} {'runs' if running == 1 else 'run'}"
     words += f", and for {idle:.0f} s no token came and no batch was logged"
@@ -152,6 +156,30 @@ def serving(state: HostState, server: ServerState, case: Case) -> Finding | None
         ],
         remedies=[_continue(case, stopped), _look(case, server, stopped, work)],
         refuted_by="a token, or a line of the engine",
+        at=case.start.last or None,
+    )
+
+
+def halted(server: ServerState) -> tuple[int, ...]:
+    """The pids of its stopped parts."""
+    return tuple(each.pid for each in _stopped(server) if each.pid is not None)
+
+
+def _halted(state: HostState, server: ServerState, case: Case, stopped: tuple[Halted, ...]) -> Finding | None:
+    """A part that is stopped for longer than a debugger looks: its server may count no request that waits for it."""
+    since = server.explain.halted_since
+    if not stopped or since is None or state.mono - since < STOPPED_S:
+        return None
+    return case.finding(
+        "watchdog-hang",
+        f"{_stopped_words(stopped).strip()} Whatever needs {'it' if len(stopped) == 1 else 'them'} waits.",
+        severity=Severity.ERROR,
+        phase="decode",
+        ranks=_blamed(case, stopped, None),
+        confidence=Confidence.HIGH,
+        evidence=[case.derived("stopped for at least", round(state.mono - since), "s")],
+        remedies=[_continue(case, stopped)],
+        refuted_by="a process that goes on",
         at=case.start.last or None,
     )
 

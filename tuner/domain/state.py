@@ -198,6 +198,10 @@ class ExplainState(Struct, frozen=True, kw_only=True):
     """Memory of its GPUs at the last look, in steps of 64 MiB."""
     still_since: float | None = None
     """Host monotonic time since which it is that much."""
+    halted: tuple[int, ...] = ()
+    """Pids of its processes that are stopped."""
+    halted_since: float | None = None
+    """Host monotonic time of the first look that found just those."""
     diagnosed: tuple[Finding, ...] = ()
     """By the log."""
     advice: tuple[Finding, ...] = ()

@@ -271,6 +271,24 @@ def test_a_stopped_rank_of_a_serving_server() -> None:
     assert (finding.ranks, finding.confidence) == ((1,), Confidence.HIGH)
 
 
+@pytest.mark.parametrize(("running", "tok_s"), [(0, 0.0), (4, 12.0)])
+def test_a_part_that_stays_stopped_is_told_whether_or_not_the_numbers_show_who_waits(
+    running: float, tok_s: float
+) -> None:
+    """vLLM counts a request once it was in a step; SGLang makes tokens while its detokenizer stands."""
+    sglang, since = ENGINES["sglang"], host(0.0, 0.0, 0.0, 0.0)
+    look = msgspec.structs.replace(since, mono=MONO - 12.0)
+    idle = advised(look, stopped(serving(15.0, running, tok_s), "TP1"), sglang)
+    assert idle.findings == ()
+    finding = advised(since, idle, sglang).findings[0]
+    assert (finding.cause, finding.ranks, finding.confidence) == ("watchdog-hang", (1,), Confidence.HIGH)
+    assert finding.explanation == "TP1 (pid 12) is stopped, as by SIGSTOP or a debugger. Whatever needs it waits."
+    goes_on = msgspec.structs.replace(idle, identity=server().identity)
+    assert advised(since, goes_on, sglang).findings == ()
+    other = stopped(goes_on, "TP2")
+    assert advised(since, other, sglang).findings == (), "another one, since now"
+
+
 def test_complaints_of_what_answers_http_hide_no_hang() -> None:
     hung = stopped(serving(15.0, 4, 0.0), "TP1")
     loud = msgspec.structs.replace(hung.log, grown_at=MONO, said_at=MONO, worked_at=MONO - 15.0)

@@ -58,7 +58,7 @@ class Probe:
         self._orphans_before: Optional[Set[int]] = None
         self._end = threading.Event()
         self._planned = threading.Event()
-        self._pinged = time.monotonic()
+        self._pinged = self._awake_at = time.monotonic()
         self._ping_timeout_s = 60.0
         self._exit_lock = threading.RLock()  # a signal may come while the main thread holds it
         self._scan_due = 0.0
@@ -258,8 +258,12 @@ class Probe:
             self._scan_due = now + (0.9 if time.monotonic() - now < 0.005 else 1.9)
 
     def check_link(self) -> None:
-        """End when the laptop has been silent for too long."""
-        if time.monotonic() - self._pinged > self._ping_timeout_s:
+        """End when the laptop has been silent for too long, but not for pings of a time in which we stood still."""
+        now = time.monotonic()
+        stood, self._awake_at = now - self._awake_at, now
+        if stood > max(1.0, self._ping_timeout_s / 2):
+            self._pinged = now
+        if now - self._pinged > self._ping_timeout_s:
             self.log("no ping for %g s: ending" % self._ping_timeout_s)
             self.exit()
 
