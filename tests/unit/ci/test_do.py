@@ -97,3 +97,46 @@ def test_other_dependencies_do(clone: Clone) -> None:
     clone.set_up(tools=True)
     (clone.folder / "pyproject.toml").write_text('[dependency-groups]\ndev = ["pytest", "ruff"]\n')
     assert clone.set_up(tools=True) == ["made", "pytest ruff"]
+
+
+APT = """#!/bin/sh
+echo "$*" >> {folder}/asked
+[ "$1" = install ] && for name in {brings}; do /bin/ln -s /bin/true {folder}/$name; done
+exit {code}
+"""
+
+
+def packaged(folder: Path, monkeypatch: pytest.MonkeyPatch, *, brings: str, root: bool) -> ModuleType:
+    """A machine without OpenSSH's server, whose packages bring some programs."""
+    apt, code = folder / "apt-get", 0 if brings else 100
+    apt.write_text(APT.format(folder=folder, brings=brings, code=code))
+    apt.chmod(0o755)
+    (folder / "ssh-keygen").symlink_to("/bin/true")
+    (folder / "ssh-agent").symlink_to("/bin/true")
+    do = module()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(do, "SYSTEM_PROGRAMS", ())
+    monkeypatch.setattr(do, "IN_CI", False)
+    monkeypatch.setattr(do.os, "geteuid", lambda: 0 if root else 1000)
+    return do
+
+
+def test_root_is_given_the_programs_that_tests_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    do = packaged(tmp_path, monkeypatch, brings="sshd", root=True)
+    assert do.all_tests() == (do.TESTS, do.SSHD_TESTS)
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked == ["update -qq", "install -y -qq --no-install-recommends openssh-server"]
+    assert do.all_tests() == (do.TESTS, do.SSHD_TESTS)
+    assert len((tmp_path / "asked").read_text().splitlines()) == 2, "and once is enough"
+
+
+@pytest.mark.parametrize(("root", "brings"), [(False, "sshd"), (True, "")])
+def test_others_are_told_what_to_install_and_ci_is_let_fail(
+    root: bool, brings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    do = packaged(tmp_path, monkeypatch, brings=brings, root=root)
+    assert do.all_tests() == (do.TESTS,)
+    assert capsys.readouterr().err.endswith("They need: apt install openssh-server\n")
+    assert (tmp_path / "asked").exists() == root
+    monkeypatch.setattr(do, "IN_CI", True)
+    assert do.all_tests() == (do.TESTS, do.SSHD_TESTS)
