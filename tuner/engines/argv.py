@@ -11,7 +11,9 @@ _LONGEST = 40
 """Characters of a number."""
 
 
-def read_flags(argv: Sequence[str], aliases: Mapping[str, str]) -> dict[str, Any]:
+def read_flags(
+    argv: Sequence[str], aliases: Mapping[str, str], *, positional: str = "", takes: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     """Flags by canonical (underscored) name.
 
     A flag without value is True, several values are a list, the last mention wins. Values are numbers where they
@@ -20,20 +22,37 @@ def read_flags(argv: Sequence[str], aliases: Mapping[str, str]) -> dict[str, Any
     Args:
         argv: The command line.
         aliases: Other spellings, without dashes and underscored, to the canonical name.
+        positional: Name of the one argument without a flag; empty: there is none, and words are the flag's before them.
+        takes: How many words a flag takes, by canonical name. Of any other flag's numbers a word that is none ends
+            the list where `positional` is wanted.
     """
     flags: dict[str, Any] = {}
     name: str | None = None
     values: list[Any] = []
+    loose: list[Any] = []
     for argument in argv:
         if argument.startswith("-") and not _is_number(argument) and len(argument) > 1:
             _store(flags, name, values)
             flag, equals, value = argument.partition("=")
             name = _canonical(flag, aliases)
             values = [_value(value)] if equals else []
+            continue
+        value = _value(argument)
+        if positional and (name is None or _has_all(name, values, value, takes or {})):
+            loose.append(argument)
         elif name is not None:
-            values.append(_value(argument))
+            values.append(value)
     _store(flags, name, values)
+    if loose:
+        flags.setdefault(positional, loose[0])
     return flags
+
+
+def _has_all(name: str, values: Sequence[Any], word: Any, takes: Mapping[str, int]) -> bool:
+    """Whether a flag with these values cannot take another word."""
+    if name in takes or name.startswith("no_"):
+        return len(values) >= takes.get(name, 0)
+    return bool(values) and isinstance(word, str) and not any(isinstance(value, str) for value in values)
 
 
 def as_int(value: Any, default: int) -> int:

@@ -191,6 +191,23 @@ class TestArguments:
         assert ENGINE.model(server) == "/m"
         assert ENGINE.model(_server("/venv/bin/python3 /venv/bin/vllm serve --model /n")) == "/n"
 
+    @pytest.mark.parametrize(
+        ("options", "settings"),
+        [
+            ("--tensor-parallel-size 4 /m", {"tensor_parallel_size": 4}),
+            ("-tp 4 /m --port 8001", {"tensor_parallel_size": 4, "port": 8001}),
+            ("--enforce-eager /m", {"enforce_eager": True}),
+            ("--no-enable-prefix-caching /m", {"no_enable_prefix_caching": True}),
+            ("--kv-cache-dtype fp8 /m", {"kv_cache_dtype": "fp8"}),
+            ("--port 8001 /m", {"port": 8001}),
+            ("--cudagraph-capture-sizes 1 2 4 /m", {"cudagraph_capture_sizes": [1, 2, 4]}),
+            ("/m --served-model-name a b", {"served_model_name": ["a", "b"]}),
+        ],
+    )
+    def test_the_model_stands_anywhere_among_the_flags(self, options: str, settings: dict[str, object]) -> None:
+        server = _server(f"/venv/bin/python3 /venv/bin/vllm serve {options}")
+        assert ENGINE.settings_from_argv(server) == {"model": "/m"} | settings
+
     def test_the_older_entry_point(self) -> None:
         server = _server("python3 -m vllm.entrypoints.openai.api_server --model /m --port 8001")
         assert ENGINE.settings_from_argv(server) == {"model": "/m", "port": 8001}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from tuner.core import facts as f
 from tuner.core.engine import LinePrefix, RankPlace
 from tuner.domain.events import HttpAnswer
 from tuner.domain.forecast import Effective, Forecast
+from tuner.domain.knobs import KnobKind, KnobType
 from tuner.domain.logs import Level, LogFact
 from tuner.domain.plan import EnginePlan
 from tuner.domain.readings import Reading
@@ -134,14 +136,20 @@ class VLLM(EngineFolder):
         argv = identity.argv
         for index, argument in enumerate(argv):
             if argument == "serve" and index:
-                rest = argv[index + 1 :]
-                settings = read_flags(rest, _ALIASES)
-                if rest and not rest[0].startswith("-"):
-                    settings.setdefault("model", rest[0])
-                return settings
+                return read_flags(argv[index + 1 :], _ALIASES, positional="model", takes=self._takes)
             if argument.endswith(("api_server", "api_server.py")):
                 return read_flags(argv[index + 1 :], _ALIASES)
         return {}
+
+    @functools.cached_property
+    def _takes(self) -> dict[str, int]:
+        """How many words each known flag takes; those with lists take any number."""
+        return {
+            spelled.text.lstrip("-").replace("-", "_"): 0 if knob.type is KnobType.BOOL else 1
+            for knob in self.knobs().values()
+            if knob.kind is KnobKind.FLAG and knob.type is not KnobType.INTS
+            for spelled in knob.spellings
+        }
 
     def effective_fraction(self, start: Start) -> Effective | None:
         """The utilisation a start ran or failed with."""
