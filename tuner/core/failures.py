@@ -54,8 +54,10 @@ class _Link:
 class _Block:
     """A traceback that is being read."""
 
-    def __init__(self, record: Record, header: str, begins: Record | None = None) -> None:
+    def __init__(self, record: Record, header: str, begins: Record | None = None, *, headless: bool = False) -> None:
         self.first = record
+        self.headless = headless
+        """Its beginning was cut off."""
         self.at = (begins or record).at
         self.last = record.at
         self.header = header
@@ -63,6 +65,11 @@ class _Block:
         self.chained = False
         self.told = False
         """Its message has ended: another program's words follow."""
+
+    @property
+    def complete(self) -> bool:
+        """Its exception was raised, and no other is announced as its consequence."""
+        return self.links[-1].raised and not self.chained
 
     def open_to(self, record: Record) -> bool:
         """Whether a line can go on with it."""
@@ -149,7 +156,6 @@ def failures(stream: Iterable[Record]) -> tuple[list[Failure], list[Record]]:
     open_blocks: list[_Block] = []
     closed: list[_Block] = []
     others: list[Record] = []
-    orphans: list[_Block] = []
     announced: set[int] = set()  # lines whose traceback was found: none has two
     for record in stream:
         block = next((b for b in reversed(open_blocks) if b.open_to(record)), None)
@@ -161,9 +167,8 @@ def failures(stream: Iterable[Record]) -> tuple[list[Failure], list[Record]]:
             closed.append(block)
         if record.prefixed and not record.source:
             # A record of SGLang's ends what was raised; what is still being told goes on behind it.
-            done = [b for b in open_blocks if b.links[-1].raised and not b.chained]
-            open_blocks = [b for b in open_blocks if b not in done]
-            closed.extend(done)
+            closed.extend(b for b in open_blocks if b.complete)
+            open_blocks = [b for b in open_blocks if not b.complete]
         if begins:
             head, _, _ = record.message.partition(TRACEBACK)
             header, first = _HEADER_END.sub("", head), record
@@ -174,18 +179,16 @@ def failures(stream: Iterable[Record]) -> tuple[list[Failure], list[Record]]:
             continue
         headless = not open_blocks if not record.prefixed else bool(record.source) and block is None
         if headless and _FRAME.match(record.message):
-            # The head of this one was cut off.
-            orphans.append(_Block(record, ""))
-            orphans[-1].add(record)
-            open_blocks.append(orphans[-1])
+            open_blocks.append(orphan := _Block(record, "", headless=True))
+            orphan.add(record)
             continue
         others.append(record)
     found = [(block, block.failure()) for block in (*closed, *open_blocks)]
     whole = [
-        msgspec.structs.replace(failure, whole=False) if block in orphans else failure
+        msgspec.structs.replace(failure, whole=False) if block.headless else failure
         for block, failure in found
         # Frames alone, with a prefix, are a stack that was only shown.
-        if failure is not None and (failure.exception or block not in orphans or not block.first.prefixed)
+        if failure is not None and (failure.exception or not block.headless or not block.first.prefixed)
     ]
     return sorted(whole, key=lambda failure: failure.at), others
 

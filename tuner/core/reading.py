@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -120,7 +121,8 @@ def start_of(lines: Sequence[LineRead], engine: Engine) -> Start:
         batches=tuple(batches),
     )
     start = msgspec.structs.replace(start, phase=_furthest(start))
-    told = tuple(msgspec.structs.replace(failure, phase=phase_at(start, failure)) for failure in raised)
+    marks = Marks.of(start)
+    told = tuple(msgspec.structs.replace(failure, phase=_phase_at(start, failure, marks)) for failure in raised)
     signs.extend(sign for failure in told for sign in signs_of(failure, engine))
     start = msgspec.structs.replace(start, failures=told, signs=tuple(sorted(signs, key=lambda sign: sign.at)))
     start = msgspec.structs.replace(start, env=environment(start), versions=parts(start))
@@ -152,7 +154,24 @@ def signs_of(failure: Failure, engine: Engine) -> Iterator[Sign]:
                 yield msgspec.structs.replace(sign, at=at, rank=failure.rank, time=failure.time)
 
 
-def phase_at(start: Start, failure: Failure) -> Phase | str:
+class Marks(Struct, frozen=True):
+    """The facts that tell the phase of a starting engine, indexed once for all failures of a log."""
+
+    http_up: int | None
+    """Place of the first line that says that the HTTP server is up."""
+    bars: tuple[LogFact, ...]
+    """Progress bars whose phase is known, in log order."""
+
+    @classmethod
+    def of(cls, start: Start) -> Marks:
+        """Collect the marks of a start."""
+        return cls(
+            next((fact.offset for fact in start.facts if fact.kind == f.HTTP_UP), None),
+            tuple(fact for fact in start.facts if fact.kind == f.PROGRESS and fact.fields.get("phase")),
+        )
+
+
+def _phase_at(start: Start, failure: Failure, marks: Marks) -> Phase | str:
     """The phase in which an exception was raised."""
     named = by_frames(failure.frames)
     serving = serving_frames(failure.frames)
@@ -161,40 +180,46 @@ def phase_at(start: Start, failure: Failure) -> Phase | str:
     if start.ready_at is not None and start.ready_at < failure.at:
         return serving_phase(start, failure.at)
     if serving:
-        last = next((b for b in reversed(start.batches) if b.at < failure.at), None)
+        last = _batch_before(start, failure.at)
         return Phase.WARMUP if last is None else last.kind
-    return start_phase(start, failure.rank, failure.at)
+    return start_phase(start, failure.rank, failure.at, marks)
 
 
 def serving_phase(start: Start, at: int) -> str:
     """What a serving engine did at a place in its log, by the batch line before it."""
-    last = next((b for b in reversed(start.batches) if b.at < at), None)
+    last = _batch_before(start, at)
     return "runtime" if last is None or last.kind == f.STATS else last.kind
 
 
-def start_phase(start: Start, rank: str | None, at: int) -> Phase:
+def _batch_before(start: Start, at: int) -> BatchLine | None:
+    """The last batch line before a place; batch lines stand in the order of the log."""
+    index = bisect.bisect_left(start.batches, at, key=lambda batch: batch.at)
+    return start.batches[index - 1] if index else None
+
+
+def start_phase(start: Start, rank: str | None, at: int, marks: Marks | None = None) -> Phase:
     """The phase that a rank, or the rank that is furthest back, was in at a place in the log.
 
     vLLM lets its first rank speak for all: that the others tell nothing of the weights or the cache says nothing.
     """
-    if rank is None and any(fact.kind == f.HTTP_UP and fact.offset < at for fact in start.facts):
+    marks = marks or Marks.of(start)
+    if rank is None and marks.http_up is not None and marks.http_up < at:
         return Phase.WARMUP
     silent = start.engine == _ONE_SPEAKS
     stories_ = [r for r in start.ranks if silent or rank in (None, r.tag)] or list(start.ranks)
     reached = [_phase_after(span) for r in stories_ if (span := _span_at(r, at)) is not None]
     if silent or len(stories_) <= 1:
-        reached += [phase for phase in _by_bars(start, at) if phase in START_PHASES]
+        reached += [phase for phase in _by_bars(marks, at) if phase in START_PHASES]
     if reached:
         return (max if silent or len(stories_) <= 1 else min)(reached, key=START_PHASES.index)
     return Phase.ARGS if start.settings_at is not None and start.settings_at < at else Phase.UNKNOWN
 
 
-def _by_bars(start: Start, at: int) -> Iterator[Phase]:
+def _by_bars(marks: Marks, at: int) -> Iterator[Phase]:
     """The phase of the last progress bar before a place: a log may lack the line that begins it."""
-    for fact in reversed(start.facts):
-        if fact.kind == f.PROGRESS and fact.offset < at and fact.fields.get("phase"):
-            yield Phase(fact.fields["phase"])
-            return
+    index = bisect.bisect_left(marks.bars, at, key=lambda fact: fact.offset)
+    if index:
+        yield Phase(marks.bars[index - 1].fields["phase"])
 
 
 _NEXT = {Phase.DIST_INIT: Phase.WEIGHT_LOAD, Phase.KV_ALLOC: Phase.GRAPH_CAPTURE, Phase.GRAPH_CAPTURE: Phase.WARMUP}
