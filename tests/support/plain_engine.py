@@ -8,6 +8,7 @@ from typing import Any
 
 from tuner.core.engine import LinePrefix, RankPlace
 from tuner.core.knobs import KnobTable
+from tuner.domain.behaviour import Behaviour
 from tuner.domain.events import HttpAnswer
 from tuner.domain.forecast import Effective, Fit, Forecast
 from tuner.domain.gates import GateRules
@@ -91,6 +92,9 @@ class PlainEngine:
 
     def gates(self) -> GateRules:
         return GateRules()
+
+    def behaviour(self) -> Behaviour:
+        return Behaviour()
 
     def effective_fraction(self, start: Start) -> Effective | None:
         return None

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from tuner.core.knobs import KnobTable
+from tuner.domain.behaviour import Behaviour
 from tuner.domain.events import HttpAnswer
 from tuner.domain.forecast import Effective, Forecast
 from tuner.domain.gates import GateRules
@@ -111,6 +112,9 @@ class Engine(Protocol):
 
     def gates(self) -> GateRules:
         """Its ways to add up a tensor in the order in which it tries them, and the gates before each."""
+
+    def behaviour(self) -> Behaviour:
+        """How it behaves where no line of its log tells."""
 
     def effective_fraction(self, start: Start) -> Effective | None:
         """The fraction of memory that a start really ran or failed with, where arguments, pool or error tell it."""

@@ -21,8 +21,6 @@ STEP_BYTES = 128 * MIB
 _MODEL_KEYS = ("model_path", "model", "model_tag", "attention_backend", "max_seq_len", "cuda_graph_config")
 """Settings a forecast reads beside the knobs."""
 _POOLS = 2
-_CUDA_SEES_LESS_GIB = 0.55
-"""Of a card's memory as the driver counts it, what CUDA does not: 0.54 on an H100, 0.60 on an H200."""
 
 
 def measured(before: HostState, after: HostState, engines: Mapping[str, Engine]) -> tuple[KeepMemory, ...]:
@@ -132,8 +130,7 @@ def _rank(story: RankStory, rank: RankState | None, state: HostState, engine: En
     gpus = {} if state.gpu_table is None else {gpu.index: gpu for gpu in state.gpu_table.gpus}
     gpu = gpus.get(rank.gpu) if rank.gpu is not None else None
     if gpu is not None and gpu.memory_total_bytes is not None and told.total_gib is None:
-        # SGLang reckons with what the driver tells, vLLM with what CUDA does.
-        less = 0.0 if engine.name == "sglang" else _CUDA_SEES_LESS_GIB
+        less = engine.behaviour().driver_overhead_gib
         told = msgspec.structs.replace(told, total_gib=Figure(gpu.memory_total_bytes / GIB - less, 0))
     grown, left = _growth(rank), story.available_at_ready or story.last_available
     # More than was left is no pass: the driver's figure was older than the line that said it is ready.

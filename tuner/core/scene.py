@@ -194,8 +194,8 @@ def _lost(case: Case, scene: Scene) -> Finding:
     pids = " ".join(str(pid) for pid in scene.left)
     words = f"{who} gone, no line asks it to stop, and its log just ends: it was killed from outside, by a person, an"
     words += " orchestrator, or the kernel for want of host memory."
-    if case.start.engine == "sglang" and case.start.ready_at is None:
-        words += " SGLang leaves no word of a SIGTERM either while it loads."
+    if case.engine.behaviour().stop_unlogged_while_loading and case.start.ready_at is None:
+        words += f" {case.engine.title} leaves no word of a SIGTERM either while it loads."
     if scene.left:
         words += f" Others of its processes live on (pid {pids.replace(' ', ', ')}): they serve nobody, and hold what"
         words += " memory they have until they are ended."

@@ -9,10 +9,12 @@ from pathlib import Path
 from tuner.core.engine import LinePrefix
 from tuner.core.knobs import KnobTable
 from tuner.core.versions import Trait, infer
+from tuner.domain.behaviour import Behaviour
 from tuner.domain.gates import GateRules
 from tuner.domain.knobs import Spelling
 from tuner.domain.logs import LogFact
 from tuner.domain.starts import Sign, Start
+from tuner.engines.behaviour import load_behaviour
 from tuner.engines.gates import load_gates
 from tuner.engines.knobs import load_knobs
 from tuner.engines.reader import LogReader
@@ -32,7 +34,7 @@ class EngineFolder:
         """Keep where things are.
 
         Args:
-            folder: With `logs.toml`, `signs.toml`, `gates.toml` and `knobs.toml`.
+            folder: With `logs.toml`, `signs.toml`, `gates.toml`, `knobs.toml` and `behaviour.toml`.
             traits: What tells a version by the wording of its log.
             split: The engine's `prefix`.
             torn: Index at or after a given one where another record begins inside the text, or -1.
@@ -64,6 +66,10 @@ class EngineFolder:
     def gates(self) -> GateRules:
         """Its ways to add up a tensor, and the gates before each."""
         return load_gates(self._folder / "gates.toml")
+
+    def behaviour(self) -> Behaviour:
+        """How it behaves where no line of its log tells."""
+        return load_behaviour(self._folder / "behaviour.toml")
 
     def infer_version(self, start: Start) -> tuple[str | None, bool]:
         """The version as the log states it, else by its wording."""

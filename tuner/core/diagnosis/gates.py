@@ -159,7 +159,7 @@ def _fitting_size(case: Case, world: int, sign: Sign) -> Remedy | None:
 
 def _switched_off(case: Case) -> bool:
     """By its operator: vLLM's own configuration also says so where the platform has none."""
-    asked = case.start.given if case.start.engine == "vllm" else case.start.settings
+    asked = case.start.given if case.engine.behaviour().overwrites_settings else case.start.settings
     return asked.get("disable_custom_all_reduce") is True
 
 

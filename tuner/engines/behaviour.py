@@ -1,0 +1,29 @@
+"""Reads `behaviour.toml`: how an engine behaves where no line of its log tells."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import msgspec
+
+from tuner.domain.behaviour import Behaviour
+from tuner.errors import CatalogError
+
+
+@functools.cache
+def load_behaviour(path: Path) -> Behaviour:
+    """The behaviour of an engine.
+
+    Raises:
+        CatalogError: The file cannot be read, is not TOML, or has a value that does not fit.
+    """
+    try:
+        behaviour = msgspec.toml.decode(path.read_bytes(), type=Behaviour)
+        number = re.compile(behaviour.process_number)
+    except (OSError, msgspec.DecodeError, re.error) as error:
+        raise CatalogError(path, None, f"cannot be read ({error})") from error
+    if behaviour.process_number and number.groups != 1:
+        raise CatalogError(path, None, "process_number has not exactly one group")
+    return behaviour
