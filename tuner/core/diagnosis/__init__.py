@@ -1,9 +1,9 @@
-"""Why a start failed, or is slow: findings out of what its log tells.
+"""Derive findings from the log of one start: why it failed, or why it is slow.
 
-A judge is a pure function from a case to a finding or None, one module per family of causes. For a failure the judges
-are asked in order, and the first that knows it decides: specific ones stand before general ones, so that NCCL's own
-line about /dev/shm decides before `unhandled system error`. What is no failure (performance, information) is judged
-apart, and every judge of it may find something.
+A judge is a pure function from a case to a finding or None; each module holds the judges of one family of causes. The
+judges of failures run in order and the first finding wins. Specific judges come before general ones, so that NCCL's
+own line about /dev/shm decides before `unhandled system error`. Judges of anything else (performance, information)
+all run, and each may add a finding.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ JUDGES = (
     *named.JUDGES,
     *refusals.LAST,
 )
-"""Of failures, in the order in which they are asked."""
+"""Judges of failures, in the order in which they run; the first finding wins."""
 
 
 _ORDER = tuple(Severity)
 
 
 def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The worst first; equal ones stay as they were."""
+    """Sort findings by severity, worst first; the sort is stable."""
     return tuple(sorted(findings, key=lambda each: _ORDER.index(each.severity)))
 
 
 def diagnose(start: Start, engine: Engine, past: Sequence[Start] = ()) -> tuple[Finding, ...]:
-    """Findings of one start, the root cause first.
+    """Return the findings of one start, the root cause first.
 
     Args:
-        start: What its log tells.
-        engine: Its engine.
-        past: Good starts of the same LLM on the same host, newest first: they make forecasts better.
+        start: The start, as read from its log.
+        engine: The engine that was started.
+        past: Starts of the same LLM on the same host that became ready, newest first; they improve forecasts.
 
     Returns:
-        Nothing for a healthy start. A start that failed for a reason its log does not hold has one finding,
-        `inconclusive`.
+        An empty tuple for a healthy start. If the start failed and no judge recognises the failure, the first finding
+        is `inconclusive`. Each cause appears at most once.
     """
     root = root_of(start)
     case = Case(start, root, engine, past)

@@ -1,4 +1,4 @@
-"""Which attention backend was running, and which to try instead."""
+"""Find the attention backend that was running at a failure, and propose another one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ _ATTENTION = ("attention", "fmha", "mla", "flashinfer/prefill.py", "flashinfer/d
 
 
 def backend_of(case: Case) -> Evidence | None:
-    """The backend that was running, by the stack, and by the arguments where they say the same."""
+    """Return the backend that was running when the root failure was raised.
+
+    The stack decides. A server arg is cited instead if it names the same backend, or if the stack is inside attention
+    code but names no backend. None if neither tells.
+    """
     found = [m["name"] for frame in case.frames if (m := _BACKEND_FILE.search(frame)) is not None]
     told = case.arg("attention_backend", "prefill_attention_backend", "decode_attention_backend")
     if found and (told is None or told.value != found[-1]):
@@ -26,7 +30,7 @@ def backend_of(case: Case) -> Evidence | None:
 
 
 def other_attention(case: Case, backend: Evidence | None) -> Remedy | None:
-    """Another attention backend, where it was attention that failed."""
+    """Propose another attention backend; None if the failure is not in attention code."""
     spoken = case.message.lower()
     attention = backend is not None or any(part in spoken for part in ("mha", "attention", "batch_decode", "mla"))
     if not attention:

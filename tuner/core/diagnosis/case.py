@@ -1,4 +1,4 @@
-"""What a judge has before it: one start, its root failure, and the means to cite, to reckon and to propose."""
+"""The case: the input of every judge, with helpers to cite evidence and to build remedies and findings."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from tuner.core.engine import Engine
 from tuner.core.gates import Held, ways
 from tuner.core.quantity import quantity, to_gib
 from tuner.core.reading import serving_phase, start_phase
-from tuner.core.roots import Root
+from tuner.core.roots import Root, signs_at
 from tuner.core.share import Share, share_of
+from tuner.core.sign_index import SignIndex
 from tuner.core.story import Layout
 from tuner.domain.findings import MOST_EVIDENCE, Confidence, Evidence, Finding, Move, Number, Remedy, Severity
 from tuner.domain.gates import AllReduce
 from tuner.domain.starts import Figure, RankStory, Sign, Start
 
 _UNIT_OF_ENGINE = "GB"
-"""As engines print free memory; it is GiB."""
+"""Unit that engines print behind free memory; the values are GiB (both engines divide by 2^30)."""
 
 
 class Case:
-    """One start on trial.
+    """One start with everything that a judge looks at.
 
     Args:
-        start: What its log tells.
-        root: Its root failure; None where nothing failed.
-        engine: Its engine.
-        past: Good starts of the same LLM and host, newest first.
+        start: The start, as read from its log.
+        root: Its root failure; None if nothing failed.
+        engine: The engine that was started.
+        past: Starts of the same LLM on the same host that became ready, newest first.
     """
 
     def __init__(self, start: Start, root: Root | None, engine: Engine, past: Sequence[Start] = ()) -> None:
@@ -44,20 +45,25 @@ class Case:
         self.share: Share | None = share_of(start)
 
     @functools.cached_property
+    def index(self) -> SignIndex:
+        """All signs of the start by id."""
+        return SignIndex(self.start.signs)
+
+    @functools.cached_property
     def held(self) -> Held:
-        """What the rules about all-reduce are held against: environment, hardware, lines."""
-        return Held(self.start, self.engine)
+        """Facts that the rules about all-reduce are checked against: environment, hardware, log lines."""
+        return Held(self.start, self.engine, signs=self.index)
 
     @functools.cached_property
     def all_reduce(self) -> AllReduce | None:
-        """How its ranks add up their tensors; None where there is nothing to add up."""
+        """The all-reduce implementations and their gates for this start; None with a single rank or no GPU."""
         return ways(self.held)
 
     # --- What the log says ------------------------------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def message(self) -> str:
-        """All words of the root failure: its exception, and what the engine made of it."""
+        """Full text of the root failure: the original exception and the final one that the engine raised; may be ''."""
         root = self.root
         if root is None:
             return ""
@@ -69,54 +75,59 @@ class Case:
 
     @property
     def frames(self) -> tuple[str, ...]:
-        """The stack of the root failure."""
+        """Stack frames of the root failure as `path:function`, innermost last; empty without a traceback."""
         return self.root.failure.frames if self.root is not None and self.root.failure is not None else ()
 
     def on_stack(self, *parts: str) -> bool:
-        """Whether a function or file is on the stack of the root failure."""
+        """Return whether any frame of the root failure's stack contains one of these substrings."""
         return any(part in frame for frame in self.frames for part in parts)
 
     def root_sign(self, *ids: str) -> Sign | None:
-        """A sign of the root failure itself."""
+        """Return the first sign with one of these ids that stands on the root failure's own lines."""
         root = self.root
         if root is None:
             return None
         if root.failure is not None:
-            # What other processes printed in between is not its own.
-            own = (root.failure.message_at, root.failure.final_at)
-            return next((s for s in self.start.signs if s.id in ids and s.at in own), None)
-        if root.sign is not None:
-            return next((s for s in self.start.signs if s.id in ids and s.at == root.sign.at), None)
-        return None
+            # Other processes may print between these two lines; their signs are not part of this failure.
+            own = {root.failure.message_at, root.failure.final_at}
+        else:
+            own = {root.sign.at} if root.sign is not None else set()
+        return self._sign_at(own, ids)
 
     def sign(self, *ids: str) -> Sign | None:
-        """The first sign of these in the whole start; the root failure's own before others."""
-        return self.root_sign(*ids) or next((s for s in self.start.signs if s.id in ids), None)
+        """Return a sign with one of these ids: one of the root failure, else the first of the whole start."""
+        return self.root_sign(*ids) or self.index.first(*ids)
 
     def signs(self, *ids: str) -> list[Sign]:
-        """All signs of these."""
-        return [sign for sign in self.start.signs if sign.id in ids]
+        """Return all signs of the start with one of these ids, in log order."""
+        return self.index.all(*ids)
 
     def sign_before(self, at: int, *ids: str) -> Sign | None:
-        """The last of these before a place."""
-        return next((s for s in reversed(self.start.signs) if s.id in ids and s.at < at), None)
+        """Return the last sign with one of these ids before log position `at`."""
+        return self.index.last_before(at, *ids)
 
     def just_before(self, sign: Sign, *ids: str) -> Sign | None:
-        """One of these on one of the three lines before another sign: what made the process end so."""
+        """Return a sign with one of these ids on the three lines before `sign`.
+
+        A message so near before a crash is taken for its reason.
+        """
         places = self.start.places
         index = bisect.bisect_left(places, sign.at)
-        near = places[max(0, index - 3) : index]
-        return next((s for s in self.start.signs if s.id in ids and s.at in near), None)
+        return self._sign_at(set(places[max(0, index - 3) : index]), ids)
+
+    def _sign_at(self, places: Iterable[int], ids: Sequence[str]) -> Sign | None:
+        """Return the first sign with one of these ids that stands on one of some lines."""
+        return next((s for at in sorted(places) for s in signs_at(self.start, at) if s.id in ids), None)
 
     def setting(self, *names: str) -> Any:
-        """A server arg's value."""
+        """Return the first of these server args that is set; None if none is."""
         return self.start.setting(*names)
 
     # --- Where and who ----------------------------------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def phase(self) -> str:
-        """Of the root failure."""
+        """Phase of the root failure, one of `core.causes.PHASES`; `none` if there is no failure or it is unknown."""
         root = self.root
         if root is None:
             return "none"
@@ -127,9 +138,9 @@ class Case:
         tag = root.sign.rank if root.sign is not None else None
         return _known(str(start_phase(self.start, tag, root.at)))
 
-    @property
+    @functools.cached_property
     def ranks(self) -> tuple[int, ...] | None:
-        """Global ranks that show the root failure; None where no rank printed it."""
+        """Global numbers of the ranks that printed the root failure; None if no rank did."""
         if self.root is None:
             return None
         tags = [tag for tag in self.root.tags if tag is not None]
@@ -138,15 +149,19 @@ class Case:
         raised = self.root.failure is not None and (self.root.failure.header or self.start.ranks)
         return (0,) if raised and self.layout.world == 1 else None
 
+    def tag(self, number: int) -> str:
+        """How the log names a global rank; `rank 3` where it does not."""
+        return next((rank.tag for rank in self.start.ranks if rank.number == number), f"rank {number}")
+
     @property
     def all_ranks(self) -> tuple[int, ...] | None:
-        """Every rank of the log."""
+        """Global numbers of all ranks in the log; None if it shows none."""
         numbers = sorted({rank.number for rank in self.start.ranks})
         return tuple(numbers) or None
 
     @property
     def story(self) -> RankStory | None:
-        """The rank that failed, or the first."""
+        """Story of the first rank that failed, else of the first rank; None if the log shows no ranks."""
         numbers = self.ranks
         ranks = self.start.ranks
         if numbers:
@@ -156,7 +171,7 @@ class Case:
     # --- Evidence ---------------------------------------------------------------------------------------------------
 
     def quote(self, what: str, sign: Sign, field: str, unit: str = "") -> Evidence | None:
-        """A field of a sign as printed, with its unit where it carries one."""
+        """Cite a field of a sign as printed; None if the sign lacks it. A unit in the field overrides `unit`."""
         value = sign.fields.get(field)
         if value is None:
             return None
@@ -166,11 +181,11 @@ class Case:
         return Evidence(what=what, value=value, unit=unit, at=sign.at)
 
     def figure(self, what: str, figure: Figure | None, unit: str = _UNIT_OF_ENGINE) -> Evidence | None:
-        """A number of the story."""
+        """Cite a number of a rank's story or of the start's limits; None if it is unknown."""
         return None if figure is None else Evidence(what=what, value=_plain(figure.value), unit=unit, at=figure.at)
 
     def arg(self, *names: str) -> Evidence | None:
-        """A server arg, as its line prints it."""
+        """Cite the first of these server args that is set; None if none is, or if the log lacks the line of args."""
         value, name = next(
             ((self.start.settings[n], n) for n in names if self.start.settings.get(n) is not None), (None, "")
         )
@@ -182,7 +197,7 @@ class Case:
 
     @staticmethod
     def derived(what: str, value: Number | str, unit: str = "") -> Evidence:
-        """Something that was computed."""
+        """Make evidence of a computed value, which no log line shows."""
         return Evidence(what=what, value=value, unit=unit)
 
     # --- Proposals --------------------------------------------------------------------------------------------------
@@ -198,19 +213,19 @@ class Case:
         most: Number | None = None,
         later: bool = False,
     ) -> Remedy | None:
-        """A change of a knob as this version spells it.
+        """Propose a change of a knob, spelled as in this start's version.
 
         Args:
-            knob: Its canonical name.
-            move: Which way.
-            why: What it does for this failure.
-            value: To which value.
-            least: The interval of safe values.
-            most: Its other end.
-            later: Propose it also where only another version has it, and say so.
+            knob: Canonical name of the knob.
+            move: Direction of the change.
+            why: What the change does for this failure.
+            value: Proposed value; None leaves it open.
+            least: Lower end of the safe interval.
+            most: Upper end of the safe interval.
+            later: Propose the knob even if only another version has it; `why` then says so.
 
         Returns:
-            None where the version does not have it.
+            None if the version does not have the knob.
         """
         spelling = self.engine.knob(knob, self.start.version)
         if spelling is None and later and (spelling := self.engine.knob(knob, None)) is not None:
@@ -229,14 +244,17 @@ class Case:
         )
 
     def named(self, knob: str) -> str:
-        """What this engine calls a knob: `max_running_requests` of the catalogue is `max_num_seqs` of vLLM."""
+        """Return the engine's own name of a knob: `max_running_requests` of the catalogue is vLLM's `max_num_seqs`."""
         spelling = self.engine.knob(knob, self.start.version) or self.engine.knob(knob, None)
         flag = spelling.flag if spelling is not None else None
         return flag.lstrip("-").replace("-", "_") if flag is not None else knob
 
     @staticmethod
     def advice(subject: str, why: str, value: str | None = None, flag: str | None = None) -> Remedy:
-        """Something to do that turns no knob: check, free, update. `core.remedies` knows whose value is a command."""
+        """Propose an action that turns no knob: check, free, update.
+
+        For some subjects `value` is a shell command; `core.remedies` lists them.
+        """
         return Remedy(knob=subject, flag=flag, move=Move.OTHER, value=value, why=why)
 
     def finding(
@@ -255,7 +273,11 @@ class Case:
         title: str | None = None,
         at: int | None = None,
     ) -> Finding:
-        """Put a finding together; phase, ranks and place are the root's where they are not given."""
+        """Build a finding; `phase`, `ranks` and `at` default to those of the root failure.
+
+        Missing (None) and repeated evidence and missing remedies are left out. At most `MOST_EVIDENCE` pieces of
+        evidence are kept.
+        """
         cited = [each for each in evidence if each is not None]
         place = at
         if place is None and self.root is not None:
@@ -278,12 +300,12 @@ class Case:
 
 
 def gib_of(sign: Sign | None, field: str) -> float | None:
-    """An amount of a sign in GiB; None where the sign does not have it."""
+    """Return a sign's field in GiB; None if the sign or the field is missing."""
     return None if sign is None else to_gib(sign.fields.get(field))
 
 
 def _plain(value: float) -> Number:
-    """57.0 as 57: a number is quoted as it was printed."""
+    """Convert 57.0 to 57, so that a number is quoted as the log prints it."""
     return int(value) if float(value).is_integer() else value
 
 

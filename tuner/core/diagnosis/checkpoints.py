@@ -1,4 +1,4 @@
-"""Causes in the LLM's files: not there, not allowed, damaged, or nothing this engine can run."""
+"""Judges of causes in the LLM's files: missing, not accessible, damaged, or not supported by the engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHAPES = ("weights-mismatch", "block-not-divisible")
 
 
 def not_found(case: Case) -> Finding | None:
-    """A path, name or revision that leads to no usable LLM."""
+    """Diagnose a path, name or revision that leads to no usable LLM or adapter."""
     if case.root_sign("llm-unsupported", *_SHAPES) is not None:
         return None
     denied = case.root_sign("llm-gated")
@@ -25,7 +25,7 @@ def not_found(case: Case) -> Finding | None:
     offline = offline if offline is not None and _from_hub(case, offline) else None
     damaged = case.root_sign("llm-files-damaged")
     missing = case.root_sign("llm-not-found", "llm-files-missing", "tokenizer-failed") or _file_of_llm(case)
-    # A name that the hub does not have answers like one that needs a token.
+    # The hub answers for an unknown name as for one that needs a token, so `llm-not-found` takes precedence.
     sign = missing if missing is not None and missing.id == "llm-not-found" else denied or missing or offline or damaged
     if sign is None:
         return None
@@ -53,12 +53,12 @@ def not_found(case: Case) -> Finding | None:
 
 
 def _from_hub(case: Case, sign: Sign) -> bool:
-    """Whether it was the hub that could not be reached: kernels are downloaded too, and services asked."""
+    """Return whether the failed connection was to the hub: engines also download kernels and call other services."""
     return "peer_host" not in sign.fields or "hub_host" in sign.fields or case.on_stack(*_DOWNLOADS)
 
 
 def _words(case: Case, named: str, sign: Sign, *, adapter: bool) -> tuple[str, list[Remedy | None]]:
-    """What a sign means for the LLM or an adapter of it, and what helps."""
+    """Return the explanation of a sign and its remedies, for an LLM or for an adapter of one."""
     why = "an absolute path inside the container that holds config.json and the weights, or NAMESPACE/NAME"
     flag = "--model" if case.start.engine == "vllm" else "--model-path"
     path = _path_of_adapter(case) if adapter else option(case, "model_path", flag, Move.SET, why)
@@ -126,7 +126,7 @@ def _file_of_llm(case: Case) -> Sign | None:
 
 
 def draft(case: Case) -> Finding | None:
-    """A draft that is none, or a target that no draft of this kind can be put beside."""
+    """Diagnose a draft of the wrong kind, or a target that does not support this kind of draft."""
     sign = case.root_sign("draft-unfit")
     if sign is None:
         return None
@@ -160,7 +160,7 @@ def draft(case: Case) -> Finding | None:
 
 
 def attention(case: Case) -> Finding | None:
-    """No attention kernel, or not the one that was asked for, takes this LLM's shapes or data types."""
+    """Diagnose an LLM whose shapes or data types no attention kernel, or not the requested one, supports."""
     sign = case.root_sign("backend-unfit")
     if sign is None:
         return None
@@ -196,7 +196,7 @@ def attention(case: Case) -> Finding | None:
 
 
 def unsupported(case: Case) -> Finding | None:
-    """The engine cannot run this LLM with these arguments."""
+    """Diagnose an LLM that the engine cannot run, or not with these server args."""
     sign = case.root_sign("llm-unsupported", *_SHAPES)
     if sign is None:
         return None

@@ -1,4 +1,4 @@
-"""Causes in communication: shared memory, NCCL, rendezvous, peer access, custom all-reduce, hanging captures."""
+"""Judges of causes in communication: shared memory, NCCL, peer access, custom all-reduce, hanging captures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _IPC_ERRORS = ("invalid argument", "invalid device context", "invalid resource h
 
 
 def shm_too_small(case: Case) -> Finding | None:
-    """A segment in /dev/shm could not be made: only where a line says so."""
+    """Diagnose a shared-memory segment that did not fit into /dev/shm; only if a log line says so."""
     sign = case.root_sign(*_SHM)
     if sign is None and case.root_sign(*_NCCL) is not None:
         sign = next(iter(case.signs(*_SHM)), None)
@@ -56,7 +56,7 @@ def shm_too_small(case: Case) -> Finding | None:
 
 
 def nccl_out_of_memory(case: Case) -> Finding | None:
-    """NCCL's own allocation on the GPU failed."""
+    """Diagnose NCCL failing to allocate its own buffers on the GPU."""
     sign = _cuda_out_of_memory(case)
     if sign is None:
         return None
@@ -100,7 +100,7 @@ def _cuda_out_of_memory(case: Case) -> Sign | None:
 
 
 def p2p_unsupported(case: Case) -> Finding | None:
-    """Two GPUs cannot map each other's memory."""
+    """Diagnose two GPUs that cannot map each other's memory (no peer access)."""
     sign = case.root_sign("peer-access-unsupported")
     if sign is None and case.root_sign(*_NCCL) is not None:
         sign = next(iter(case.signs("peer-access-unsupported")), None)
@@ -130,11 +130,11 @@ def p2p_unsupported(case: Case) -> Finding | None:
 
 
 def custom_all_reduce(case: Case) -> Finding | None:
-    """Captured or shared buffers cannot be exchanged between processes: no matter of memory."""
+    """Diagnose custom all-reduce failing to exchange buffers between processes by CUDA IPC."""
     raw = case.sign("custom-all-reduce-cuda-error")
     if raw is not None and not any(error in str(raw.fields.get("error", "")) for error in _IPC_ERRORS):
         raw = None
-    # Raw lines go another way than records, and may come behind the end of the process that printed them.
+    # Lines of native code bypass Python's logging and may appear after the line about the end of their process.
     ended = case.root_sign("worker-died", "child-died", "rank-dead", "engine-core-died") is not None
     if raw is not None and case.root is not None and case.root.at < raw.at and not ended:
         raw = None
@@ -180,7 +180,7 @@ def _pool(case: Case) -> Figure | None:
 
 
 def capture_hangs(case: Case) -> Finding | None:
-    """The watchdog of torch ended a collective that began during the capture."""
+    """Diagnose a collective that began during graph capture and that torch's watchdog timed out."""
     sign = case.root_sign("nccl-watchdog", "gloo-timeout")
     if sign is None or not capturing(case, sign.at):
         return None
@@ -221,7 +221,10 @@ def capture_hangs(case: Case) -> Finding | None:
 
 
 def capturing(case: Case, at: int) -> bool:
-    """Whether any rank had begun to capture, and nothing was served yet: the line of one rank may be missing."""
+    """Return whether any rank was capturing graphs and no request had been served yet.
+
+    All ranks count, since the line of the rank that failed may be missing.
+    """
     if case.phase == "graph-capture":
         return True
     served = case.start.ready_at is not None or any(batch.at < at for batch in case.start.batches)
@@ -230,7 +233,7 @@ def capturing(case: Case, at: int) -> bool:
 
 
 def progress(case: Case, before: int) -> Evidence | None:
-    """The last step that a progress bar showed."""
+    """Cite the last step that a progress bar showed before log position `before`; None without a bar."""
     bar = case.sign_before(before, "bar")
     if bar is not None:
         return Evidence(what="progress", value=f"{bar.fields.get('done')}/{bar.fields.get('total')}", at=bar.at)
@@ -242,7 +245,7 @@ def progress(case: Case, before: int) -> Evidence | None:
 
 
 def _free_at_capture(case: Case) -> Evidence | None:
-    """What was free when the capture had gone so far: by its bar, else by the last line of the rank."""
+    """Cite the newest free GPU memory before the failure: from the capture's progress bar or the rank's last line."""
     story = case.story
     last = story.last_available if story is not None else None
     bar = case.sign_before(case.root.at, "bar") if case.root is not None else None
@@ -252,7 +255,7 @@ def _free_at_capture(case: Case) -> Evidence | None:
 
 
 def nccl_failed(case: Case) -> Finding | None:
-    """NCCL failed for a reason that is none of the above; often it does not say which."""
+    """Diagnose any other NCCL failure during the start; NCCL often does not print the reason."""
     sign = case.root_sign(*_NCCL)
     if sign is None and case.root_sign("nccl-remote-exited") is not None:
         sign = next(iter(case.signs("nccl-ib-failure", "nccl-socket-failure")), None)
@@ -280,7 +283,7 @@ def nccl_failed(case: Case) -> Finding | None:
 
 
 def _nccl_reason(case: Case) -> tuple[Evidence | None, str, list[Remedy | None]]:
-    """What NCCL says itself, what that means, and what helps."""
+    """Return NCCL's own line as evidence (None if there is none), the explanation and the remedies."""
     lock = case.sign("memlock", "nccl-ib-failure")
     if lock is not None and "memory" not in lock.text and lock.id != "memlock":
         return (

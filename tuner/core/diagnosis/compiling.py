@@ -1,4 +1,4 @@
-"""Causes in compiling at run time: tools that are missing, and caches of what was compiled."""
+"""Judges of failures to compile kernels at run time: missing tools and damaged compile caches."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tuner.domain.starts import Sign
 
 _TOOLS = ("toolchain-missing", "header-missing", "extension-build-failed", "jit-failed")
 _HOST_COMPILERS = {"cxx": "CXX", "cc": "CC"}
-"""Variables that name the compilers of the host, by the field that tells which one is missing."""
+"""Environment variable of each host compiler, by the sign's field that tells which compiler is missing."""
 _NEITHER = "The GPU and its memory are not involved."
 
 
 def no_toolchain(case: Case) -> Finding | None:
-    """A kernel had to be compiled at run time, and could not be."""
+    """Diagnose a kernel that could not be compiled at run time."""
     sign = case.root_sign(*_TOOLS)
     if sign is None or case.root_sign("compiler-killed") is not None:
         return None
@@ -25,10 +25,10 @@ def no_toolchain(case: Case) -> Finding | None:
 
 
 def _launcher(case: Case, sign: Sign) -> Finding | None:
-    """The host's compiler failed on the C code that starts kernels of Triton's: no toolkit of CUDA is lacking."""
+    """Diagnose the host compiler failing on the C launcher of a Triton kernel, where no CUDA toolkit is missing."""
     command = case.root_sign("jit-failed")
     own = command is not None and "launcher" in command.fields
-    # A compiler prints its complaint before the exception that tells of its exit.
+    # The compiler prints its error before Python raises the exception about its exit code.
     before = case.sign_before(case.root.at, "header-missing") if own and case.root is not None else None
     header = case.root_sign("header-missing") or before
     python = header is not None and str(header.fields.get("missing_path")).endswith("Python.h")
@@ -57,7 +57,7 @@ def _launcher(case: Case, sign: Sign) -> Finding | None:
 
 
 def _kernel(case: Case, sign: Sign) -> Finding:
-    """The toolkit, or the host's compiler that it calls, is not there or refused."""
+    """Build the finding for a CUDA toolkit or host compiler that is missing or that failed."""
     header, tool = case.root_sign("header-missing"), case.root_sign("toolchain-missing")
     refusal = case.root_sign("extension-build-failed")
     compiler = next((s for s in case.signs(*_TOOLS) if _path(s)), None)
@@ -107,7 +107,7 @@ def _toolkit(case: Case) -> list[Remedy | None]:
 
 
 def _path(sign: Sign) -> str:
-    """Of the tool that a sign names."""
+    """Return the path of the tool that a sign names; empty if it names none."""
     return str(sign.fields.get("compiler_path") or sign.fields.get("command_path") or "")
 
 
@@ -117,7 +117,7 @@ def _error(case: Case, sign: Sign) -> Evidence | None:
 
 
 def damaged_cache(case: Case) -> Finding | None:
-    """A compiled graph or kernel of an earlier start cannot be used."""
+    """Diagnose a cached graph or kernel of an earlier start that cannot be used."""
     missing = case.root_sign("compiled-file-missing")
     sign = case.root_sign("compile-cache-damaged") or missing
     if sign is None:

@@ -1,4 +1,4 @@
-"""Faults of the GPU or on it: hardware, illegal accesses, passes that do not return."""
+"""Judges of GPU faults: hardware errors, illegal memory accesses, forward passes that do not return."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from tuner.domain.starts import Sign
 
 _FAULTS = ("unspecified launch failure", "misaligned address", "illegal instruction was encountered",
            "illegal address", "unknown error")  # fmt: skip
-"""What CUDA says after a kernel did something it must not."""
+"""CUDA error texts that follow an illegal operation of a kernel."""
 _SPOILED = ("EXECUTION_FAILED", "INTERNAL_ERROR")
+"""Suffixes of cuBLAS and cuDNN status codes that follow from an earlier fault in the same CUDA context."""
 HARDWARE_XIDS = frozenset({48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120})
-"""Xids that a card, its memory or its links cause, and no kernel."""
+"""Xid codes caused by the GPU, its memory or its links, and never by a kernel."""
 
 
 def hardware(case: Case) -> Finding | None:
-    """The card itself, its memory or its links failed."""
+    """Diagnose a failure of the GPU itself, of its memory or of its links."""
     sign = case.root_sign("gpu-hardware")
     xid = next((s for s in case.signs("xid") if s.fields.get("code") in HARDWARE_XIDS), None)
     if sign is None and xid is not None and (_fault(case) or case.root_sign("illegal-memory-access", "xid")):
@@ -62,17 +63,17 @@ def broken_card(
     ranks: tuple[int, ...] | UnsetType | None = UNSET,
     at: int | None = None,
 ) -> Finding:
-    """A fault of the card, whoever told of it.
+    """Build the finding for a broken GPU, whether the log or the kernel of the host reported it.
 
     Args:
         case: The start.
-        words: Who told of it, and what.
-        evidence: Its numbers.
-        refuted_by: What would refute it.
-        confidence: How sure it is.
-        phase: Where it is not the root's.
-        ranks: Likewise.
-        at: Likewise.
+        words: First sentence of the explanation: who reported the fault, and what it is.
+        evidence: Evidence to cite; None entries are left out.
+        refuted_by: Observation that would refute the finding.
+        confidence: Confidence of the finding.
+        phase: Phase of the finding; None: that of the root failure.
+        ranks: Global ranks of the finding; UNSET: those of the root failure.
+        at: Log position of the finding; None: that of the root failure.
     """
     return case.finding(
         "gpu-hardware",
@@ -93,7 +94,7 @@ def broken_card(
 
 
 def _fault(case: Case) -> Sign | None:
-    """An error of CUDA that a fault before it leaves behind."""
+    """Return the sign of a CUDA error that an earlier fault left behind in the context; None if there is none."""
     error = case.root_sign("cuda-error")
     if error is not None and any(text in str(error.fields.get("error", "")) for text in _FAULTS):
         return error
@@ -104,7 +105,7 @@ def _fault(case: Case) -> Sign | None:
 
 
 def _thrown(case: Case) -> Sign | None:
-    """A crash in native code whose next words are those of an illegal access."""
+    """Return the sign of an illegal access that directly follows a crash in native code; None if none does."""
     crash = case.root_sign("native-crash")
     if crash is None:
         return None
@@ -119,7 +120,7 @@ def _thrown(case: Case) -> Sign | None:
 
 
 def _warmup_timeout(case: Case) -> Sign | None:
-    """The engine's own first request did not come back."""
+    """Return the sign of the engine's own warm-up request timing out; None if it did not."""
     root = case.root
     if root is None or not ("Read timed out" in case.message or "ReadTimeout" in case.message):
         return None
@@ -133,7 +134,7 @@ def _warmup_timeout(case: Case) -> Sign | None:
 
 
 def illegal_access(case: Case) -> Finding | None:
-    """A kernel read or wrote what it must not."""
+    """Diagnose a kernel that accessed memory illegally or failed an assertion on the device."""
     sign = case.root_sign("illegal-memory-access", "device-assert") or _fault(case) or _thrown(case)
     if sign is None:
         return None
@@ -175,7 +176,7 @@ def illegal_access(case: Case) -> Finding | None:
 
 
 def hanging_pass(case: Case) -> Finding | None:
-    """A watchdog saw a forward pass not return."""
+    """Diagnose a forward pass that did not return in time, as reported by a watchdog or a timeout."""
     root = case.root
     sign = case.root_sign("watchdog-timeout", "rpc-timeout") or _warmup_timeout(case)
     if sign is None and root is not None and case.phase not in ("graph-capture", "dist-init"):
@@ -228,7 +229,7 @@ def hanging_pass(case: Case) -> Finding | None:
 
 
 def _longer(case: Case, sign: Sign) -> Remedy | None:
-    """More time, by whoever counted it."""
+    """Propose a longer time limit at the component whose limit ran out; None if this version has no knob for it."""
     why = "only if the pass is slow and not hung (compilation, a very long prefill)"
     if sign.id in ("nccl-watchdog", "gloo-timeout"):
         return case.remedy("dist_timeout", Move.RAISE, why)

@@ -1,4 +1,8 @@
-"""Proposals about the fraction: above what the pool needs, below what the rest needs, never wrong the other way."""
+"""Remedies that move the memory fraction, or the cap that takes its place, within its safe interval.
+
+Too low a fraction leaves no KV pool, too high a one no memory for graphs and passes; each proposal is checked against
+both ends.
+"""
 
 from __future__ import annotations
 
@@ -11,39 +15,47 @@ from tuner.domain.findings import Evidence, Move, Remedy
 from tuner.domain.starts import Start
 
 CAPTURE_SPARE = 0.07
+"""Spare memory to keep when a graph capture failed, as a share of what was free before the weights. A capture usually
+fails at its first and largest batch size, and the remaining sizes need more."""
 FORWARD_SPARE = 0.05
-"""Of what is free before the weights: what is kept for the captures and passes behind the one that failed. A capture
-fails at its first and largest batch size as a rule, and the sizes behind it want more."""
+"""Spare memory to keep when a forward pass failed, as a share of what was free before the weights."""
 LEAST_SPARE_GIB = 1.0
+"""Lower bound of the spare memory, GiB, whatever the shares above yield."""
 TOO_MUCH = 0.95
-"""A minimum above this leaves too little for anything else on every card: the weights do not fit."""
+"""Minimum fraction from which the weights count as not fitting: on any card too little is left beside them."""
 _TOO_CLOSE = 5e-5
-"""At the minimum itself the pool is empty."""
+"""Distance of a proposal from the minimum fraction: at the minimum itself the pool is empty."""
 MOST = 0.99
-"""Nothing above it is advised, whatever the sums allow."""
+"""Largest fraction that is ever proposed, whatever the arithmetic allows."""
 
 
 class Asked(Struct, frozen=True):
-    """The fraction that was asked for and the one in effect."""
+    """The requested fraction and the effective one of a start."""
 
     knob: str
+    """Name of the fraction's server arg."""
     value: float
+    """Requested fraction."""
     effective: float
+    """Effective fraction."""
     why: str = ""
-    """What makes the two differ, in words."""
+    """Why the two differ, in words; empty if they do not."""
     multiplied_by: str = ""
-    """The setting whose value multiplies it."""
+    """Server arg whose value makes the engine multiply the fraction; empty if none does."""
     told: Evidence | None = None
-    """Where the log says the effective one."""
+    """The log line that states the effective fraction; None if only the line of server args does, or none."""
 
     @property
     def factor(self) -> float:
-        """Effective of asked."""
+        """Effective fraction divided by the requested one; 1.0 if the requested one is 0."""
         return self.effective / self.value if self.value else 1.0
 
 
 def asked_of(case: Case) -> Asked | None:
-    """The fraction of a start, with the multipliers that its engine applies behind the operator's back."""
+    """Return the requested and the effective fraction of a start; None if the log tells neither.
+
+    An engine may multiply the fraction without saying so.
+    """
     start, told = case.start, case.engine.effective_fraction(case.start)
     if told is None:
         return None
@@ -57,20 +69,26 @@ def asked_of(case: Case) -> Asked | None:
 
 
 class Interval(Struct, frozen=True):
-    """Where a fraction is safe."""
+    """Safe interval of the fraction as the operator types it, before the engine multiplies it."""
 
     low: float
-    """1 - A/T of what the operator would give, multipliers undone; four digits."""
+    """Lower end, rounded to four digits; at or below it there is no pool."""
     high: float
+    """Upper end, at most `MOST`; above it graphs and passes do not fit."""
 
     @property
     def empty(self) -> bool:
-        """No fraction works."""
+        """True if no fraction is safe."""
         return self.low >= self.high
 
 
 def interval(case: Case, factor: float = 1.0) -> Interval | None:
-    """The safe interval of the fraction as the operator gives it; None where the log does not tell."""
+    """Return the safe interval of the fraction; None if the log lacks the memory figures for it.
+
+    Args:
+        case: The start.
+        factor: Effective fraction divided by the requested one (`Asked.factor`).
+    """
     if case.share is None:
         return None
     forecast = case.engine.forecast(case.start, {}, case.past)
@@ -83,13 +101,13 @@ def _spare(share: Share) -> float:
 
 
 def larger_pool(case: Case, why: str, *, need_gib: float = 0.0, tokens: float | None = None) -> Remedy | None:
-    """Give the KV pool more: by the fraction, or by the cap where that and not the fraction bounds it.
+    """Propose a larger KV pool: by a higher cap if a cap bounds the pool, else by a higher fraction.
 
     Args:
         case: The start.
-        why: What it does for this failure.
-        need_gib: What the pool must hold at least.
-        tokens: The same as tokens.
+        why: What the change does for this failure.
+        need_gib: Least size of the pool, GiB; 0: any.
+        tokens: The same least size in tokens, used if `max_total_tokens` is the cap; None: any.
     """
     cap = case.engine.cap(case.start)
     if cap is None:
@@ -104,13 +122,13 @@ def _flag(knob: str) -> str:
 
 
 def raised(case: Case, told: Asked | None, *, need_gib: float = 0.0, why: str = "") -> Remedy | None:
-    """Raise the fraction above what it is, so that the pool holds what is needed; None where no fraction does.
+    """Propose a higher fraction that yields a large enough pool; None if no safe fraction does.
 
     Args:
         case: The start.
-        told: The fraction it had.
-        need_gib: What the pool must hold at least.
-        why: Instead of the usual words.
+        told: The fraction of the start; None if unknown.
+        need_gib: Least size of the pool, GiB; 0: any.
+        why: Reason to print in place of the default one.
     """
     factor = told.factor if told is not None else 1.0
     bounds = interval(case, factor)
@@ -122,7 +140,7 @@ def raised(case: Case, told: Asked | None, *, need_gib: float = 0.0, why: str = 
     most = down(bounds.high)
     if least >= most:
         return None
-    # Between the ends both have room. A pool that was merely too small takes all there is.
+    # In the middle of the interval the pool and the rest both have room; a pool that was merely too small takes it all.
     whole = not need_gib and pool_of(case.start) is not None
     good = _known_good(case)
     value = good if good is not None and least < good <= most else most if whole else round((least + most) / 2, 2)
@@ -136,16 +154,20 @@ def raised(case: Case, told: Asked | None, *, need_gib: float = 0.0, why: str = 
 
 
 def lowered(case: Case, told: Asked | None, lacking_gib: float, spare: float, why: str = "") -> Remedy | None:
-    """Lower the fraction so that what failed fits, and by the forecast all else; None where the pool would be gone.
+    """Propose a lower fraction at which the failed allocation fits, and by the forecast everything else too.
 
-    Where a cap and not the fraction bounds the pool, lower that.
+    If a cap bounds the pool, the cap is lowered instead of the fraction.
 
     Args:
         case: The start.
-        told: The fraction it had.
-        lacking_gib: What the failed allocation lacked.
-        spare: Share of the free memory to keep beside.
-        why: Instead of the usual words.
+        told: The fraction of the start; None if unknown.
+        lacking_gib: GiB by which the failed allocation exceeded the free memory.
+        spare: Additional memory to keep free, as a share of what was free before the weights; at least
+            `LEAST_SPARE_GIB` is kept.
+        why: Reason to print in place of the default one.
+
+    Returns:
+        None if the fraction is unknown, or if no pool would be left.
     """
     cap = case.engine.cap(case.start)
     if cap is not None:
@@ -172,7 +194,7 @@ def lowered(case: Case, told: Asked | None, lacking_gib: float, spare: float, wh
 
 
 def _known_good(case: Case) -> float | None:
-    """The effective fraction of the newest good start."""
+    """Return the effective fraction of the newest past start that tells one, rounded to two digits."""
     for start in case.past:
         known = _effective(start)
         if known is not None:
@@ -185,7 +207,7 @@ def _effective(start: Start) -> float | None:
 
 
 def smaller_weights(case: Case) -> list[Remedy | None]:
-    """What helps when no fraction does."""
+    """Return remedies that shrink the weights per GPU, for starts that no fraction can rescue."""
     tp = case.setting("tp_size", "tensor_parallel_size")
     more = tp * 2 if isinstance(tp, int) else None
     knob = "tp_size"

@@ -1,4 +1,4 @@
-"""Gates that closed: a faster way that an engine has, and that this start does not take."""
+"""Judges of closed gates: faster code paths of the engine that this start did not take."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from tuner.domain.gates import PathState
 from tuner.domain.starts import Sign
 
 _READ_GIB_PER_S = 1e12 / 2**30
-"""What a GPU with PCIe alone reads of its memory, about: 0.7 to 2 TB/s (A6000, L40S, RTX 4090, RTX PRO 6000)."""
+"""Typical memory bandwidth of a GPU with PCIe alone, GiB/s: 0.7 to 2 TB/s (A6000, L40S, RTX 4090, RTX PRO 6000)."""
 _SLOW = 2.5
-"""A decode step of a few requests reads each weight once at most. One that takes this many times longer waits."""
+"""Decode steps that take this many times longer than reading the weights count as slow. With few requests a step reads
+each weight at most once, so the rest of the time is spent waiting."""
 _FEW = 4
+"""Largest number of running requests for which a decode step counts as bound by reading the weights."""
 _MOST_WEIGHTS = 0.9
-"""Of a GPU's free memory: with more in weights nothing useful is left for the KV pool."""
+"""Largest useful share of a GPU's free memory for weights: beyond it too little is left for the KV pool."""
 
 
 def prefill_graphs(case: Case) -> Finding | None:
-    """SGLang switched prefill graphs off because the fraction leaves too little."""
+    """Diagnose prefill graphs that SGLang switched off because the fraction leaves too little memory."""
     sign = case.sign("prefill-graphs-off")
     free, wanted = (sign.fields.get(n) if sign is not None else None for n in ("free_gib", "required_gib"))
     if sign is None or not isinstance(free, int | float) or not isinstance(wanted, int | float):
@@ -54,7 +56,7 @@ def prefill_graphs(case: Case) -> Finding | None:
 
 
 def custom_all_reduce(case: Case) -> Finding | None:
-    """Custom all-reduce is off, by a gate or by a flag."""
+    """Diagnose custom all-reduce being off, by a closed gate or by a flag."""
     told = case.all_reduce
     ways = [path for path in told.paths if path.id.startswith("custom")] if told is not None else []
     if told is None or not ways or any(path.state is not PathState.CLOSED for path in ways):
@@ -113,7 +115,7 @@ def _for_want_of_nvlink(case: Case, world: int, sign: Sign) -> Finding:
 
 
 def _two_gpus(case: Case, world: int) -> Remedy | None:
-    """Two ranks, unless the log shows that the weights are too large for them."""
+    """Propose two ranks; None if there are two already, or if the log shows that the weights would not fit."""
     first = next((r for r in case.start.ranks if r.weights_gib and r.before_weights), None)
     if world == 2 or (
         first is not None
@@ -126,7 +128,7 @@ def _two_gpus(case: Case, world: int) -> Remedy | None:
 
 
 def _for_pcie(case: Case) -> Remedy | None:
-    """The all-reduce that was made for hosts without NVLink, where this version has it."""
+    """Propose FlashInfer's all-reduce for hosts without NVLink; None if this version does not have it."""
     why = "FlashInfer's all-reduce for hosts without NVLink: decode batches of 2, 4 or 8 ranks"
     if case.start.engine == "sglang":
         return case.remedy("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE", Move.SET, why, value="1")
@@ -150,7 +152,7 @@ def _by_flag(case: Case, world: int) -> Finding | None:
 
 
 def _fitting_size(case: Case, world: int, sign: Sign) -> Remedy | None:
-    """A size of the group that it supports, where the size is why it is off."""
+    """Propose a TP size that custom all-reduce supports; None if the size is not why it is off."""
     if "unsupported world size" not in sign.text:
         return None
     smaller = max((size for size in (2, 4, 6, 8) if size < world), default=None)
@@ -158,25 +160,32 @@ def _fitting_size(case: Case, world: int, sign: Sign) -> Remedy | None:
 
 
 def _switched_off(case: Case) -> bool:
-    """By its operator: vLLM's own configuration also says so where the platform has none."""
+    """Return whether the operator switched custom all-reduce off.
+
+    For vLLM only the operator's own args count: its resolved configuration also says so on platforms without it.
+    """
     asked = case.start.given if case.engine.behaviour().overwrites_settings else case.start.settings
     return asked.get("disable_custom_all_reduce") is True
 
 
 def _would_run(case: Case, world: int) -> bool:
-    """Without the flag it would have been used, as far as the log can tell: two GPUs need no NVLink."""
+    """Return whether custom all-reduce would run without the flag, as far as the log tells; two GPUs need no NVLink."""
     return world == 2 or (world in (4, 6, 8) and _has_switch(case))
 
 
 def _has_switch(case: Case) -> bool:
-    """NCCL found an NVSwitch: it set up channels for NVLink SHARP, or its in-network algorithm ran."""
+    """Return whether NCCL found an NVSwitch: it set up NVLink SHARP channels, or an NVLS algorithm ran."""
     return any(sign.fields.get("nvls_channels") for sign in case.signs("nccl-channels")) or any(
         str(sign.fields.get("algorithm", "")).startswith("NVLS") for sign in case.signs("nccl-algorithm")
     )
 
 
 def _slow_step(case: Case) -> tuple[float, Sequence[Evidence]] | None:
-    """The usual duration of a decode step with few requests, where reading the weights does not account for it."""
+    """Return the median decode step with few requests in seconds, with evidence; None if it is not slow.
+
+    A step is slow if reading the weights does not account for its duration. None too if the log has too few batch
+    lines or no weights.
+    """
     weights = [
         r.weights_gib.value + (r.draft_weights_gib.value if r.draft_weights_gib else 0)
         for r in case.start.ranks
@@ -201,4 +210,4 @@ def _slow_step(case: Case) -> tuple[float, Sequence[Evidence]] | None:
 
 
 JUDGES = (prefill_graphs, custom_all_reduce)
-"""All are asked."""
+"""Judges of closed gates; all of them run."""

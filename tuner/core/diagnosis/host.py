@@ -1,4 +1,4 @@
-"""Causes in the host: its memory, disks, NUMA, limits, and processes that it killed."""
+"""Judges of causes on the host: memory, disks, NUMA, process limits, and processes that the kernel killed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tuner.domain.starts import Sign
 from tuner.units import GIB
 
 _KEPT_BACK_GIB = 10
-"""Of free host memory, that SGLang leaves alone when it makes the host pool (0.4.6 to 0.5.23)."""
+"""Free host memory that SGLang does not use for the host pool, GiB (0.4.6 to 0.5.23)."""
 _LIMITS = ("open-files", "threads-exhausted")
 
 
 def out_of_host_memory(case: Case) -> Finding | None:
-    """The kernel says that it killed a process, or an allocation on the host failed."""
+    """Diagnose a lack of host memory that the kernel's log or a failed allocation proves."""
     if case.root_sign("cuda-oom") is not None:
-        return None  # a kernel's library raises the GPU's as Python's MemoryError
+        return None  # some kernel libraries raise the GPU's out-of-memory as Python's MemoryError
     kernel = case.root_sign("host-oom") or (case.sign("host-oom") if processes.ended(case) is not None else None)
     failed = case.root_sign("host-allocation-failed")
     compiler = case.root_sign("compiler-killed") is not None
@@ -62,7 +62,7 @@ def out_of_host_memory(case: Case) -> Finding | None:
 
 
 def hierarchical_cache(case: Case) -> Finding | None:
-    """The host pool of the hierarchical cache does not fit into host memory."""
+    """Diagnose a host pool of the hierarchical cache that exceeds host memory or is smaller than the GPU's pool."""
     sign = case.root_sign("hicache-host-memory")
     smaller = case.root_sign("hicache-smaller-than-pool")
     if smaller is not None:
@@ -128,7 +128,7 @@ def _smaller_than_pool(case: Case) -> Finding:
 
 
 def host_pool(case: Case) -> Finding | None:
-    """vLLM without a GPU: the KV cache lies in host memory, and more is asked for than is free."""  # noqa: D403
+    """Diagnose a KV cache in host memory that asks for more than is free (vLLM without a GPU)."""
     sign = case.root_sign("host-kv-short")
     if sign is None:
         return None
@@ -154,7 +154,7 @@ def host_pool(case: Case) -> Finding | None:
 
 
 def no_host_pool(case: Case) -> Finding | None:
-    """vLLM without a GPU: what was set aside for the KV cache holds nothing."""  # noqa: D403
+    """Diagnose a budget for the KV cache in host memory that holds not even one block (vLLM without a GPU)."""
     sign = case.root_sign("no-kv-memory")
     if sign is None or case.setting("device", "device_config") != "cpu":
         return None
@@ -185,7 +185,7 @@ def no_host_pool(case: Case) -> Finding | None:
 
 
 def disk_full(case: Case) -> Finding | None:
-    """A file could not be written."""
+    """Diagnose a full file system; /dev/shm is `shm_too_small`'s."""
     sign = case.root_sign("disk-full")
     if sign is None or "/dev/shm" in case.message or "</torch_" in case.message:
         return None
@@ -209,11 +209,11 @@ def disk_full(case: Case) -> Finding | None:
 
 
 def storage(case: Case) -> Finding | None:
-    """A disk, a mount or a server of files does not give what lies on it."""
+    """Diagnose a disk, mount or file server that fails to read or write a file."""
     sign = case.root_sign("storage-failed")
     path = _own_file(sign)
     if sign is None or (path is None and case.phase != "weight-load"):
-        return None  # without a path it may be a terminal that is gone
+        return None  # without a path the error may be that of a closed terminal
     return case.finding(
         "storage-failed",
         f"{path or 'A file'} could not be read or written: {sign.fields.get('error')}. What it lies on does not answer:"
@@ -235,13 +235,13 @@ def storage(case: Case) -> Finding | None:
 
 
 def _own_file(sign: Sign | None) -> str | None:
-    """The path that a sign names; None for what the system makes up."""
+    """Return the path that a sign names; None if it names none or one of /dev, /proc or /sys."""
     path = str(sign.fields.get("file_path") or "") if sign is not None else ""
     return path if path and not path.startswith(("/dev/", "/proc/", "/sys/")) else None
 
 
 def denied(case: Case) -> Finding | None:
-    """A file of the server's own, a cache as a rule, may not be read or written."""
+    """Diagnose a file of the server, usually in a cache, that its user may not read or write."""
     sign = case.root_sign("file-denied")
     path = _own_file(sign)
     if sign is None or path is None:
@@ -269,7 +269,7 @@ def denied(case: Case) -> Finding | None:
 
 
 def limits(case: Case) -> Finding | None:
-    """A limit of the process or the container, not memory."""
+    """Diagnose a limit on open files or threads of the process or container."""
     own, crash = case.root_sign(*_LIMITS), case.root_sign("native-crash")
     sign = own or (case.just_before(crash, *_LIMITS) if crash is not None else None)
     if sign is None:
@@ -306,7 +306,7 @@ def limits(case: Case) -> Finding | None:
 
 
 def locked(case: Case) -> Finding | None:
-    """Memory could not be registered with a network card, because too little may be locked."""
+    """Diagnose memory that could not be registered with a network card because of the limit on locked memory."""
     root = case.root
     if root is None or root.failure is None or case.root_sign("memory-registration-failed") is None:
         return None
@@ -331,7 +331,7 @@ def locked(case: Case) -> Finding | None:
 
 
 def numa(case: Case) -> Finding | None:
-    """The process dies before Python starts, because it may not bind itself to a NUMA node."""
+    """Diagnose a process that ended before Python started because numactl could not bind it to a NUMA node."""
     sign = case.root_sign("numa-failed")
     end = processes.ended(case)
     if sign is None and end is not None and end.fields.get("exit_code") in (1, None):

@@ -1,4 +1,4 @@
-"""Causes in kernels and software: architectures, compilers, drivers, packages."""
+"""Judges of causes in kernels and software: GPU architectures, compilers, drivers, packages."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _NO_GPU = ("Found no NVIDIA driver", "No CUDA GPUs", "not compiled with CUDA", "
 _OTHER_STATE = ("system not yet initialized", "version mismatch", "initialization failed", "unsupported display driver",
                 "communicate with", "unknown error", "initialization error")  # fmt: skip
 _PLENTY_GIB = 1.0
-"""With less free than this, a library that cannot be initialised lacks memory."""
+"""Free GPU memory, GiB, below which a library that cannot be initialised is taken to lack memory."""
 _EARLY = frozenset({"args", "none", "dist-init", "cuda-init"})
 
 
 def unsupported_architecture(case: Case) -> Finding | None:
-    """A kernel or a compiler has nothing for this GPU."""
+    """Diagnose a kernel or compiler that does not support the architecture of this GPU."""
     sign = case.root_sign(*_UNKNOWN_ARCH)
     failed = case.root_sign("triton-failed")
     if sign is None and failed is not None and any(text in failed.text for text in _NO_CODE):
@@ -81,17 +81,17 @@ def unsupported_architecture(case: Case) -> Finding | None:
 
 
 def _made_for(sign: Sign) -> str:
-    """Which GPUs a kernel is for, where it says so; empty where a build lacks the code."""
+    """Return the GPUs that a kernel says it is made for; empty if it names none, as when a build lacks the code."""
     return str(sign.fields.get("need") or "")
 
 
 def _no_eight_bit(sign: Sign) -> bool:
-    """The GPU is too old for the type of 8-bit floating point that Triton names."""
+    """Return whether the GPU lacks the 8-bit floating point type that Triton names."""
     return sign.fields.get("eight_bit") is not None
 
 
 def _of_other_gpus(case: Case, sign: Sign, backend: Evidence | None) -> list[Remedy | None]:
-    """What helps where a kernel is made for other GPUs; empty where it is not."""
+    """Return remedies for a kernel that is made for other GPUs; empty if it is not."""
     if _no_eight_bit(sign):
         return [
             case.remedy("kv_cache_dtype", Move.UNSET, "the LLM's own data type, which every GPU has")
@@ -113,7 +113,7 @@ def _of_other_gpus(case: Case, sign: Sign, backend: Evidence | None) -> list[Rem
 
 
 def _of_a_build(case: Case, sign: Sign) -> list[Remedy | None]:
-    """What helps where FlashInfer or a choice of 8-bit kernels refuses, by its own words; empty: neither does."""
+    """Return remedies if FlashInfer or the selection of 8-bit kernels refuses this GPU; empty if neither does."""
     if "--fp8-gemm-backend" in sign.text or "--fp8-gemm-backend" in case.message:
         why = "takes kernels that this GPU has; triton's are compiled for it"
         return [case.remedy("fp8_gemm_backend", Move.SET, why, value="auto")]
@@ -137,7 +137,7 @@ def _of_a_build(case: Case, sign: Sign) -> list[Remedy | None]:
 
 
 def shared_memory_of_a_block(case: Case) -> Finding | None:
-    """A Triton kernel wants more on-chip memory than the GPU has."""
+    """Diagnose a Triton kernel that needs more on-chip shared memory than the GPU has."""
     sign = case.root_sign("triton-out-of-resources")
     if sign is None or "memory" not in str(sign.fields.get("resource", "memory")):
         return None
@@ -165,7 +165,7 @@ def shared_memory_of_a_block(case: Case) -> Finding | None:
 
 
 def no_cuda(case: Case) -> Finding | None:
-    """CUDA cannot be initialised: driver, visibility, or a build without CUDA."""
+    """Diagnose CUDA failing to initialise: the driver, no visible GPU, or a build without CUDA."""
     sign = case.root_sign("cuda-unavailable")
     own = sign is not None
     if sign is None and case.phase in _EARLY and case.root is not None and not _explained(case):
@@ -217,7 +217,7 @@ def no_cuda(case: Case) -> Finding | None:
 
 
 def _taken(case: Case, sign: Sign) -> Finding:
-    """A GPU in exclusive mode that another process has."""
+    """Build the finding for a GPU in exclusive compute mode that another process uses."""
     return case.finding(
         "foreign-process-on-gpu",
         "CUDA refuses the GPU because it is busy: another process has it, and its compute mode admits one only.",
@@ -233,19 +233,19 @@ def _taken(case: Case, sign: Sign) -> Finding:
 
 
 def _explained(case: Case) -> bool:
-    """The root says something of its own that another judge reads."""
+    """Return whether the root failure has a sign that other judges explain, so that CUDA is not the cause."""
     ids = ("argument-error", "validation-error", "llm-not-found", "llm-files-missing", "port-in-use", "llm-gated")
     return case.root_sign(*ids) is not None
 
 
 def _cuda(version: object) -> str:
-    """12040 as 12.4."""
+    """Format CUDA's numeric version: 12040 becomes `12.4`."""
     text = str(version)
     return f"{int(text) // 1000}.{int(text) % 1000 // 10}" if text.isdigit() and int(text) >= 1000 else text
 
 
 def binaries(case: Case) -> Finding | None:
-    """Packages that were not built for each other, or that are not there."""
+    """Diagnose packages that were built for different versions, or that are missing."""
     sign = next((s for name in _BINARIES if (s := case.root_sign(name)) is not None), None)
     if sign is None:
         return None
@@ -284,7 +284,10 @@ def binaries(case: Case) -> Finding | None:
 
 
 def library_not_initialised(case: Case) -> Finding | None:
-    """A library of CUDA could not be set up although memory is free; where none is free, this is a lack of memory."""
+    """Diagnose a CUDA library that failed to initialise although at least 1 GiB of GPU memory is free.
+
+    With less free memory it is an out-of-memory failure, which `memory.driver_oom` judges.
+    """
     sign = case.root_sign("library-not-initialised")
     story = case.story
     last = story.last_available if story is not None else None

@@ -1,4 +1,4 @@
-"""Causes in the launch: arguments, the LLM and its files, ports."""
+"""Judges of causes at launch: server args, ports, and (in `checkpoints` and `refusals`) the LLM's files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PORTS = ("port-in-use", "rank-port-in-use")
 
 
 def port_in_use(case: Case) -> Finding | None:
-    """A port that the server wants is taken."""
+    """Diagnose a port of the server that is already in use."""
     sign = case.root_sign(*_PORTS)
     if sign is None:
         return None
@@ -67,7 +67,7 @@ def port_in_use(case: Case) -> Finding | None:
 
 
 def _meeting_place(case: Case, port: object) -> Remedy | None:
-    """The argument that names the port at which the ranks meet."""
+    """Propose another rendezvous port for the ranks, by the argument that named the taken one."""
     address = case.setting("dist_init_addr")
     if address is not None and str(address).endswith(f":{port}"):
         why = "the same free port on every node"
@@ -76,14 +76,17 @@ def _meeting_place(case: Case, port: object) -> Remedy | None:
 
 
 def _port_phase(case: Case, inside: bool) -> str | None:
-    """The HTTP port is asked for first by vLLM, and last by SGLang."""
+    """Return the phase of a taken port; None: that of the root failure.
+
+    vLLM binds its HTTP port first, SGLang last.
+    """
     if inside or (case.root is not None and case.root.failure is not None and case.phase not in ("none", "kv-alloc")):
         return None
     return "args" if case.start.engine == "vllm" or not case.start.ranks else "warmup"
 
 
 def refused_by_parser(case: Case) -> Finding | None:
-    """The command line's own parser refused it."""
+    """Diagnose a command line that the engine's argument parser refused."""
     sign = case.root_sign("argument-error")
     if sign is None:
         return None
@@ -120,7 +123,7 @@ def _first_flag(text: str) -> str | None:
 
 
 def _spelled_now(case: Case, asked: str) -> str | None:
-    """How this version spells what an old flag means."""
+    """Return this version's spelling of a flag that was refused; None if it has none."""
     spelling = case.engine.knob(asked.lstrip("-").replace("-", "_"), case.start.version)
     return spelling.text if spelling is not None else None
 
@@ -151,7 +154,7 @@ def _for_flag(case: Case, asked: str, new: str | None, value: object, fields: di
 
 
 def context_too_long(case: Case) -> Finding | None:
-    """A longer context than the LLM was made for."""
+    """Diagnose a requested context longer than the LLM's configuration allows."""
     sign = case.root_sign("context-too-long")
     if sign is None:
         return None
@@ -173,7 +176,7 @@ def context_too_long(case: Case) -> Finding | None:
 
 
 def not_divisible(case: Case) -> Finding | None:
-    """Attention heads cannot be dealt out to so many ranks."""
+    """Diagnose attention heads that do not divide evenly among the ranks."""
     sign = case.root_sign("heads-not-divisible")
     if sign is None:
         return None
@@ -197,7 +200,7 @@ def not_divisible(case: Case) -> Finding | None:
 
 
 def more_ranks_than_gpus(case: Case) -> Finding | None:
-    """More ranks than visible GPUs."""
+    """Diagnose more ranks than visible GPUs."""
     sign = case.root_sign("more-ranks-than-gpus")
     if sign is None:
         return None
@@ -226,7 +229,7 @@ def more_ranks_than_gpus(case: Case) -> Finding | None:
 
 
 def forked(case: Case) -> Finding | None:
-    """A worker was forked from a process that had touched CUDA."""
+    """Diagnose a worker forked from a process that had already used CUDA."""
     sign = case.root_sign("cuda-forked")
     if sign is None:
         return None
@@ -245,7 +248,7 @@ def forked(case: Case) -> Finding | None:
 
 
 def batched_tokens(case: Case) -> Finding | None:
-    """vLLM: a batch that is shorter than what has to fit into it."""
+    """Diagnose a token budget per batch (vLLM) that is below the context length or the number of requests."""
     sign = case.root_sign("batched-tokens-short")
     if sign is None:
         return None

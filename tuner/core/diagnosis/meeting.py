@@ -1,4 +1,4 @@
-"""Causes where ranks meet: nodes that never came, interfaces that are not there, clusters without GPUs."""
+"""Judges of rendezvous failures: nodes that never joined, missing interfaces, Ray clusters without free GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def rendezvous(case: Case) -> Finding | None:
-    """Ranks of another node never came to the meeting point."""
+    """Diagnose a rendezvous that timed out because ranks of another node never joined."""
     sign = case.root_sign(*_STORE)
     if sign is None or case.phase not in ("dist-init", "cuda-init", "args", "none"):
         return None
@@ -61,7 +61,7 @@ def rendezvous(case: Case) -> Finding | None:
 
 
 def _no_interface(case: Case, sign: Sign) -> Finding:
-    """A network interface that was named is not there, or has no address: nothing was waited for."""
+    """Build the finding for a configured network interface that does not exist or has no address."""
     name = sign.fields.get("interface")
     return case.finding(
         "interface-missing",
@@ -81,7 +81,7 @@ def _no_interface(case: Case, sign: Sign) -> Finding:
 
 
 def ray_cluster(case: Case) -> Finding | None:
-    """vLLM: Ray has no free GPUs for all ranks, or none where the engine runs."""
+    """Diagnose a Ray cluster with too few free GPUs for vLLM's ranks, or with none on the engine's own node."""
     here = case.root_sign("ray-gpus-not-here")
     sign = here or case.root_sign("ray-gpus-short")
     if sign is None:

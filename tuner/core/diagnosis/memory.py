@@ -1,4 +1,4 @@
-"""Out of memory by where it happened: the phase says whose memory was lacking, and which way the fraction goes."""
+"""Judges of GPU out-of-memory failures, by phase: it tells what lacked memory and which way the fraction has to go."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tuner.domain.findings import Confidence, Finding, Move, Remedy
 from tuner.domain.starts import Figure, Sign
 
 _NOTHING_YET = frozenset({"args", "cuda-init", "dist-init"})
-"""Phases in which nothing large of this server is on the GPU."""
+"""Phases in which the server has nothing large on the GPU yet."""
 
 
 def out_of_memory(case: Case) -> Finding | None:
-    """An allocation of torch's failed: the phase says whose memory was lacking, and which way the fraction goes."""
+    """Diagnose a failed allocation of torch: another process on the GPU if the numbers say so, else by phase."""
     oom = oom_of(case)
     if oom is None:
         return None
@@ -40,7 +40,7 @@ def out_of_memory(case: Case) -> Finding | None:
 
 
 def _of_fragments(case: Case, oom: Oom, finding: Finding) -> Finding:
-    """Where torch holds enough and cannot use it, that comes first."""
+    """Add the remedy against fragmentation in front if torch holds enough unused memory; else leave the finding."""
     if not fragmented(oom):
         return finding
     words = f" {oom.reserved:.2f} GiB are reserved by torch and unused, more than was asked for: they are fragments."
@@ -158,7 +158,7 @@ def _pool_allocation(case: Case, oom: Oom) -> Finding:
 
 
 def _images_of_the_profile(case: Case) -> list[Remedy | None]:
-    """What the dummy pass of an encoder depends on: as many and as large items as one request may bring."""
+    """Return remedies that shrink the encoder's dummy pass; it is sized by the largest request that is allowed."""
     if not of_images(case):
         return []
     return [
@@ -245,7 +245,7 @@ def _capture(case: Case, oom: Oom) -> Finding:
 
 
 def _of_prefill(case: Case) -> bool:
-    """The graphs of prefill steps were captured, not those of decode batches."""
+    """Return whether the failed capture was of prefill graphs, not of decode graphs."""
     said = "prefill CUDA graph failed" in case.message or "prefill runner" in case.message
     return said or case.on_stack("prefill_cuda_graph", "piecewise_cuda_graph")
 
@@ -256,7 +256,7 @@ def _half(case: Case) -> int | None:
 
 
 def sampler(case: Case) -> Finding | None:
-    """vLLM's warm-up of the sampler, by its own message."""  # noqa: D403
+    """Diagnose vLLM's sampler warm-up running out of memory, by vLLM's own message."""
     sign = case.root_sign("sampler-warmup-oom")
     if sign is None:
         return None
@@ -307,7 +307,7 @@ def _unplaced(case: Case, oom: Oom) -> Finding:
 
 
 def driver_oom(case: Case) -> Finding | None:
-    """The driver itself is out of memory, or a library that says otherwise and means it."""
+    """Diagnose an out-of-memory error of the driver, or a CUDA library's failure to initialise that amounts to one."""
     sign = case.root_sign("cuda-oom-driver", "cublas-alloc-failed", "cublas-not-initialized", "cudnn-not-initialized")
     last = case.story.last_available if case.story is not None else None
     if sign is None or (last is None and sign.id != "cuda-oom-driver"):
@@ -342,7 +342,7 @@ def driver_oom(case: Case) -> Finding | None:
 
 
 def _pinned(case: Case, sign: Sign) -> Finding:
-    """CUDA's `out of memory` for memory of the host that is to be pinned."""
+    """Build the finding for host memory that could not be pinned, which CUDA also calls `out of memory`."""
     return case.finding(
         "hicache-host-memory",
         "The driver could not pin the host pool of the hierarchical cache. It calls that `out of memory`, and means"
@@ -365,7 +365,7 @@ def _pinned(case: Case, sign: Sign) -> Finding:
 
 
 def _full_before(case: Case, sign: Sign) -> Finding:
-    """The GPU was full before this server put anything large on it."""
+    """Build the finding for a GPU that was full before this server put anything large on it."""
     met = case.phase == "dist-init"
     return case.finding(
         "foreign-process-on-gpu",
@@ -386,4 +386,4 @@ def _full_before(case: Case, sign: Sign) -> Finding:
 
 
 JUDGES = (sampler, out_of_memory, driver_oom)
-"""In the order in which they are asked."""
+"""Judges of memory failures, in the order in which they run."""

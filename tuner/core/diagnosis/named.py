@@ -1,4 +1,4 @@
-"""Failures of a start that one line names: what it means is known, and no numbers go with it."""
+"""Judges of failures that a single log line names, without numbers to calculate with."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tuner.core.share import least
 from tuner.domain.findings import Confidence, Evidence, Finding, Move
 
 _AFTER_ANOTHER = ("previous error", "invalidated", "Invalidated")
-"""Words of a capture that something before it broke."""
+"""Texts of a capture error that results from an earlier error."""
 
 
 def hardly_a_pool(case: Case) -> Finding | None:
-    """SGLang: the KV pool that was sized holds no request at all."""
+    """Diagnose a KV pool too small for a single request (SGLang)."""
     sign = case.root_sign("pool-too-small")
     if sign is None:
         return None
@@ -47,7 +47,7 @@ def hardly_a_pool(case: Case) -> Finding | None:
 
 
 def weights(case: Case) -> Finding | None:
-    """vLLM says that the weights do not fit, and the error of torch's with its numbers is not in the log."""  # noqa: D403
+    """Diagnose weights that do not fit by vLLM's own line, if the log lacks torch's error with its numbers."""
     sign = case.root_sign("weights-oom")
     if sign is None:
         return None
@@ -64,7 +64,7 @@ def weights(case: Case) -> Finding | None:
 
 
 def allocation(case: Case) -> Finding | None:
-    """CUDA's own allocator has no memory, and says no numbers."""
+    """Diagnose a failed allocation of CUDA's async allocator, which prints no numbers."""
     sign = case.root_sign("cuda-oom-async")
     if sign is None:
         return None
@@ -83,7 +83,7 @@ def allocation(case: Case) -> Finding | None:
 
 
 def slow_start(case: Case) -> Finding | None:
-    """vLLM's API server gave up waiting for its engine."""  # noqa: D403
+    """Diagnose vLLM's API server giving up the wait for an engine that was still starting."""
     sign = case.root_sign("engine-start-timeout")
     if sign is None:
         return None
@@ -109,7 +109,7 @@ def slow_start(case: Case) -> Finding | None:
 
 
 def capture(case: Case) -> Finding | None:
-    """CUDA refuses what a kernel or library does while a graph is captured."""
+    """Diagnose an operation that CUDA does not allow during graph capture."""
     sign = case.root_sign("stream-capture-error")
     if sign is None:
         return None
@@ -139,4 +139,4 @@ def capture(case: Case) -> Finding | None:
 
 
 JUDGES = (hardly_a_pool, weights, allocation, slow_start, capture)
-"""In the order in which they are asked."""
+"""Judges of failures named by one line, in the order in which they run."""

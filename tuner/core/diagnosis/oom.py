@@ -1,4 +1,4 @@
-"""An allocation of torch's that failed, as numbers."""
+"""The numbers of a failed torch allocation, and evidence and remedies that follow from them."""
 
 from __future__ import annotations
 
@@ -12,31 +12,37 @@ from tuner.domain.starts import Sign
 
 
 class Oom(Struct, frozen=True):
-    """An allocation that failed, in GiB."""
+    """A failed allocation as torch's message prints it; sizes in GiB, None if the message lacks them."""
 
     sign: Sign
     tried: float
+    """Size of the failed allocation."""
     free: float
+    """Free memory of the GPU; 0.0 if the message lacks it."""
     capacity: float | None
+    """Memory of the GPU."""
     in_use: float | None
+    """Memory that this process holds."""
     allocated: float | None
+    """Memory in use by torch's tensors."""
     reserved: float | None
+    """Memory that torch reserved and does not use."""
 
     @property
     def lacking(self) -> float:
-        """What was missing; fragmentation can make it negative."""
+        """Missing memory in GiB; 0.0 if enough was free in pieces that are too small."""
         return max(0.0, self.tried - self.free)
 
     @property
     def outside_torch(self) -> float | None:
-        """Of this process, what is not torch's: context, NCCL, NVSHMEM."""
+        """Memory of this process outside torch (context, NCCL, NVSHMEM), GiB; None if the message does not tell."""
         if self.in_use is None or self.allocated is None or self.in_use < self.allocated:
             return None
         return self.in_use - self.allocated - (self.reserved or 0.0)
 
 
 def oom_of(case: Case) -> Oom | None:
-    """The failed allocation of the root failure, by torch's own words."""
+    """Return the failed allocation of the root failure; None if it is no such failure."""
     sign = case.root_sign("cuda-oom", "cuda-oom-async")
     tried, free = gib_of(sign, "tried"), gib_of(sign, "free")
     if sign is None or tried is None:
@@ -46,7 +52,7 @@ def oom_of(case: Case) -> Oom | None:
 
 
 def evidence_of(case: Case, oom: Oom) -> list[Evidence | None]:
-    """Its numbers as torch prints them, and the fraction."""
+    """Cite the numbers of a failed allocation as torch prints them, and the requested fraction."""
     quote = [("tried to allocate", "tried"), ("free", "free"), ("GPU capacity", "capacity"),
              ("allocated by PyTorch", "allocated"), ("private pools", "private_pools")]  # fmt: skip
     facts: list[Evidence | None] = [case.quote(what, oom.sign, name) for what, name in quote]
@@ -57,12 +63,12 @@ def evidence_of(case: Case, oom: Oom) -> list[Evidence | None]:
 
 
 def fragmented(oom: Oom) -> bool:
-    """Torch holds more than was asked for and uses none of it: only in pieces that are too small."""
+    """Return whether torch holds more unused memory than was asked for, so that only fragmentation stops it."""
     return oom.reserved is not None and oom.reserved > max(1.0, oom.tried)
 
 
 def segments(case: Case) -> Remedy:
-    """What torch advises against it, and what that breaks."""
+    """Propose torch's `expandable_segments` against fragmentation, with its effect on custom all-reduce."""
     alone = case.layout.world == 1 or case.setting("disable_custom_all_reduce") is True
     why = "pieces that are free can then be joined"
     if not alone:
@@ -71,7 +77,7 @@ def segments(case: Case) -> Remedy:
 
 
 def fragmentation(oom: Oom) -> list[str]:
-    """What torch's standard advice is worth here."""
+    """Return a warning against torch's advice (`expandable_segments`) if fragmentation is not the problem."""
     if oom.reserved is not None and oom.reserved < max(1.0, oom.tried):
         held = f"{oom.reserved * 1024:.0f} MiB" if oom.reserved < 1 else f"{oom.reserved:.2f} GiB"
         return [

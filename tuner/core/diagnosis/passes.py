@@ -1,4 +1,4 @@
-"""Out of memory while serving: a pass too large, logits, images, or memory that went away."""
+"""Findings for GPU out-of-memory while serving: too large a pass, logits, images, or a leak."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from tuner.domain.findings import Confidence, Evidence, Finding, Move
 from tuner.domain.starts import Sign
 
 _LEAK_S = 60.0
+"""Least time of serving, seconds, after which shrinking free memory counts as a leak."""
 _SEEN_BEFORE = 3
+"""Least number of earlier passes as large as the failed one for a leak: the size is then not the reason."""
 _LARGEST_VOCABULARY = 600_000
-"""Words; twice as many as today's largest has."""
+"""Largest plausible vocabulary, tokens: twice that of the largest current LLM."""
 
 
 def serving(case: Case, oom: Oom) -> Finding:
-    """A pass of a serving engine ran out of memory."""
+    """Return the finding for a forward pass that ran out of memory while serving."""
     leak = _leak(case, oom)
     if leak is not None:
         return leak
     if of_images(case):
         return _vision(case, oom)
     if oom.capacity is not None and oom.tried > oom.capacity / 4 and case.on_stack("_vl.py", "_vl_moe.py", "omni"):
-        # No text needs that much; the frames that would name the encoder are missing.
+        # No text pass needs that much; the log lacks the frames that would name the encoder.
         return msgspec.structs.replace(_vision(case, oom), confidence=Confidence.MEDIUM)
     if case.on_stack("logits_processor", "logprob", "compute_logits") and _may_be_logits(case, oom):
         return _logprobs(case, oom)
@@ -33,7 +35,7 @@ def serving(case: Case, oom: Oom) -> Finding:
 
 
 def of_images(case: Case) -> bool:
-    """The pass was that of an encoder of images, videos or sound."""
+    """Return whether the failed pass was in an encoder of images, videos or audio."""
     return case.on_stack(
         "get_image_feature", "get_video_feature", "get_audio_feature", "vision", "visual", "mm_utils",
         "embed_multimodal", "get_multimodal_embeddings", "_execute_mm_encoder", "_process_image_input",
@@ -42,7 +44,10 @@ def of_images(case: Case) -> bool:
 
 
 def _leak(case: Case, oom: Oom) -> Finding | None:
-    """Free memory went away at constant load: batches as large as the last passed before."""
+    """Return the finding for a memory leak; None if it is none.
+
+    It is one if free memory shrank while serving although batches as large as the failed one succeeded before.
+    """
     rank = case.story
     ready = rank.available_at_ready if rank is not None else None
     if ready is None and case.start.limits.get("available_gpu_mem") is not None:
@@ -82,9 +87,9 @@ def _leak(case: Case, oom: Oom) -> Finding | None:
 
 
 def _as_large(case: Case, prefills: list[float]) -> int:
-    """How many passes before the last were as large, and as deep in their prompt.
+    """Return how many passes before the last were as large and as deep in their prompt.
 
-    A prompt longer than a chunk comes in whole chunks one after the other, and each attends to all before it.
+    A prompt longer than a chunk runs as full chunks in sequence, and each chunk attends to all before it.
     """
     chunk = case.setting("chunked_prefill_size", "max_num_batched_tokens")
     if not isinstance(chunk, int) or chunk <= 0:
@@ -132,9 +137,9 @@ def _last_prefill(case: Case, oom: Oom) -> Evidence | None:
 
 
 def _may_be_logits(case: Case, oom: Oom) -> bool:
-    """Whether what was asked for is a matrix of logits: no vocabulary has so many words as to explain the rest.
+    """Return whether the failed allocation can be a matrix of logits: 4 bytes x tokens x a plausible vocabulary.
 
-    The line of the pass itself may be missing, so that the last one tells of another; a chunk bounds it then.
+    The batch line of the failed pass itself may be missing; the chunk size then bounds its tokens.
     """
     if case.on_stack("logprob"):
         return True
@@ -176,13 +181,13 @@ def _logprobs(case: Case, oom: Oom) -> Finding:
 
 
 def _chunk(case: Case) -> int:
-    """Less than it is."""
+    """Return a smaller chunk size: half the current one within 256 to 4096; 4096 if it is unknown."""
     now = case.setting("chunked_prefill_size")
     return min(4096, max(256, now // 2)) if isinstance(now, int) and now > 0 else 4096
 
 
 def activation(case: Case, oom: Oom) -> Finding:
-    """Activations did not fit beside the static share."""
+    """Return the finding for activations that do not fit beside the static share."""
     told = asked_of(case)
     tokens = _last_prefill(case, oom)
     lower = lowered(case, told, oom.lacking, FORWARD_SPARE)
@@ -208,6 +213,6 @@ def activation(case: Case, oom: Oom) -> Finding:
 
 
 def _quarter(case: Case, tokens: Evidence | None) -> int | None:
-    """A quarter of what the pass had, up to a power of two."""
+    """Return a quarter of the pass's tokens, rounded up to a power of two; None if it had 4096 or fewer."""
     value = tokens.value if tokens is not None else case.setting("max_prefill_tokens")
     return 1 << (value // 4 - 1).bit_length() if isinstance(value, int) and value > 4096 else None

@@ -1,4 +1,4 @@
-"""What is no failure: proven slowdowns, and what is worth knowing. Each judge may find something of its own."""
+"""Judges of proven slowdowns and of conditions worth knowing in a server that did not fail; all of them run."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from tuner.domain.forecast import Fit
 from tuner.domain.starts import BatchLine, Sign
 
 _COLLAPSED = 0.5
-"""A server that falls below this share of what it did before is slow."""
+"""Share of its earlier throughput below which a server counts as slowed down."""
 _RARELY = 0.05
+"""Share of decode batches without a graph below which they are not worth a finding."""
 _NOISE = 0.03
-"""Less than this between two rates is none."""
+"""Relative difference between two rates below which they count as equal."""
 _OFTEN = 5
-"""SGLang's own advice calls a retraction once a minute fine."""
+"""Least number of events (retractions, batch lines) that a finding rests on. SGLang calls one retraction a minute
+fine."""
 _AROUND, _COMPARED = 40, 400
-"""Batch lines beside a retraction that are near, and that are compared."""
+"""Number of batch lines before a retraction searched for the token usage, and on each side compared for throughput."""
 
 
 def retractions(case: Case) -> Finding | None:
-    """Requests were put back for want of KV slots."""
+    """Diagnose requests that were retracted for lack of KV slots."""
     found = case.signs("kv-pool-full")
     if not found:
         return None
@@ -65,13 +67,13 @@ def retractions(case: Case) -> Finding | None:
 
 
 def _warier(case: Case) -> float:
-    """SGLang's own advice, and where it is as high already, a step more."""
+    """Return a higher `schedule_conservativeness`: 1.3 as SGLang advises, or 0.3 above the current value."""
     now = case.setting("schedule_conservativeness")
     return 1.3 if not isinstance(now, int | float) or now < 1.3 else round(now + 0.3, 2)
 
 
 def refused_requests(case: Case) -> Finding | None:
-    """A request was refused that the context allows and the pool does not."""
+    """Diagnose a refused request that the context length allows and the KV pool does not."""
     for sign in case.signs("request-too-long"):
         asked, allowed = sign.fields.get("input_tokens"), sign.fields.get("allowed_tokens")
         pool = case.start.limits.get("max_total_num_tokens")
@@ -110,7 +112,7 @@ def refused_requests(case: Case) -> Finding | None:
 
 
 def graph_coverage(case: Case) -> Finding | None:
-    """Decode batches larger than the largest captured graph."""
+    """Diagnose decode batches that ran without a graph because they exceed the largest captured one."""
     largest = _largest_graph(case)
     decodes = [b for b in case.start.batches if b.kind == "decode" and b.fields.get("cuda_graph") is not None]
     outside = [
@@ -154,7 +156,10 @@ def graph_coverage(case: Case) -> Finding | None:
 
 
 def speculation(case: Case) -> Finding | None:
-    """Speculation that costs more than it brings: against a start without it, else by what drafts must cost."""
+    """Diagnose speculation that costs more than it gains.
+
+    It is compared with a past start without speculation at equal load, else with the break-even acceptance length.
+    """
     if case.setting("speculative_algorithm") is None:
         return None
     drafted = [b for b in case.start.batches if b.kind == "decode" and (b.fields.get("accept_length") or 0) > 0]
@@ -214,7 +219,10 @@ def _typical(batches: Sequence[BatchLine]) -> float | None:
 
 
 def _at_equal_load(drafted: Sequence[BatchLine], plain: Sequence[BatchLine]) -> tuple[float, float] | None:
-    """Typical rates of two starts at the load that both had most often."""
+    """Return the median rates (token/s) of both starts at the drafted start's commonest shared number of requests.
+
+    None if they share no load, or the plain start has fewer than `_OFTEN` batch lines at it.
+    """
     loads = Counter(b.fields["running"] for b in drafted if b.fields.get("running"))
     for load, _ in loads.most_common():
         with_it = _typical([b for b in drafted if b.fields.get("running") == load])
@@ -233,10 +241,11 @@ def _break_even(case: Case) -> float | None:
 
 
 def _throughput_around(case: Case, sign: Sign) -> tuple[tuple[float, int] | None, tuple[float, int] | None, bool]:
-    """Decode rates before and after a place, each with its line, and whether they fell for good.
+    """Return the decode rates before and after a sign, and whether the rate fell lastingly.
 
-    Behind it only lines count with half as many requests there, running or waiting: a server without work is not slow.
-    What it mostly was decides; where it fell, the lines nearest to the averages are told.
+    A rate is (token/s, log position), or None without batch lines. After the sign only lines count with at least half
+    the usual number of requests, running or queued: a server without work is not slow. The medians decide whether the
+    rate fell; if it did, the lines nearest to the averages are returned instead.
     """
     decodes = [b for b in case.start.batches if b.kind == "decode" and b.fields.get("tok_s")]
     before = [b for b in decodes if b.at < sign.at][-_COMPARED:]
@@ -259,14 +268,17 @@ def _middle(batches: Sequence[BatchLine]) -> tuple[float, int] | None:
 
 
 def _average(batches: Sequence[BatchLine]) -> tuple[float, int]:
-    """The line nearest to the average rate, tokens over time: lines come at equal numbers of steps."""
+    """Return rate and log position of the line nearest to the average rate.
+
+    Lines come after equal numbers of steps, so tokens over time is the harmonic mean weighted by running requests.
+    """
     rates = [float(b.fields["tok_s"]) for b in batches]
     rate = harmonic_mean(rates, weights=[b.fields.get("running") or 1 for b in batches])
     return min(((b.fields["tok_s"], b.at) for b in batches), key=lambda shown: (abs(shown[0] - rate), shown[1]))
 
 
 def _last(batches: Sequence[BatchLine], before: int, field: str) -> Evidence | None:
-    """The fullest that the pool was shortly before a place."""
+    """Cite the highest value of `field` in the last `_AROUND` batch lines before a log position."""
     near = [b for b in batches if b.at < before and b.fields.get(field) is not None][-_AROUND:]
     best = max(near, key=lambda b: (b.fields[field], b.at), default=None)
     return None if best is None else Evidence(what="token usage", value=best.fields[field], at=best.at)
@@ -277,4 +289,4 @@ def _times(count: int) -> str:
 
 
 JUDGES = (retractions, refused_requests, graph_coverage, speculation)
-"""All are asked."""
+"""Judges of slowdowns; all of them run."""

@@ -1,4 +1,4 @@
-"""Processes that ended without a word of their own: killed, crashed in native code, or only missed by the others."""
+"""Judges of processes that ended without an error of their own: killed, crashed, or only missed by their peers."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy, S
 from tuner.domain.starts import RankStory, Sign
 
 ENDED = ("child-died", "rank-dead", "worker-died", "engine-core-died", "killed", "sigkill")
-"""Lines that tell of the end of a process, and not why."""
+"""Signs that report the end of a process without its reason."""
 _KILLED = frozenset({9, -9, 137})
 _CRASH_CODES = {-11: "a segmentation fault", -6: "an abort", -7: "a bus error", -4: "an illegal instruction",
                 139: "a segmentation fault", 134: "an abort", 135: "a bus error"}  # fmt: skip
 _QUOTED = 160
-"""Characters of a line."""
+"""Number of characters quoted of a line."""
 _LONG_S = 600.0
-"""A server that has served for so long and is then killed without a stop is rarely killed by a person."""
+"""Seconds of serving from which a kill without a stop request is attributed to the kernel: people rarely do that."""
 _PROCESS_NUMBER = re.compile(r"(?:scheduler_|VllmWorker-|Rank )(\d+)")
 _LOOPBACK = ("127.", "::1", "localhost")
 
 
 def host_memory_killed(case: Case) -> Finding | None:
-    """A process got signal 9, and the likeliest sender is the kernel."""
+    """Diagnose a process killed by signal 9 whose most likely sender is the kernel's out-of-memory killer."""
     sign = ended(case)
     if sign is None or not _was_killed(sign):
         return None
@@ -55,12 +55,12 @@ def host_memory_killed(case: Case) -> Finding | None:
 
 
 def memory_users(case: Case) -> list[Evidence | None]:
-    """Arguments that take host memory."""
+    """Cite the server args that use host memory."""
     return [case.arg(name) for name in ("hicache_size", "cpu_offload_gb", "swap_space") if case.setting(name)]
 
 
 def memory_remedies(case: Case) -> list[Remedy | None]:
-    """What helps against a lack of host memory."""
+    """Return remedies for a lack of host memory."""
     hicache = case.setting("enable_hierarchical_cache") is True
     offload = case.setting("cpu_offload_gb")
     return [
@@ -72,7 +72,7 @@ def memory_remedies(case: Case) -> list[Remedy | None]:
 
 
 def process_ended(case: Case) -> Finding | None:
-    """A rank or a helper ended, and no line says why."""
+    """Diagnose the end of a rank or helper process for which no line gives a reason."""
     sign = ended(case)
     if sign is None:
         return None
@@ -87,7 +87,7 @@ def process_ended(case: Case) -> Finding | None:
     else:
         words = f"{who} ended"
     lone = code is not None and not killed and crash is None
-    # Without times the end of a long service looks like any other.
+    # Without timestamps, how long it had served is unknown, and so is how likely a person sent the signal.
     untimed = killed and served_s(case, sign) is None
     return case.finding(
         "rank-died",
@@ -113,12 +113,12 @@ def process_ended(case: Case) -> Finding | None:
 
 
 def end_of(case: Case, crash: Sign) -> Sign | None:
-    """The line of the main process that tells, behind a crash in native code, whose it was."""
+    """Return the main process's line, after a crash in native code, that names the crashed process; None without."""
     return next((s for s in case.signs(*ENDED) if s.at > crash.at and s.fields.get("exit_code") in _CRASH_CODES), None)
 
 
 def leader_gone(case: Case) -> Finding | None:
-    """An engine core of vLLM is told to end, and its API server, which would tell it, is not heard of."""
+    """Diagnose a vLLM leader that vanished: its engine core got a signal though the API server announced no stop."""
     sign = case.root_sign("engine-core-signalled")
     if sign is None:
         return None
@@ -140,7 +140,7 @@ def leader_gone(case: Case) -> Finding | None:
 
 
 def crashed(case: Case) -> Finding | None:
-    """A process crashed in native code and said so."""
+    """Diagnose a process that reported its own crash in native code."""
     sign = case.root_sign("native-crash")
     if sign is None:
         return None
@@ -162,7 +162,7 @@ def crashed(case: Case) -> Finding | None:
 
 
 def peer_lost(case: Case) -> Finding | None:
-    """Every failure of the log only tells that somebody else went away."""
+    """Diagnose a log in which every failure only reports that a peer went away."""
     root = case.root
     if root is None or root.failure is None or not is_consequence(case.start, root.failure):
         return None
@@ -200,13 +200,12 @@ def peer_lost(case: Case) -> Finding | None:
 
 
 def _not_loaded(case: Case, sign: Sign) -> Finding:
-    """SGLang waited for all ranks of this host to load, and some did not come."""
+    """Build the finding for ranks of this host that did not finish loading while the others waited (SGLang)."""
     came = {rank.number for rank in case.start.ranks if rank.after_weights is not None}
     came |= {case.layout.number(failure.rank) for failure in case.start.failures if failure.rank is not None}
     missing = [number for number in range(case.layout.world) if number not in came]
-    stories = {rank.number: rank for rank in case.start.ranks}
-    names = ", ".join(stories[n].tag if n in stories else f"rank {n}" for n in missing) or "one of them"
-    last = next((stories[n] for n in missing if n in stories), None)
+    names = ", ".join(case.tag(number) for number in missing) or "one of them"
+    last = next((rank for rank in case.start.ranks if rank.number in missing), None)
     return case.finding(
         "rank-died",
         f"The ranks that complain loaded their weights and waited for {names}, in vain: it ended without a word, or it"
@@ -229,7 +228,7 @@ def _not_loaded(case: Case, sign: Sign) -> Finding:
 
 
 def _last_words(case: Case, story: RankStory | None) -> Evidence | None:
-    """What a rank printed last, without prefix."""
+    """Cite the last line of a rank without its prefix; None if there is no such line."""
     line = next((each for each in case.start.lines if story is not None and each.offset == story.last_at), None)
     if story is None or line is None:
         return None
@@ -238,7 +237,7 @@ def _last_words(case: Case, story: RankStory | None) -> Evidence | None:
 
 
 def _missed(case: Case, evidence: list[Evidence | None]) -> Finding:
-    """A rank of this host went away silently: the one that does not complain."""
+    """Build the finding for a rank of this host that ended silently: the one that reports no lost peer."""
     complain = {
         case.layout.number(failure.rank)
         for failure in case.start.failures
@@ -248,8 +247,9 @@ def _missed(case: Case, evidence: list[Evidence | None]) -> Finding:
     silent = sorted(world - complain) if len(world) > 1 else []
     alone = silent if len(silent) == 1 else []
     story = next((rank for rank in case.start.ranks if alone and rank.number == alone[0]), None)
-    said = f"Of {len(world)} ranks only TP{alone[0]} does not complain: it is the one that is missing." if alone else \
-        "More than one rank is silent, so that the log does not tell which of them went first."  # fmt: skip
+    said = "More than one rank is silent, so that the log does not tell which of them went first."
+    if alone:
+        said = f"Of {len(world)} ranks only {case.tag(alone[0])} does not complain: it is the one that is missing."
     return case.finding(
         "rank-died",
         f"The ranks that still print lost a peer on this host, and it had printed no error: it was killed, or it"
@@ -257,7 +257,7 @@ def _missed(case: Case, evidence: list[Evidence | None]) -> Finding:
         evidence=[
             *evidence,
             _last_words(case, story),
-            case.derived("ranks that complain", ", ".join(f"TP{number}" for number in sorted(complain))),
+            case.derived("ranks that complain", ", ".join(case.tag(number) for number in sorted(complain))),
             case.arg("tp_size", "tensor_parallel_size"),
         ],
         remedies=[
@@ -272,7 +272,7 @@ def _missed(case: Case, evidence: list[Evidence | None]) -> Finding:
 
 
 def ended(case: Case) -> Sign | None:
-    """The line that tells of the end of a process, where that is the root failure."""
+    """Return the sign of a process's end if that is the root failure; None if it is not."""
     if case.root is None:
         return None
     sign = case.root_sign(*ENDED)
@@ -290,9 +290,9 @@ def ended(case: Case) -> Sign | None:
 
 
 def served_s(case: Case, sign: Sign) -> float | None:
-    """How long it had served when a process ended; None where no times tell.
+    """Return the seconds of serving before a process ended; None without timestamps, or if it never became ready.
 
-    uvicorn's line of a server that is ready has no time of its own: the last one told before it counts.
+    uvicorn's line about readiness has no timestamp, so the last one before it counts.
     """
     ready = case.start.ready_at
     if ready is None:
@@ -313,7 +313,7 @@ def _who(sign: Sign) -> str:
 
 
 def of_the_end(case: Case, sign: Sign) -> list[Evidence | None]:
-    """Exit code, PID and name of a process that ended."""
+    """Cite exit code, PID and name of a process that ended, as far as the sign has them."""
     name = sign.fields.get("process") or sign.fields.get("worker")
     return [
         case.quote("exitcode", sign, "exit_code"),
@@ -323,7 +323,7 @@ def of_the_end(case: Case, sign: Sign) -> list[Evidence | None]:
 
 
 def numbers(case: Case, sign: Sign) -> tuple[int, ...] | None:
-    """The rank that ended, where its name carries a number."""
+    """Return the global rank of the process that ended; None if its name does not identify one."""
     name = str(sign.fields.get("process") or sign.fields.get("worker") or "")
     found = _PROCESS_NUMBER.search(name)
     nodes = case.setting("nnodes")
@@ -332,13 +332,13 @@ def numbers(case: Case, sign: Sign) -> tuple[int, ...] | None:
         return tuple(here) if len(here) == 1 and case.layout.dp == 1 else None
     replicas = case.setting("dp_size")
     if found is None or (case.start.engine == "sglang" and isinstance(replicas, int) and replicas > 1):
-        return None  # with replicas `scheduler_0` is the process that deals out requests to them
+        return None  # with replicas `scheduler_0` is the controller that distributes requests to them
     number = int(found[1])
     return (number,) if number < case.layout.world else None
 
 
 def _phase(case: Case) -> str | None:
-    """A process that is killed while it serves is in no phase of its own."""
+    """Return `runtime` for a process killed while serving, else None; what it was computing is irrelevant."""
     return "runtime" if case.phase in ("prefill", "decode", "idle-check") else None
 
 

@@ -1,4 +1,4 @@
-"""Proposals that turn no knob of the engine: the container, the environment, packages, checks on the host."""
+"""Builders of remedies outside the engine's catalogue of knobs, and of the error texts that findings quote."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from tuner.domain.findings import Evidence, Move, Remedy
 from tuner.domain.starts import Sign
 
 DMESG = "dmesg -T | grep -i -E 'oom|killed process'"
-"""What tells the kernel's out-of-memory killer from a person's kill."""
+"""Shell command whose output tells the kernel's out-of-memory killer from a kill by a person."""
 POSSIBLE_SOLUTIONS = "Possible solutions"
-"""Heads the list of memory settings that SGLang prints under whatever ended a graph capture."""
+"""Heading of the list of memory settings that SGLang prints under every failed graph capture."""
 
 
 def container(flag: str, value: str | None, why: str, move: Move = Move.SET) -> Remedy:
-    """A flag of the container the server runs in."""
+    """Propose a flag of the container that the server runs in; the knob is the flag without dashes."""
     return Remedy(knob=flag.lstrip("-"), flag=flag, move=move, value=value, why=why)
 
 
 def variable(case: Case, name: str, move: Move, why: str, value: str | None = None) -> Remedy:
-    """An environment variable, whether the engine's catalogue of knobs has it or not."""
+    """Propose an environment variable, even one that the engine's catalogue of knobs lacks."""
     known = case.remedy(name, move, why, value=value)
-    # `CC` is a compiler for the system, and short for another argument of an engine's.
+    # A catalogue entry counts only if it is a variable: `CC` is a compiler here, and an abbreviated flag of an engine.
     if known is not None and known.env is not None:
         return known
     return Remedy(knob=name, env=name, move=move, value=value, why=why)
 
 
 def option(case: Case, knob: str, flag: str, move: Move, why: str, value: str | int | bool | None = None) -> Remedy:
-    """A flag of the engine, whether its catalogue of knobs has it or not."""
+    """Propose a flag of the engine, even one that its catalogue of knobs lacks."""
     return case.remedy(knob, move, why, value=value) or Remedy(knob=knob, flag=flag, move=move, value=value, why=why)
 
 
 def smaller_tokens(case: Case, why: str) -> Remedy | None:
-    """A KV cache of 8-bit numbers; None where it has them already."""
+    """Propose a KV cache of 8-bit numbers; None if the cache already has 8 or 4 bits."""
     told = case.setting("kv_cache_dtype") or "auto"
     used = [sign.fields.get("dtype") for sign in case.signs("kv-dtype")]
     used += [fact.fields.get("dtype") for fact in case.start.facts if fact.kind == f.KV_POOL]
@@ -44,14 +44,17 @@ def smaller_tokens(case: Case, why: str) -> Remedy | None:
 
 
 def without_custom_all_reduce(case: Case, why: str) -> Remedy | None:
-    """Switch custom all-reduce off; None where it is off already."""
+    """Propose to switch custom all-reduce off; None if it is off already."""
     if case.setting("disable_custom_all_reduce") is True:
         return None
     return option(case, "disable_custom_all_reduce", "--disable-custom-all-reduce", Move.SET, why, True)
 
 
 def no_memory_advice(case: Case) -> list[str]:
-    """The engine's own list of memory settings, where it stands under a failure that is not about memory."""
+    """Return a warning against the engine's list of memory settings under a failure that is not about memory.
+
+    Empty if the engine did not print that list.
+    """
     if POSSIBLE_SOLUTIONS not in case.message and "Possible suggestions" not in case.message:
         return []
     return [
@@ -61,12 +64,12 @@ def no_memory_advice(case: Case) -> list[str]:
 
 
 def first_line(text: str, most: int = 240) -> str:
-    """The first line of a message that says something."""
+    """Return the first non-blank line of a message, at most `most` characters; empty if there is none."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")[:most]
 
 
 def told(case: Case) -> str:
-    """The message without its wrapping: pydantic puts a count before it."""
+    """Return the root failure's message in one line, without the lines that pydantic puts before it."""
     root = case.root
     if root is None:
         return ""
@@ -80,7 +83,7 @@ def told(case: Case) -> str:
 
 
 def said(case: Case, sign: Sign) -> str:
-    """The line of a sign, or the exception that carries it."""
+    """Return the first line of a sign's text; for a sign within the root failure, its exception and message."""
     root = case.root
     if root is not None and root.failure is not None and root.failure.at <= sign.at <= root.failure.end:
         return first_line(f"{root.failure.exception}: {root.failure.message}")
@@ -88,5 +91,5 @@ def said(case: Case, sign: Sign) -> str:
 
 
 def error_of(case: Case, sign: Sign) -> Evidence:
-    """What `said` says, as evidence."""
+    """Cite the text that `said` returns for a sign."""
     return Evidence(what="error", value=said(case, sign), at=sign.at)

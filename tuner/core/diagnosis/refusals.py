@@ -1,4 +1,4 @@
-"""Refusals that no other judge knows: the engine's words are the finding, and the arguments they name."""
+"""Judges of refused server args that no other judge recognises: they quote the engine and the args it names."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
 from tuner.domain.starts import Failure
 
 _REFUSED = ("flag-conflict", "lora-rank")
-"""Refusals that are known by their words, wherever they are raised."""
+"""Signs of refusals that are recognised by their text, wherever they are raised."""
 _OTHERS = ("architecture-required", "kernel-unsupported", "unsupported-architecture", "cuda-unavailable",
            "import-failed", "toolchain-missing", "disk-full", "open-files", "download-failed")  # fmt: skip
-"""What stands in the words of a refusal and is a cause of its own."""
+"""Signs in the text of a refusal that are causes of their own, left to other judges."""
 _CHOSEN_BY_ARGUMENT = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
 _NAMED = re.compile(r"\b[a-z][a-z0-9]*(?:_[a-z0-9]+)+\b")
 _WORD_IN_NAME = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -30,13 +30,13 @@ _IN_ARGUMENTS = ("server_args.py", "arg_groups", "arg_utils.py", "prepare_server
 _OF_A_RANK = ("run_scheduler_process", "run_engine_core", "event_loop", "worker_main", "run_data_parallel_controller",
               "run_detokenizer_process")  # fmt: skip
 _TELLING = 5
-"""Characters: a value that is shorter stands in many messages."""
+"""Least length, characters, of a value searched for in a message: shorter ones occur by chance."""
 _OTHER_MATTERS = ("memory", "CUDA", "NCCL", "timed out", "timeout")
-"""Words of failures that are no refusals, whatever arguments they recommend."""
+"""Words of failures that are not refusals, although they may recommend server args."""
 
 
 def by_its_checks(case: Case) -> Finding | None:
-    """The engine's own checks of its arguments refused them: its words are the finding."""
+    """Diagnose server args that the engine's own checks refused; the finding quotes the engine."""
     failure = _raised(case)
     if failure is None or case.root_sign(*_OTHERS) is not None:
         return None
@@ -53,9 +53,9 @@ def by_its_checks(case: Case) -> Finding | None:
 
 
 def by_its_words(case: Case) -> Finding | None:
-    """No judge knows the failure, and it names an argument, or it is the main process's before anything is loaded.
+    """Diagnose a failure that names a server arg, or that ended the main process before anything was loaded.
 
-    Asked last.
+    It runs after all other judges, for failures that none of them recognises.
     """
     failure = _raised(case)
     if failure is None or case.start.ready_at is not None or not failure.whole or _known(case, failure):
@@ -79,13 +79,13 @@ def _raised(case: Case) -> Failure | None:
 
 
 def _known(case: Case, failure: Failure) -> bool:
-    """Its words mean something else."""
+    """Return whether the failure's own lines carry a failure sign other than `validation-error`."""
     own = (failure.message_at, failure.final_at)
     return any(s.at in own and s.kind == "failure" and s.id != "validation-error" for s in case.start.signs)
 
 
 def _quoted(case: Case, text: str) -> list[str]:
-    """Settings whose value stands in the message, one for each value: a path, or what the message puts in quotes."""
+    """Return names of server args whose value appears in the message as a path or in quotes, one per value."""
     found: dict[str, str] = {}
     for name, value in case.start.settings.items():
         if isinstance(value, str) and len(value) >= _TELLING and value not in found:
@@ -98,7 +98,15 @@ def _quoted(case: Case, text: str) -> list[str]:
 def _refusal(
     case: Case, failure: Failure, *, sure: bool = False, quoted: Iterable[str] = (), guess: bool = False
 ) -> Finding:
-    """What the engine says, with the arguments it names."""
+    """Build the finding that quotes the engine and proposes changes of the server args and variables it names.
+
+    Args:
+        case: The start.
+        failure: The exception that refuses the args.
+        sure: Whether it is known to be a refusal.
+        quoted: Server args whose values the message quotes.
+        guess: Whether the message names no server arg, so that the finding has low confidence.
+    """
     said = told(case)
     flags = list(dict.fromkeys(_CHOSEN_BY_ARGUMENT.findall(failure.message)))
     flags = flags or _of_a_config(case)
@@ -137,9 +145,9 @@ def _refusal(
 
 
 def _of_a_config(case: Case) -> list[str]:
-    """The argument whose JSON a check of pydantic refused: `SpeculativeConfig` is what --speculative-config takes.
+    """Return the flag whose JSON pydantic refused: `SpeculativeConfig` belongs to --speculative-config.
 
-    A configuration that several arguments make up has no argument of its name.
+    Empty for a configuration that is built from several server args, since no flag has its name.
     """
     sign = case.root_sign("validation-error")
     name = _WORD_IN_NAME.sub("_", str(sign.fields.get("config") or "")).lower() if sign is not None else ""
@@ -148,7 +156,10 @@ def _of_a_config(case: Case) -> list[str]:
 
 
 def _in_words(text: str) -> list[str]:
-    """Names that words make: `invalid tool call parser: x` may speak of `tool_call_parser`. The longest first."""
+    """Return candidate names made of two to four adjacent words, longest first.
+
+    `invalid tool call parser: x` yields `tool_call_parser`.
+    """
     runs = [run.split() for run in _WORDS.findall(text)]
     return [
         "_".join(run[start : start + size])
@@ -175,4 +186,4 @@ def _for_names(
 
 
 LAST: tuple[Callable[[Case], Finding | None], ...] = (by_its_words,)
-"""Asked when nobody else knows the failure."""
+"""Judges that run after all others."""

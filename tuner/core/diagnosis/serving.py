@@ -1,4 +1,4 @@
-"""Causes in serving: slots of the KV pool and of requests, state blocks, workspaces of fixed size."""
+"""Judges of causes while serving: KV slots, request slots, state blocks, workspaces, forward passes that hang."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_STATE = {
     "per_request": "state of a request",
     "what": "what there is no space for",
 }
-"""What a lack of state blocks tells, by the names of its sign's fields."""
+"""Evidence names of a lack of state blocks, by field of its sign."""
 _OF_SLOTS = {
     "needed_tokens": "slots asked for",
     "available_tokens": "slots to be had",
@@ -30,28 +30,28 @@ _OF_SLOTS = {
     "evictable_tokens": "of them in the prefix cache",
     "swa_available_tokens": "slots to be had in the sliding window",
 }
-"""Likewise of a lack of KV slots."""
+"""Evidence names of a lack of KV slots, by field of its sign."""
 
 
 _WAITS = 2
-"""One such line is a step that was long."""
+"""Least number of wait lines for a finding; a single one is just a long step."""
 _RATES = ("tok_s", "prompt_tok_s")
 
 
 def kv_leak(case: Case) -> Finding | None:
-    """The engine's own count of KV slots does not add up, and ended it."""
+    """Diagnose an inconsistent count of KV slots that ended the engine."""
     sign = case.root_sign("kv-leak")
     return None if sign is None else _lost_slots(case, sign, Severity.FATAL)
 
 
 def kv_leak_survived(case: Case) -> Finding | None:
-    """The count does not add up, and the server goes on."""
+    """Diagnose an inconsistent count of KV slots that the server survived."""
     sign = case.sign("kv-leak")
     return _lost_slots(case, sign, Severity.ERROR) if sign is not None and survived(case.start, sign) else None
 
 
 def slow_pass(case: Case) -> Finding | None:
-    """The soft watchdog saw a pass that did not return in time, and let the server live."""
+    """Diagnose a forward pass that exceeded the soft watchdog's time, which does not end the server."""
     sign = next((s for s in case.signs("watchdog-timeout") if survived(case.start, s)), None)
     if sign is None:
         return None
@@ -71,7 +71,7 @@ def slow_pass(case: Case) -> Finding | None:
 
 
 def no_answer(case: Case) -> Finding | None:
-    """vLLM's core waits for its workers while it serves, again and again, and no token follows."""  # noqa: D403
+    """Diagnose a worker of vLLM that hangs while serving: repeated waits for it, and no token after them."""
     start = case.start
     if start.ready_at is None or case.root is not None:
         return None
@@ -145,7 +145,7 @@ def _lost_slots(case: Case, sign: Sign, severity: Severity) -> Finding:
 
 
 def request_slots(case: Case) -> Finding | None:
-    """The table of requests is full."""
+    """Diagnose a table of running requests without a free slot."""
     sign = case.root_sign("request-slots", "alloc-req-slots")
     if sign is None:
         return None
@@ -163,7 +163,7 @@ def request_slots(case: Case) -> Finding | None:
 
 
 def state_blocks(case: Case) -> Finding | None:
-    """A hybrid LLM has fewer state blocks than requests may run."""
+    """Diagnose a hybrid LLM with fewer state blocks than requests that may run."""
     sign = case.root_sign("mamba-pool-too-small", "mamba-blocks-short", "mamba-memory-short")
     if sign is None:
         return None
@@ -185,7 +185,7 @@ def state_blocks(case: Case) -> Finding | None:
 
 
 def workspace(case: Case) -> Finding | None:
-    """FlashInfer's buffer of fixed size overflows."""
+    """Diagnose an overflow of FlashInfer's workspace, which has a fixed size."""
     sign = case.root_sign("flashinfer-workspace")
     if sign is None:
         return None
@@ -207,7 +207,7 @@ def workspace(case: Case) -> Finding | None:
 
 
 def slots_fatal(case: Case) -> Finding | None:
-    """The scheduler admitted a batch for which there are no KV slots."""
+    """Diagnose a batch that was admitted although the KV pool had no slots for it."""
     sign = case.root_sign("kv-slots-short", "batch-out-of-slots", "out-of-slots", "retract-all-failed")
     if sign is None:
         return None
@@ -230,6 +230,6 @@ def slots_fatal(case: Case) -> Finding | None:
 
 
 JUDGES = (kv_leak, request_slots, state_blocks, workspace, slots_fatal)
-"""In the order in which they are asked."""
+"""Judges of fatal failures while serving, in the order in which they run."""
 ASIDES = (kv_leak_survived, slow_pass, no_answer)
-"""What a server survived; all are asked."""
+"""Judges of failures that the server survived; all of them run."""

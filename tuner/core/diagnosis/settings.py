@@ -1,4 +1,4 @@
-"""Settings that do not do what they were set for: without effect, refused, or known to do harm."""
+"""Judges of settings without the intended effect: ignored, refused, or known to do harm."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _ASKED_GRAPHS = (
     ("enforce_piecewise_cuda_graph", (True,)),
     ("cuda_graph_backend_prefill", ("breakable", "tc_piecewise", "full")),
 )
-"""Server args of SGLang that ask for prefill graphs, from 0.5.4, 0.5.10 and 0.5.14 on."""
+"""Server args of SGLang that request prefill graphs, with the values that do (from 0.5.4, 0.5.10 and 0.5.14 on)."""
 
 
 def without_effect(case: Case) -> Finding | None:
-    """Variables and arguments that this version, or NCCL, did not take."""
+    """Diagnose environment variables and server args that this version, or NCCL, ignored."""
     start = case.start
     found = [*ignored(case.held, case.all_reduce), *_refused_graphs(case)]
     if not found:
@@ -79,7 +79,7 @@ def _instead(case: Case, each: Ignored, patched: Sign | None) -> Remedy | None:
 
 
 def _refused_graphs(case: Case) -> Iterator[Ignored]:
-    """CUDA graphs that were asked for and that the engine, or the LLM, does not allow."""
+    """Yield requests for CUDA graphs that the engine refused or downgraded."""
     for name, values in _ASKED_GRAPHS:
         value = case.setting(name)
         sign = next((s for s in case.signs(*_NO_GRAPHS) if _of_prefill(s)), None)
@@ -103,13 +103,13 @@ def _of_prefill(sign: Sign) -> bool:
 
 
 def _asked_mode(given: dict[str, Any]) -> str:
-    """The graph mode as an operator of vLLM asked for it; empty where they did not."""
+    """Return the CUDA graph mode that the operator of vLLM requested, in capitals; empty if none."""
     found = _MODE.search(str(given.get("compilation_config") or ""))
     return found[1].upper() if found is not None else ""
 
 
 def known_to_harm(case: Case) -> Finding | None:
-    """Values that hang, crash or corrupt on some hosts, as long as this one has not proved that it is none of them."""
+    """Diagnose environment variables known to hang, crash or corrupt on some hosts, unless this start rules it out."""
     found = list(_risks(case))
     if not found:
         return None
@@ -128,14 +128,14 @@ def known_to_harm(case: Case) -> Finding | None:
 
 
 def _risks(case: Case) -> Iterator[tuple[str, str, str, int | None]]:
-    """Name, value, what it does, and where the log shows it."""
+    """Yield each risky variable: name, value, what it does, and the log position that shows it (None: no line)."""
     start, table = case.start, case.engine.knobs()
     if case.all_reduce is None:
         return
     for name, value in case.held.env.items():
         parts = dict.fromkeys((value, *value.split(",")))
         for hazard in (each for part in parts for each in table.hazards(name, part.strip(), start.version)):
-            # What ends a start or stands still has not done so where requests are served; wrong numbers say nothing.
+            # A server that became ready did not hang or crash from it; corrupt results leave no trace in a log.
             if start.ready_at is not None and hazard.outcome in ("hang", "crash"):
                 continue
             if hazard.outcome not in ("hang", "crash", "corrupt") or _ruled_out(case, name):
@@ -144,7 +144,7 @@ def _risks(case: Case) -> Iterator[tuple[str, str, str, int | None]]:
 
 
 def _ruled_out(case: Case, name: str) -> bool:
-    """What the value needs to do harm is not there."""
+    """Return whether the log shows that what the variable needs to do harm is absent."""
     told = case.all_reduce
     if name.startswith("PYTORCH"):
         ways = [path for path in told.paths if path.id.startswith("custom")] if told is not None else []
@@ -156,7 +156,7 @@ def _ruled_out(case: Case, name: str) -> bool:
 
 
 def through_the_host(case: Case) -> Finding | None:
-    """NCCL copies between GPUs of one host through its memory, although nobody asked for that."""
+    """Diagnose NCCL copying between GPUs of one host through host memory although no variable asks for it."""
     kinds = transports(case.start)
     shared = sum(count for kind, count in kinds.items() if kind.startswith("SHM"))
     env = case.held.env
@@ -196,4 +196,4 @@ def through_the_host(case: Case) -> Finding | None:
 
 
 JUDGES = (without_effect, known_to_harm, through_the_host)
-"""All are asked."""
+"""Judges of settings; all of them run."""

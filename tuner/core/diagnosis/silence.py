@@ -1,4 +1,4 @@
-"""What to say when the log does not hold the cause: that, and what to collect."""
+"""The finding for a failure whose cause is not in the log: it says so, and what to collect."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _QUOTED = 240
 _PYTHON = frozenset({"AttributeError", "TypeError", "KeyError", "IndexError", "NameError", "UnboundLocalError",
                      "ValueError", "AssertionError", "NotImplementedError", "ZeroDivisionError",
                      "ValidationError", "JSONDecodeError", "UnicodeDecodeError", "RecursionError"})  # fmt: skip
-"""Errors of the code itself; what CUDA and NCCL raise has other names."""
+"""Exceptions that Python code raises itself; CUDA and NCCL raise others."""
 
 
 def unknown(case: Case) -> Finding:
-    """Something failed, and no judge knows it."""
+    """Return the `inconclusive` finding for a failure that no judge recognises."""
     root = case.root
     failure = root.failure if root is not None else None
     said = case.message.strip().partition("\n")[0][:_QUOTED]
@@ -69,7 +69,7 @@ def unknown(case: Case) -> Finding:
 
 
 def _raised_in(case: Case) -> str:
-    """File and function of the innermost frame, as `scheduler.py, check_memory`."""
+    """Return file and function of the innermost frame, as in `scheduler.py, check_memory`; empty without frames."""
     if not case.frames:
         return ""
     path, _, function = case.frames[-1].rpartition(":")

@@ -1,4 +1,4 @@
-"""Causes in the sizing of the KV pool: the fraction, tenants of the GPU, uneven ranks, too long a context."""
+"""Judges of causes in sizing the KV pool: the fraction, tenants of the GPU, uneven ranks, too long a context."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
 from tuner.domain.starts import Sign
 
 _HALF, _ANY = 0.5, 0.1
-"""Of a GPU: what is left of it when another process has more is seldom enough; and no LLM lives on less than this."""
+"""Shares of a GPU's memory: below the first a proposed utilisation carries a caveat, below the second none is made."""
 
 
 def no_pool(case: Case) -> Finding | None:
-    """The engine found no memory for the KV pool: sums decide whether the fraction, others, or the weights are why."""
+    """Diagnose an engine that found no memory for the KV pool.
+
+    The memory figures of the log decide whether the fraction, another process or the weights are the cause.
+    """
     sign = case.root_sign("not-enough-memory", "weights-leave-no-memory", "no-kv-memory")
     if sign is None:
         return None
@@ -120,7 +123,7 @@ def no_pool(case: Case) -> Finding | None:
 
 
 def _said_negative(case: Case, sign: Sign, budget: Sign, facts: list[Evidence | None]) -> Finding:
-    """vLLM tells what is left for its cache, and that is less than nothing."""  # noqa: D403
+    """Build the finding for a negative budget of the KV cache that vLLM printed."""
     left = _number(budget, "available_gib") or 0.0
     return case.finding(
         "mem-fraction-too-low",
@@ -138,14 +141,17 @@ def _said_negative(case: Case, sign: Sign, budget: Sign, facts: list[Evidence | 
 
 
 def _without_draft(case: Case) -> Remedy | None:
-    """Where a draft's weights lie beside the target's, they are what the pool lacks."""
+    """Propose a smaller draft or none; None if no draft weights share the memory with the pool."""
     drafts = any(rank.draft_weights_gib is not None for rank in case.start.ranks)
     why = "its weights come out of the same share; a smaller draft, or none"
     return case.remedy("speculative_draft_model_path", Move.UNSET, why) if drafts else None
 
 
 def _few_tokens(case: Case, sign: Sign, pool: float, facts: list[Evidence | None]) -> Finding | None:
-    """The pool that was asked for is no whole page, which the engine takes for a lack of memory."""
+    """Return the finding for a requested pool smaller than one page; None if it is not.
+
+    The engine rounds such a pool down to nothing and reports a lack of memory.
+    """
     asked, page = case.setting("max_total_tokens"), case.setting("page_size")
     pages = page if isinstance(page, int) and page > 0 else 1
     if not isinstance(asked, int) or asked >= pages:
@@ -203,7 +209,7 @@ def _pool_evidence(case: Case, told: Asked | None, sign: Sign) -> list[Evidence 
 
 
 def _avoidable(told: Asked) -> bool:
-    """The multiplier goes with a backend that can be left."""
+    """Return whether another attention backend would leave the fraction unmultiplied."""
     return told.multiplied_by == "attention_backend"
 
 
@@ -234,7 +240,7 @@ def _lora(case: Case, pool: float, facts: list[Evidence | None]) -> Finding | No
 
 
 def utilization_check(case: Case) -> Finding | None:
-    """The start check of vLLM: less is free than the utilisation asks for."""
+    """Diagnose vLLM's start check failing: less memory is free than the utilisation asks for."""
     sign = case.root_sign("free-memory-short")
     if sign is None:
         return None
@@ -278,7 +284,7 @@ def utilization_check(case: Case) -> Finding | None:
 
 
 def profiling_race(case: Case) -> Finding | None:
-    """vLLM measured while another process freed its memory."""  # noqa: D403
+    """Diagnose another process freeing GPU memory while vLLM measured its own use."""
     sign = case.root_sign("profiling-race")
     if sign is None:
         return None
@@ -296,7 +302,10 @@ def profiling_race(case: Case) -> Finding | None:
 
 
 def unbalanced(case: Case) -> Finding | None:
-    """SGLang's check that all ranks have about the same free memory; the culprit is a rank that does not raise."""
+    """Diagnose SGLang's check for equal free memory of all ranks failing.
+
+    The rank at fault is one that does not raise: those that raise have more memory than the poorest.
+    """
     sign = case.root_sign("memory-unbalanced")
     if sign is None:
         return None
@@ -343,7 +352,7 @@ def unbalanced(case: Case) -> Finding | None:
 
 
 def _skip_check(case: Case) -> Remedy:
-    """SGLang turned the variable round in 0.5.7."""
+    """Propose to skip SGLang's check; its variable was renamed and its meaning inverted in 0.5.7."""
     turned = at_least(case.start.version, "0.5.7")
     name, value = ("ENABLE", "0") if turned else ("DISABLE", "1")
     prefix = "SGLANG" if turned else "SGL"
@@ -357,7 +366,7 @@ def _skip_check(case: Case) -> Remedy:
 
 
 def context_too_long(case: Case) -> Finding | None:
-    """One request of the allowed length does not fit into the whole pool."""
+    """Diagnose a KV pool too small for a single request of the allowed length."""
     sign = case.root_sign("context-exceeds-pool")
     if sign is None:
         return None
@@ -396,4 +405,4 @@ def _number(sign: Sign, name: str) -> float | None:
 
 
 JUDGES = (no_pool, utilization_check, profiling_race, unbalanced, context_too_long)
-"""In the order in which they are asked."""
+"""Judges of the pool's sizing, in the order in which they run."""

@@ -1,4 +1,4 @@
-"""Memory of the GPU that is neither free nor this server's: who had it before the weights, and who came later."""
+"""Findings about GPU memory held by tenants: taken before this server's weights, or after them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
 from tuner.domain.starts import Figure, RankStory
 
 UNEVEN = 0.9
-"""SGLang's own measure: a rank with less than this share of another's free memory is out of line."""
+"""Share of another rank's free memory below which a rank counts as uneven; SGLang's own check uses the same."""
 FOREIGN_GIB = 2.0
-"""Less than this may be contexts and libraries."""
+"""GiB above which memory of others is taken for a tenant; less may be CUDA contexts and libraries."""
 _CONTAINER_GIB = 0.1
-"""A process that torch says has less in use is one whose own number it does not know: in a container it cannot tell."""
+"""Memory in use, GiB, up to which torch's figure for this process is taken for missing: in a container torch may not
+recognise its own PID."""
 _CONTEXT_GIB = 1.5
-"""What a CUDA context and libraries take before the first line about memory, at most."""
+"""Upper bound of what CUDA context and libraries take before the first line about memory, GiB."""
 _SUMS_GIB = 1.0
-"""Free, own and others' memory add up to the card to within this: what the driver itself keeps."""
+"""Tolerance, GiB, when free, own and others' memory are compared with the card's: the driver keeps some itself."""
 _PIXELS = ("mm_utils", "vision", "visual", "multimodal", "image", "video", "_vl.py", "_vl_moe.py", "omni", "vit.py")
 _OF_IMAGES = ("enable_multimodal", "mm_attention_backend", "limit_mm_per_prompt", "mm_processor_kwargs")
 
 
 def foreign(case: Case, oom: Oom) -> Finding | None:
-    """Another process holds what the failed allocation lacked."""
+    """Return the finding for a tenant that holds what the failed allocation lacked; None if none does."""
     if oom.capacity is None:
         return None
     others = [(each["pid"], amount) for each in oom.sign.fields.get("others", ()) if (amount := to_gib(each["in_use"]))]
@@ -38,7 +39,7 @@ def foreign(case: Case, oom: Oom) -> Finding | None:
         return _there_before(case, oom, taken, others)
     held = sum(amount for _, amount in others)
     if held <= FOREIGN_GIB or oom.in_use is None or oom.in_use <= _CONTAINER_GIB:
-        # Without a figure of its own, the process that torch names by its number is this one, seen from a container.
+        # If torch has no figure for this process, the PID it lists is this process itself, seen from a container.
         return None
     if before is None:
         return _named(case, oom, held)
@@ -48,7 +49,7 @@ def foreign(case: Case, oom: Oom) -> Finding | None:
 
 
 def multimodal(case: Case) -> bool:
-    """Whether the server works on images: then a helper of its own may hold GPU memory."""
+    """Return whether the server processes images, so that a helper process of its own may hold GPU memory."""
     if any(case.setting(name) for name in _OF_IMAGES) or case.on_stack(*_PIXELS):
         return True
     loaded = (fact.text for fact in case.start.facts if fact.kind == f.WEIGHTS)
@@ -56,7 +57,7 @@ def multimodal(case: Case) -> bool:
 
 
 def _taken_at_load(case: Case, oom: Oom) -> float | None:
-    """What others had of the card before the weights; None where the log does not tell."""
+    """Return the GiB that others held on the GPU before the weights were loaded; None if the log does not tell."""
     rank = case.story
     if rank is None or rank.before_weights is None or oom.capacity is None:
         return None
@@ -139,7 +140,10 @@ def _each(case: Case, others: Iterable[tuple[object, float]]) -> Iterable[Eviden
 
 
 def poor_rank(case: Case) -> tuple[RankStory, Figure, Figure] | None:
-    """The rank that had far less before its weights than its siblings: it, its number and theirs."""
+    """Return the rank with far less free memory before its weights than the others, its figure, and the largest one.
+
+    None if the ranks are about equal, or fewer than two are known.
+    """
     known = [(rank, figure) for rank in case.start.ranks if (figure := rank.before_weights) is not None]
     if len(known) < 2:
         return None
@@ -151,7 +155,13 @@ def poor_rank(case: Case) -> tuple[RankStory, Figure, Figure] | None:
 
 
 def foreign_at_load(case: Case, poor: tuple[RankStory, Figure, Figure], facts: list[Evidence | None]) -> Finding:
-    """A pool that the poorest rank has no room for, because something else is on its GPU."""
+    """Build the finding for a pool that does not fit because a tenant is on the poorest rank's GPU.
+
+    Args:
+        case: The start.
+        poor: Result of `poor_rank`.
+        facts: Further evidence.
+    """
     rank, low, high = poor
     return case.finding(
         "foreign-process-on-gpu",
@@ -171,7 +181,10 @@ def foreign_at_load(case: Case, poor: tuple[RankStory, Figure, Figure], facts: l
 
 
 def less_than_before(case: Case, facts: list[Evidence | None]) -> Finding | None:
-    """A pool there is no room for, where good starts of this LLM on this host found far more memory free."""
+    """Return the finding for a pool that would fit with the free memory of a past start that became ready.
+
+    None if no past start had far more free memory before the weights, or if the pool would not fit even then.
+    """
     now = least(case.start.ranks, lambda rank: rank.before_weights)
     then = next((known for past in case.past if (known := least(past.ranks, lambda r: r.before_weights))), None)
     if now is None or then is None or now.value >= UNEVEN * then.value or then.value - now.value < FOREIGN_GIB:
