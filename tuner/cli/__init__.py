@@ -1,6 +1,6 @@
 """The command line: reads arguments, builds the object graph, turns errors into one line and an exit code.
 
-Every import of something heavy is inside a command, so that `--help` and completion answer at once.
+Heavy modules are imported inside the commands, so that `--help` and shell completion answer at once.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from tuner.errors import TunerError
 FINE, PROBLEM, USAGE, UNREACHED = 0, 1, 2, 3
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
-"""Why a file cannot be written to."""
+"""Error numbers of a write that failed because of the disk: full, over quota, file too large, or an I/O error."""
 COMPLETION = "_GPUTUNER_COMPLETE"
-"""Variable by which a shell asks for completions, as click names it."""
+"""Environment variable through which a shell asks click for completions."""
 EXIT_CODES = "Exit codes: 0 fine, 1 found a problem, 2 used wrongly or input not readable, 3 host not reached."
 
 
 def command_line() -> click.Group:
-    """The tree of commands."""
+    """Return the root command with all subcommands."""
     from tuner.cli import commands
 
     return commands.cli
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command and end the process with its exit code.
+    """Run a command and exit the process with its exit code.
 
     Args:
-        arguments: Instead of the process's own.
+        arguments: Command-line arguments; None for those of this process.
     """
     sys.exit(run(arguments))
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run the command; its exit code. What the user did wrong is said in one line on stderr."""
+    """Run a command and return its exit code. Errors of usage are reported in one line on stderr."""
     try:
         return _run(arguments)
     except KeyboardInterrupt:
@@ -54,10 +54,10 @@ def _run(arguments: list[str] | None) -> int:
 
         return shell_complete(cli, {}, "gputuner", COMPLETION, asked)
     try:
-        # Not through click's own main, which ends the process itself and calls a closed pipe a problem.
+        # Not through click's own main: it exits the process itself and reports a closed pipe as a problem.
         with cli.make_context("gputuner", sys.argv[1:] if arguments is None else list(arguments)) as context:
             code = cli.invoke(context)
-        if sys.stdout is None:  # closed by who started us: what was to be said has gone nowhere
+        if sys.stdout is None:  # Closed by the parent process, so the output was lost.
             return PROBLEM
         sys.stdout.flush()
     except TunerError as error:
@@ -68,7 +68,7 @@ def _run(arguments: list[str] | None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except click.Abort:  # click's name for an interrupt at one of its own questions
+    except click.Abort:  # What click raises for an interrupt at one of its own prompts.
         raise KeyboardInterrupt from None
     except BrokenPipeError:
         _drop_output()
@@ -83,7 +83,7 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def _drop_output() -> None:
-    """What could not be written must not be complained about again when it is flushed at exit."""
+    """Redirect stdout to /dev/null, so that the flush at exit does not fail again on output that nobody reads."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,7 +1,7 @@
-"""Questions about the connection, put to whoever sits at the terminal.
+"""Ask the operator about the connection on the controlling terminal.
 
-The commands without a screen use this. Where there is no terminal nobody can answer: the question is refused, and
-`refusal` says how to go on. There is no option that answers for the operator.
+Used by the commands without a screen. Where there is no terminal the question is refused, and `refusal` says how to
+go on. No option answers for the operator.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ TERMINAL = Path("/dev/tty")
 
 
 class TerminalAsk:
-    """An `Ask` that reads answers from the controlling terminal, whatever stdin and stdout are."""
+    """An `Ask` that reads answers from the controlling terminal, even where stdin and stdout are redirected."""
 
     def __init__(self, terminal: Path = TERMINAL) -> None:
         self._path = terminal
         self._turn = asyncio.Lock()
         self.refusal: str | None = None
-        """Why the last question got no answer, and what to do."""
+        """Why the last question was not answered, and what the operator can do; None while none was refused."""
 
     async def __call__(self, question: Question) -> str | None:
-        """The operator's answer, or None."""
+        """Ask the question and return the operator's answer, or None where there is none."""
         async with self._turn:
             try:
                 terminal = os.open(self._path, os.O_RDWR | os.O_NOCTTY)
@@ -69,7 +69,7 @@ class TerminalAsk:
 
 
 def without_terminal(question: Question) -> str:
-    """What to do when a question cannot be put to anyone."""
+    """Return what the operator can do about a question that could not be asked for want of a terminal."""
     if isinstance(question, HostKeyQuestion):
         return (
             f"{question.target}: the key of {question.host} port {question.port} is not known "
@@ -89,7 +89,7 @@ def _say(terminal: int, text: str) -> None:
 
 @contextlib.contextmanager
 def _silent(terminal: int) -> Iterator[None]:
-    """No echo, and the terminal as it was afterwards, also when cancelled."""
+    """Turn the terminal's echo off inside the context; its settings are restored at the end, also when cancelled."""
     before = termios.tcgetattr(terminal)
     quiet = list(before)
     quiet[3] &= ~termios.ECHO
@@ -101,7 +101,10 @@ def _silent(terminal: int) -> Iterator[None]:
 
 
 async def _line(terminal: int, prompt: str) -> str | None:
-    """One line typed; None at end of file. Waits in the event loop, so an interrupt ends it."""
+    """Return one line typed at the terminal, or None at end of file.
+
+    Waits in the event loop, so that an interrupt ends the wait.
+    """
     _say(terminal, prompt)
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[bytes] = loop.create_future()

@@ -1,4 +1,7 @@
-"""The commands and their options. What they do is in the modules beside this one, imported when they run."""
+"""The commands and their options.
+
+What a command does is in a module beside this one, which is imported only when the command runs.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +39,14 @@ def _example(*commands: str) -> Callable[[click.Command], click.Command]:
 
 
 class _Argument(click.ParamType):  # type: ignore[type-arg]  # generic only in the newest click
-    """An argument read by one of our own functions; what it refuses is wrong usage."""
+    """A parameter type that calls one of our own functions; the `TunerError`s it raises become usage errors."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
         self.name = name
         self._read = read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read the text; other values are defaults."""
+        """Parse the argument. A value that is not a string is a default and is returned as it is."""
         if not isinstance(value, str):
             return value
         try:
@@ -52,7 +55,7 @@ class _Argument(click.ParamType):  # type: ignore[type-arg]  # generic only in t
             self.fail(str(error), param, ctx)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
-        """Hosts, where a host is meant."""
+        """Complete host names, where the parameter is a host."""
         from click.shell_completion import CompletionItem
 
         return [CompletionItem(host) for host in complete_hosts(incomplete)] if self._read is parse else []
@@ -61,7 +64,7 @@ class _Argument(click.ParamType):  # type: ignore[type-arg]  # generic only in t
 _HOST = _Argument("host", parse)
 _DURATION = _Argument("duration", seconds)
 _LOG = click.Path(allow_dash=True)
-"""A log, of which the reader says what is wrong with it; the shell completes files."""
+"""Type of a log argument. The shell completes file names; the reader itself reports what is wrong with a file."""
 _with_noise = click.option(
     "--all",
     "with_noise",
@@ -74,7 +77,7 @@ _speed = click.option(
 
 
 def _on_screen(command: Callable[P, int]) -> Callable[P, int]:
-    """Refuse to draw a dashboard where there is no terminal, or one without a cursor to move."""
+    """Refuse to run a command that draws where there is no terminal, or only one that cannot move its cursor."""
 
     @functools.wraps(command)
     def checked(*args: P.args, **options: P.kwargs) -> int:

@@ -1,4 +1,4 @@
-"""The commands that draw: each makes sessions and hands them to the terminal application."""
+"""The commands with a screen: each makes sessions and passes them to the terminal application."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from tuner.store import settings as stored
 from tuner.transports import Ask
 
 _PATIENCE_S = 5.0
-"""How long a dashboard that is told to end may take to give the terminal back."""
+"""Seconds that the dashboard has to end by itself after a signal, before the process is ended at once."""
 
 
 def connect(targets: Sequence[Target]) -> int:
-    """Show hosts, a tab each; a host named twice has one."""
+    """Show hosts, one tab each; a host that is named twice gets one tab."""
     with ExitStack() as stack:
         hosts = [stack.enter_context(at_home(target)) for target in {t.name: t for t in targets}.values()]
         return _show(hosts)
 
 
 def demo(scenario: str, version: str, speed: float) -> int:
-    """Show a simulated host of our own."""
+    """Show a simulated host, started for this dashboard."""
     with DemoHost(scenario=scenario, version=version, speed=speed) as host:
-        # All that takes long to import, while the host starts.
+        # This imports the heavy modules while the simulated host starts.
         import tuner.app
         import tuner.session.session
         import tuner.transports.ssh  # noqa: F401
@@ -44,7 +44,7 @@ def demo(scenario: str, version: str, speed: float) -> int:
 
 
 def replay(file: Path, speed: float) -> int:
-    """Show a journal."""
+    """Replay a journal on the screen."""
     return _show([Target(name=file.name, scheme="replay", host=str(file))], speed)
 
 
@@ -76,7 +76,7 @@ def _show(targets: Sequence[Target], speed: float = 1.0) -> int:
 
         def end(number: int) -> Callable[[], None]:
             def leave() -> None:
-                # Through the application, so that the terminal is given back as it was.
+                # Leaving through the application restores the terminal.
                 ended_by.append(number)
                 app.exit()
 
@@ -84,7 +84,8 @@ def _show(targets: Sequence[Target], speed: float = 1.0) -> int:
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, end(number))
-            # A terminal that nobody reads any more blocks the loop, and with it the handler above; this one still runs.
+            # A terminal that nobody reads from blocks the event loop, and with it the handler above; this handler still
+            # runs.
             signal.signal(number, _end_at_last)
         await app.run_async()
         return 128 + ended_by[0] if ended_by else app.return_code or FINE
@@ -93,26 +94,26 @@ def _show(targets: Sequence[Target], speed: float = 1.0) -> int:
 
 
 def _end_at_last(number: int, _frame: object) -> None:
-    """End the process when it has not ended by itself."""
+    """End the process after `_PATIENCE_S` seconds, unless it ends by itself first."""
     timer = threading.Timer(_PATIENCE_S, os._exit, (128 + number,))
     timer.daemon = True
     timer.start()
 
 
 def _starts_in(path: str) -> Sequence[Start]:
-    """What a log file of this machine tells of starts."""
+    """Return the starts in a log file of this machine."""
     from tuner.core.reading import starts_of
     from tuner.engines import load_engines
     from tuner.store import logfiles
 
     engines = load_engines()
-    # Not as it was typed: `-` would be the standard input, and that is the terminal.
+    # An absolute path, since `-` would be read as the standard input, which is the terminal here.
     file = str(Path(path).expanduser().absolute())
     log = logfiles.read([file], [engine.routine() for engine in engines.values()])
     return [msgspec.structs.replace(start, files=log.files) for start in starts_of(log, engines)]
 
 
 def _draws_unicode(environment: dict[str, str] | os._Environ[str]) -> bool:
-    """Whether the terminal's character set has box characters."""
+    """Return whether the terminal's character set has the box-drawing characters."""
     locale = next((environment[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if environment.get(name)), "")
     return environment.get("TERM") != "linux" and ("utf" in locale.lower() or locale == "")

@@ -1,7 +1,7 @@
-"""The demo's host: started beside us, connected to as any other, ended with us.
+"""The demo's simulated host: started as a child process, connected to like any host, ended with this process.
 
-A demo that runs already is written down in the state folder, so that `snapshot demo` reads what the dashboard in the
-next terminal shows.
+A running demo leaves an entry in the state folder, so that `snapshot demo` reads the same host as a dashboard in
+another terminal.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tuner.simhost import Address
 
 
 class DemoHost:
-    """A simulated host. It starts at once and is waited for when it is asked where it is.
+    """A simulated host, started by the constructor. `target` waits until it accepts connections.
 
     Args:
-        scenario: A name of `simhost.scenarios.SCENARIOS`.
-        version: SGLang's.
-        speed: Pace of its starts and waits.
+        scenario: A name in `simhost.scenarios.SCENARIOS`.
+        version: The version of SGLang that it plays.
+        speed: Factor by which its starts and waits are faster than real ones.
     """
 
     def __init__(self, *, scenario: str, version: str, speed: float = 1.0) -> None:
@@ -35,22 +35,22 @@ class DemoHost:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End it, whether it ever said where it is or not: it goes when its stdin ends."""
+        """End the host's process, whether or not it has come up: closing its stdin makes it exit."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 with suppress(OSError):
                     stream.close()
         self._process.wait()
-        simhost.running(runtime_folder())  # removes the entries of those that were killed
+        simhost.running(runtime_folder())  # Removes the entries of demos that were killed.
         for folder in (runtime_folder(), paths.state_dir()):
-            with suppress(OSError):  # there is more in it: another demo, or what is worth keeping
+            with suppress(OSError):  # The folder is not empty: another demo runs, or it holds what is worth keeping.
                 folder.rmdir()
 
     def target(self) -> Target:
-        """How to connect to it.
+        """Wait until the host has come up and return how to connect to it.
 
         Raises:
-            ConnectionFailed: it did not start; what it said stands above, on stderr.
+            ConnectionFailed: The host did not start; its own messages are on stderr above.
         """
         try:
             return target_of(simhost.finish(self._process).address)
@@ -59,12 +59,12 @@ class DemoHost:
 
 
 def runtime_folder() -> Path:
-    """Where running demos are written down."""
+    """Return the folder that holds an entry for each running demo."""
     return paths.state_dir() / "demo"
 
 
 def target_of(address: Address) -> Target:
-    """A simulated host as a target: its own key is known, nothing of the operator's is used or added to."""
+    """Return a simulated host as a target with its own `known_hosts`, so that the operator's files stay untouched."""
     return Target(
         name="demo",
         host=address.host,
@@ -81,11 +81,11 @@ def target_of(address: Address) -> Target:
 
 @contextmanager
 def at_home(target: Target, say: Callable[[str], None] = lambda _: None) -> Iterator[Target]:
-    """The target itself; where it is `demo`, the demo that runs, or one that lives as long as the context.
+    """Return the target. For `demo` it is the running demo, or one that is started and ends with the context.
 
     Args:
-        target: As it was named.
-        say: Is told when it is a demo that somebody else started.
+        target: The target as named on the command line.
+        say: Called with a sentence when the demo was started by another process.
     """
     if target.scheme != "demo":
         yield target

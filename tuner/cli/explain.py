@@ -1,4 +1,4 @@
-"""`diagnose` and `compare`: logs read from files or the standard input, judged by the core, told as text or JSON."""
+"""`diagnose` and `compare`: read logs from files or the standard input and print what the core finds in them."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from tuner.store import logfiles
 
 
 class Told(NamedTuple):
-    """What some files tell: the last start is judged."""
+    """The last start in a log, with what was found about it."""
 
     start: Start
     earlier: tuple[Start, ...]
     findings: tuple[Finding, ...]
     forecast: Forecast | None
-    """Of the same start once more."""
+    """Forecast of the same start if it were repeated; None where it cannot be computed."""
     locate: Locate
 
 
 def diagnose(files: Sequence[str], baseline: str | None, *, as_json: bool, with_noise: bool = False) -> int:
-    """Print what a log says of its last start.
+    """Print the diagnosis of the last start in a log.
 
     Args:
         files: Parts of one log, in order; `-` is the standard input.
-        baseline: The log of a start that worked.
-        as_json: One JSON object.
-        with_noise: The comparison with what differs between any two starts.
+        baseline: The log of a start that worked, to compare with; None for none.
+        as_json: Print one JSON object instead of text.
+        with_noise: Show differences that any two starts have as well.
 
     Returns:
         0 without a fatal or error finding, 1 with one.
@@ -80,10 +80,10 @@ def compare(first: str, second: str, *, as_json: bool, with_noise: bool) -> int:
     """Print what differed between the last starts of two logs.
 
     Args:
-        first: The baseline.
-        second: The one that is held against it.
-        as_json: One JSON object.
-        with_noise: With what differs between any two starts.
+        first: The log of the baseline.
+        second: The log that is compared with it.
+        as_json: Print one JSON object instead of text.
+        with_noise: Show differences that any two starts have as well.
 
     Raises:
         UsageProblem: A file cannot be read, or is no log of an engine.
@@ -102,15 +102,15 @@ def compare(first: str, second: str, *, as_json: bool, with_noise: bool) -> int:
 
 
 def _told(files: Sequence[str], engines: dict[str, Engine], past: Sequence[Start] = ()) -> Told:
-    """Read and judge.
+    """Read a log and diagnose its last start.
 
     Args:
-        files: Parts of one log.
-        engines: By name.
-        past: Starts of other logs that worked; those of another LLM or engine help nothing.
+        files: Parts of one log, in order.
+        engines: All engines, by name.
+        past: Starts of other logs that worked. Those of another LLM or engine are ignored.
     """
     with logfiles.begun(files, [engine.routine() for engine in engines.values()]) as reading:
-        # Other processes read a big log while this one gets ready to judge it.
+        # Loads the formats and signs in this process while other processes read a big log.
         from tuner.core.diagnosis import diagnose as findings_of
 
         for engine in engines.values():
@@ -165,7 +165,7 @@ def _compared(good: Told, bad: Told, engines: dict[str, Engine]) -> Comparison:
 
 
 def _print_all_reduce(told: Told, engines: dict[str, Engine], paper: Paper, *, everything: bool) -> None:
-    """How ranks add up their tensors, where that was asked for or something is to be said about it."""
+    """Print how the ranks run their all-reduce, if asked for or if a finding is about it."""
     from tuner.cli import reduction
 
     if not told.start.engine or not (everything or reduction.concerned(told.findings)):
@@ -180,5 +180,5 @@ def _print_json(value: Report | ComparisonReport) -> None:
 
 
 def _print(lines: Iterable[str]) -> None:
-    # Colour is decided by the paper, so click must not take it out again.
+    # The paper has decided about colour, so click must not strip it.
     click.echo("\n".join(lines), color=True)

@@ -1,4 +1,4 @@
-"""The commands that draw nothing: a reading, a journal, a report of what works, by the dashboard's own session."""
+"""The commands without a screen (`snapshot`, `doctor`, `record`), on the same session as the dashboard."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tuner.store.journal import holds_events
 from tuner.units import format_bytes
 
 SETTLE_S = 6.0
-"""How long a first reading may take after the probe's first word; then what there is must do."""
+"""Seconds that a first complete reading may take after the probe's first line; then it is printed incomplete."""
 
 
 def snapshot(target: Target, *, as_json: bool) -> int:
@@ -49,7 +49,7 @@ def snapshot(target: Target, *, as_json: bool) -> int:
 
 
 def doctor(target: Target, *, as_json: bool) -> int:
-    """Print what works on a host and what each missing thing costs."""
+    """Print what works on a host, what is missing, and what each missing thing costs."""
 
     async def examined() -> tuple[HostState, tuple[judge.Check, ...]]:
         async with connected(target) as (session, ask):
@@ -70,9 +70,9 @@ def doctor(target: Target, *, as_json: bool) -> int:
 
 
 def record(target: Target, file: Path, duration: float | None) -> int:
-    """Write the journal of a session until the time is over; where none was given, until it is interrupted.
+    """Write the journal of a session for `duration` seconds, or until interrupted where that is None.
 
-    A file into which the host said nothing is not left: the name is free for the next attempt.
+    A file that holds no event of the host is removed, so that its name is free for the next attempt.
     """
     if file == Path("-"):
         raise UsageProblem("A journal is not written to the output", hint="Name a file")
@@ -93,7 +93,7 @@ def record(target: Target, file: Path, duration: float | None) -> int:
     try:
         run(recorded())
     except KeyboardInterrupt:
-        # The way to end a recording without --for.
+        # An interrupt is how a recording without --for is ended.
         if duration is not None or session is None:
             raise
     finally:
@@ -106,16 +106,16 @@ def record(target: Target, file: Path, duration: float | None) -> int:
 
 
 def _unwritten(state: HostState) -> str | None:
-    """Why the journal is not written to its end."""
+    """Return why the journal is incomplete, or None where it is not."""
     return next((problem.detail for problem in state.problems if problem.code == "journal"), None)
 
 
 @asynccontextmanager
 async def connected(target: Target, *, record: Path | None = None) -> AsyncIterator[tuple[Session, TerminalAsk]]:
-    """A session at work, and whom it asks; both end with the context.
+    """Yield a running session and the object that asks its questions; both end with the context.
 
     Raises:
-        ConnectionFailed: the host was not reached; nothing is tried twice.
+        ConnectionFailed: The host was not reached. There is no second attempt.
     """
     async with AsyncExitStack() as stack:
         host = stack.enter_context(at_home(target, lambda text: click.echo(text, err=True)))
@@ -129,11 +129,11 @@ async def connected(target: Target, *, record: Path | None = None) -> AsyncItera
 
 
 async def until(session: Session, ask: TerminalAsk, true: Callable[[HostState], bool]) -> HostState:
-    """Follow a session until `true` holds.
+    """Wait until `true` holds for a state of the session, and return that state.
 
     Raises:
-        ConnectionFailed: the link is down, or the session ended before.
-        Exception: whatever fault of ours ended it.
+        ConnectionFailed: The link went down, or the session ended before.
+        Exception: The session's task failed; its exception is raised again.
     """
     async for state in session.snapshots():
         if true(state):
@@ -147,7 +147,7 @@ async def until(session: Session, ask: TerminalAsk, true: Callable[[HostState], 
 
 
 async def settled(session: Session, ask: TerminalAsk) -> HostState:
-    """The first complete reading, or what there is when it takes too long."""
+    """Return the first complete state, or an incomplete one after `SETTLE_S` seconds."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SETTLE_S):
             return await until(session, ask, lambda state: not missing(state))

@@ -1,4 +1,4 @@
-"""Logs as they are named on the command line: what is to be said of them before and after they are read."""
+"""Checks and warnings about the log files that are named on the command line."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tuner.store.logfiles import LogText
 
 
 def once(files: Sequence[str]) -> None:
-    """See that the standard input is read by one only.
+    """Check that at most one argument is the standard input.
 
     Raises:
-        UsageProblem: It is named twice: the second one would find nothing.
+        UsageProblem: It is named twice; the second reader would find nothing.
     """
     if files.count("-") > 1:
         raise UsageProblem("the standard input can be read once", "-", "Give the other log as a file")
 
 
 def say_broken(log: LogText) -> None:
-    """Say on stderr which of them break off."""
+    """Report on stderr each file whose compressed data ends early."""
     for name in log.broken:
         click.echo(f"{plain(name)} breaks off: it is read as far as it unpacks", err=True)

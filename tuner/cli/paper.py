@@ -1,7 +1,7 @@
-"""Lines of text for people: wrapped, aligned, in colour where there is a terminal that shows it.
+"""Lines of text for people: wrapped, aligned, and coloured where the output is a terminal that shows colours.
 
-Text of a log is made harmless before it is laid out. Every sign has a plain ASCII stand-in for outputs that have no
-other letters, and no meaning is told by colour alone.
+Text of a log is made harmless before it is laid out. Each symbol has an ASCII equivalent for outputs without Unicode,
+and no meaning is carried by colour alone.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import click
 from tuner.cli.tables import plain
 
 NARROWEST, WIDEST = 60, 140
-"""Lines longer than these are hard to read, whatever the terminal has."""
+"""Least and greatest width of a line, in characters. Longer lines are hard to read, however wide the terminal is."""
 IN_A_PIPE = 100
 _LEAST = 10
-"""Letters of the last column, however much the others take."""
+"""Characters of the last column at least, however wide the others are."""
 _ASCII = str.maketrans({
     "│": "|", "┌": "+", "└": "+", "─": "-", "✗": "x", "▼": "v", "·": "-", "→": ">", "×": "x", "…": "~", "✓": "+",
 })  # fmt: skip
@@ -38,7 +38,7 @@ _STYLES = {
 
 @dataclass(frozen=True)
 class Paper:
-    """What is written on."""
+    """The width, colours and characters that an output can show."""
 
     width: int = IN_A_PIPE
     colour: bool = False
@@ -46,7 +46,7 @@ class Paper:
 
     @classmethod
     def of(cls, stream: TextIO | None = None) -> Paper:
-        """The paper that an output is; the standard output where none is named."""
+        """Return the paper of an output stream; None for the standard output."""
         out = sys.stdout if stream is None else stream
         screen = out.isatty()
         colour = screen and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -55,23 +55,23 @@ class Paper:
         return cls(width=min(max(width, NARROWEST), WIDEST), colour=colour, ascii=not letters)
 
     def ink(self, text: str, style: str = "") -> str:
-        """Text in a colour, where there is one."""
+        """Return a text in a colour, where the output shows colours."""
         return click.style(text, **_STYLES[style]) if style and self.colour and text else text  # type: ignore[arg-type]
 
     def letters(self, text: str) -> str:
-        """Text in the letters that the output has."""
+        """Return a text in the characters that the output can show."""
         if self.ascii:
             return text.translate(_ASCII).encode("ascii", "replace").decode()
         return text.encode("utf-8", "replace").decode()
 
     def wrapped(self, text: str, *, indent: str = "", label: str = "", hang: int = 0) -> Iterator[str]:
-        """A text in lines, the first behind a label and the others below its beginning.
+        """Yield a text as lines, the first behind a label and the others aligned with its text.
 
         Args:
-            text: Of ours or of a log; made harmless here.
-            indent: Before every line.
-            label: Before the first line, padded to `hang`.
-            hang: How far the text is from the indent.
+            text: Our own text or text of a log; made harmless here.
+            indent: Put before every line.
+            label: Put before the first line, padded to `hang`.
+            hang: Width of the label's column, in characters.
         """
         room = max(20, self.width - len(indent) - hang)
         lines = textwrap.wrap(plain(text), room, break_on_hyphens=False) or [""]
@@ -80,7 +80,7 @@ class Paper:
             yield self.letters(f"{indent}{head}{line}".rstrip())
 
     def rule(self, title: str = "", style: str = "", corner: str = "") -> str:
-        """A line across, with a title at its left; of one that is too long, its end."""
+        """Return a horizontal rule with a title at its left; a title that is too long keeps its end."""
         most = self.width - len(corner) - 2
         title = title if len(title) <= most else "…" + title[1 - most :]
         start = f"{corner} {title} " if title else corner
@@ -88,10 +88,11 @@ class Paper:
         return self.letters(self.ink(start, style) + self.ink("─" * rest, style if corner else "dim"))
 
     def columns(self, rows: Sequence[Sequence[str]], *, left: Sequence[int] = (0,), gap: int = 2) -> Iterator[str]:
-        """Rows of cells in columns as wide as their widest cell; those in `left` flush left, the others right.
+        """Yield rows of cells, each column as wide as its widest cell; columns in `left` flush left, the others right.
 
-        The last column may be of any length: it goes on below itself where the line ends, and stands below the others
-        where they leave no room.
+        The last column may have any length: it is continued below itself at the end of a line, and moves below the
+        other
+        columns where they leave no room.
         """
         if not rows:
             return

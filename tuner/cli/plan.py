@@ -1,4 +1,4 @@
-"""`plan`: the memory of a start that has not happened, from the logs of starts that have."""
+"""`plan`: forecast the memory of a start from the logs of earlier starts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _INKS = {Fit.FITS: "good", Fit.UNKNOWN: "warn"}
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A knob that differs, and how the version at hand is told so."""
+    """A knob whose value differs from the earlier start, and the flag or variable that sets it in this version."""
 
     knob: str
     old: Any
@@ -47,14 +47,14 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unused(msgspec.Struct, frozen=True, kw_only=True):
-    """A log that was given and tells nothing of the start that is planned."""
+    """A given log that does not help to forecast this start."""
 
     file: str
     why: str
 
 
 class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What `plan --json` prints."""
+    """The object that `plan --json` prints."""
 
     schema: int = SCHEMA
     engine: str
@@ -62,32 +62,33 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     engine_version_inferred: bool
     model: str | None
     files: tuple[str, ...]
-    """The first is the one it is made from."""
+    """The logs that were used, the one of the start to plan from first."""
     outcome: Outcome
-    """Of the start that it is made from."""
+    """Outcome of the start to plan from."""
     host: str | None = None
-    """Whose history was used, too; where no file is named its newest start is the one."""
+    """The host whose earlier starts were used as well; None for none. Without files its newest start is planned from.
+    """
     past: int = 0
-    """How many other starts of the LLM were used."""
+    """Number of other starts of the same LLM that were used."""
     unused: tuple[Unused, ...] = ()
     changes: tuple[Change, ...]
     plan: PlanReport
 
 
 def plan(files: Sequence[str], assignments: Sequence[str], *, host: str | None = None, as_json: bool) -> int:
-    """Print the memory of a start like the last one of the first log, with some knobs at other values.
+    """Print the forecast for a start like the last one in the first log, with some knobs changed.
 
     Args:
-        files: Logs of starts that worked; the first is the one it is made from, the others make it better.
-        assignments: `knob=value`, by any name of the knob.
-        host: Where to use what starts measured that were watched; without files the newest of them is the one.
-        as_json: One JSON object.
+        files: Logs of starts that worked. The first is planned from; the others make the forecast more accurate.
+        assignments: `knob=value`, under any name of the knob.
+        host: Host whose watched starts are used as well; without files its newest start is planned from.
+        as_json: Print one JSON object instead of text.
 
     Returns:
-        0 when the start fits, 1 when it does not or cannot be told.
+        0 when the start fits, 1 when it does not or that cannot be told.
 
     Raises:
-        UsageProblem: A log cannot be read or tells of no start, or there is no such knob or value.
+        UsageProblem: A log cannot be read or holds no start, or there is no such knob or value.
     """
     once(files)
     engines = load_engines()
@@ -124,7 +125,7 @@ def plan(files: Sequence[str], assignments: Sequence[str], *, host: str | None =
 def _starts(
     files: Sequence[str], host: str | None, engines: dict[str, Engine]
 ) -> tuple[Start, list[Start], tuple[Unused, ...]]:
-    """The start that is planned from, the others of the same LLM that became ready, and logs that help nothing."""
+    """Return the start to plan from, other starts of the same LLM that became ready, and the logs that do not help."""
     found = [_told(file, engines) for file in files]
     known = [] if host is None else _remembered(host)
     if found:
@@ -148,7 +149,7 @@ def _starts(
 
 
 def _useless(starts: Sequence[Start], base: Start) -> str:
-    """Why none of some starts helps a plan; empty where one does."""
+    """Return why none of some starts helps a forecast; an empty text where one does."""
     if all(start.engine != base.engine for start in starts):
         return "of another engine"
     alike = [start for start in starts if start.engine == base.engine and same_llm(start, base)]
@@ -169,15 +170,15 @@ def _told(file: str, engines: dict[str, Engine]) -> list[Start]:
 
 
 def _remembered(host: str) -> list[Start]:
-    """What starts on a host measured, newest first."""
+    """Return the starts that were watched on a host, newest first."""
     return [record.start for record in History(history_file()).memories(host)]
 
 
 def _change(engine: Engine, base: Start, text: str) -> tuple[str, Any]:
-    """One `--set`.
+    """Parse one `--set` into a knob's name and value.
 
     Raises:
-        UsageProblem: It is no knob of this version, or no value of it.
+        UsageProblem: This version has no such knob, or the knob no such value.
     """
     name, equals, value = text.partition("=")
     knobs = engine.knobs()
@@ -216,7 +217,7 @@ def _harmless(value: object) -> Any:
 
 
 def knob_lines(engine: Engine, paper: Paper) -> Iterator[str]:
-    """Every knob of an engine: name, how it is spelled now, and what it is."""
+    """Yield the text about every knob of an engine: name, newest spelling, title and unit."""
     yield paper.ink(engine.title, "strong")
     for knob in engine.knobs().values():
         spelled = knob.spellings[-1].text
@@ -238,7 +239,7 @@ def list_knobs(*, as_json: bool) -> int:
 
 
 def lines(answer: PlanAnswer, title: str, paper: Paper) -> Iterator[str]:
-    """The answer as text: verdict, interval, table, where each number comes from."""
+    """Yield the answer as text: verdict, safe interval, table, and the source of each number."""
     version = (answer.engine_version or "of unknown version") + (
         " (inferred)" if answer.engine_version_inferred else ""
     )
@@ -283,7 +284,7 @@ def _verdict(plan: PlanReport, paper: Paper) -> Iterator[str]:
 
 
 def _table(rows: Sequence[PlanRow], fit: Fit, paper: Paper) -> Iterator[str]:
-    """Purposes down, ranks across; ranks that are alike share a column."""
+    """Yield the forecast as a table: a row per purpose, a column per rank; ranks with equal numbers share a column."""
     rows = [row for row in rows if words.happens(fit, row.what)]
     sizes_of: dict[int, dict[str, float | None]] = {}
     for row in rows:

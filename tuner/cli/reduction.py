@@ -1,4 +1,4 @@
-"""How the ranks of a start add up their tensors, as text: a section of `diagnose`."""
+"""The section of `diagnose` about all-reduce: which implementation the ranks use, and why."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ CAUSES = frozenset({
     "custom-ar-disabled", "custom-ar-disabled-pcie", "custom-ar-ipc-failure", "nccl-through-host", "p2p-unsupported",
     "risky-setting", "setting-ignored",
 })  # fmt: skip
-"""Findings that the section explains: with one of them it is shown unasked."""
+"""Causes that this section explains: it is shown by itself when one of them is found."""
 _MARKS = {True: "✓", False: "✗", None: "·"}
 _NAME = 28
 
 
 def concerned(findings: Collection[Finding]) -> bool:
-    """Whether a diagnosis has something to say about it."""
+    """Return whether a finding is about all-reduce."""
     return any(finding.cause in CAUSES for finding in findings)
 
 
 def lines(told: AllReduce, locate: Locate, paper: Paper, *, everything: bool) -> Iterator[str]:
-    """The section.
+    """Yield the section as text.
 
     Args:
-        told: Of the start that is judged.
-        locate: File and line of a place.
-        paper: What is written on.
-        everything: Also ways that nobody asked for, and every gate.
+        told: The ways of the diagnosed start.
+        locate: Returns file and line of a place.
+        paper: Lays out the lines.
+        everything: Show every gate, and ways that nobody asked for.
     """
     yield ""
     yield paper.ink(paper.letters(f"all-reduce of {told.world} ranks"), "strong")

@@ -1,7 +1,7 @@
-"""Running a coroutine as a command: interrupts end it in order.
+"""Run a coroutine as a command, so that signals end it in order.
 
-asyncio already turns the first interrupt into a cancellation; being terminated or hung up on is treated alike, so that
-the probe is told good-bye and the demo's host is ended whatever ends us.
+asyncio turns the first interrupt into a cancellation; SIGTERM and SIGHUP are treated alike here, so that the probe is
+told to exit and the demo's host is ended in every case.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` to its end.
+    """Run `main` to its end and return its result.
 
     Raises:
-        KeyboardInterrupt: interrupted.
-        SystemExit: terminated or hung up on; the code is the one a shell gives to that.
+        KeyboardInterrupt: Ended by SIGINT.
+        SystemExit: Ended by SIGTERM or SIGHUP; the code is the one a shell reports for that.
     """
     ended_by: list[int] = []
 

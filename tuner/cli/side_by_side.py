@@ -1,4 +1,4 @@
-"""A comparison of two starts as text for people: two columns, what explains the outcome first."""
+"""A comparison of two starts as text in two columns; differences that explain the outcome come first."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tuner.core import comparison_words as words
 from tuner.domain.comparison import Comparison, Role
 
 _READABLE = 24
-"""Letters beside numbers; where there is less room, they stand below."""
+"""Characters that a remark beside the numbers needs; with less room it stands below them."""
 _INKS = {Role.EXPLAINS: "bad", Role.POSSIBLE: "warn", Role.ACQUITTED: "good", Role.NOISE: "dim"}
 
 
 def lines(comparison: Comparison, paper: Paper, *, noise: bool = False) -> Iterator[str]:
-    """The whole comparison.
+    """Yield the whole comparison as text.
 
     Args:
-        comparison: Of the two starts.
-        paper: To print on.
-        noise: With what differs between any two starts.
+        comparison: The two starts and their differences.
+        paper: Lays out the lines.
+        noise: Show differences that any two starts have as well.
     """
     table = _Columns(paper, comparison)
     yield from table.heads(_names(comparison))
@@ -33,7 +33,7 @@ def lines(comparison: Comparison, paper: Paper, *, noise: bool = False) -> Itera
 
 
 def against(comparison: Comparison, paper: Paper, *, noise: bool = False) -> Iterator[str]:
-    """The short form, beside a diagnosis."""
+    """Yield the short form, which is printed below a diagnosis."""
     yield ""
     name = ", ".join(comparison.good.files) or "the baseline"
     yield paper.rule(plain(f"against {name}"), "strong")
@@ -53,7 +53,7 @@ def _sentences(comparison: Comparison, paper: Paper) -> Iterator[str]:
 
 
 class _Columns:
-    """A name, two values, and what is beside them; the same widths in the whole text."""
+    """The column widths of the comparison: a name, two values, and a remark; equal throughout the text."""
 
     def __init__(self, paper: Paper, comparison: Comparison) -> None:
         self.paper = paper
@@ -63,19 +63,19 @@ class _Columns:
         self.value = (paper.width - self.name - 4) // 2
 
     def heads(self, names: Sequence[str]) -> Iterator[str]:
-        """Of the two columns; of a name that is too long, its end."""
+        """Yield the line of column headings; a name that is too long keeps its end."""
         cells = [name if len(name) <= self.value else "…" + name[1 - self.value :] for name in map(plain, names)]
         text = " " * (self.name + 2) + cells[0].ljust(self.value) + "  " + cells[1]
         yield self.paper.letters(self.paper.ink(text, "dim"))
 
     def row(self, name: str, values: Sequence[str], style: str = "") -> Iterator[str]:
-        """Words."""
+        """Yield a row whose values are text, flush left."""
         cells = [_cut(plain(name), self.name).ljust(self.name), _cut(plain(values[0]), self.value).ljust(self.value)]
         text = "  ".join([*cells, _cut(plain(values[1]), self.value)]).rstrip()
         yield self.paper.letters(self.paper.ink(text, style))
 
     def numbers(self, name: str, values: Sequence[str], beside: str) -> Iterator[str]:
-        """Numbers, with what is beside them."""
+        """Yield a row whose values are numbers, flush right, with a remark beside or below."""
         cells = [_cut(plain(name), self.name).ljust(self.name), *(value.rjust(self.number) for value in values)]
         head = "  ".join(cells)
         if len(head) + 2 + len(beside) <= self.paper.width:
@@ -117,7 +117,7 @@ def _measures(comparison: Comparison, table: _Columns) -> Iterator[str]:
 
 
 def _names(comparison: Comparison) -> tuple[str, str]:
-    """The files, without what leads to both."""
+    """Return the names of the two starts' files without the folders that both have in common."""
     both = ((comparison.good, "first"), (comparison.bad, "second"))
     short = [(", ".join(side.files) or word).rstrip("/").split("/") for side, word in both]
     while len(short[0]) > 1 and len(short[1]) > 1 and short[0][0] == short[1][0]:

@@ -1,7 +1,7 @@
-"""A diagnosis as text for people: who, how it ended, the story phase by phase, then each finding as a card.
+"""A diagnosis as text: engine and outcome, the start phase by phase, then each finding as a card.
 
-Drawn from the values that `--json` prints, so the two cannot disagree. Ranks that agree are one row, with the odd ones
-out beside it.
+It is made from the values that `--json` prints, so that the two cannot disagree. Ranks with equal numbers share a row;
+ranks that differ are named beside it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OUTCOMES = {
 _LABEL = 10
 _ODD_SECONDS = 1.0
 _MANY = 4
-"""Odd ranks that are named one by one; more are counted."""
+"""Deviating ranks that are named one by one; more are only counted."""
 _PLANS = {
     Fit.TOO_LOW: "is too low",
     Fit.TOO_HIGH: "is too high",
@@ -40,7 +40,7 @@ _PLANS = {
 
 
 def lines(report: Report, paper: Paper) -> Iterator[str]:
-    """The whole diagnosis."""
+    """Yield the whole diagnosis as text."""
     yield from head(report, paper)
     rows = list(_phases(report.rank_report, report.files))
     if rows:
@@ -67,7 +67,7 @@ def lines(report: Report, paper: Paper) -> Iterator[str]:
 
 
 def head(report: Report, paper: Paper) -> Iterator[str]:
-    """Engine, version, LLM, ranks, outcome, files."""
+    """Yield the head: engine, version, LLM, ranks, outcome, files."""
     version = report.engine_version or "of an unknown version"
     inferred = " (by its wording)" if report.engine_version_inferred and report.engine_version else ""
     who = [f"{report.engine} {version}{inferred}" if report.engine else "no engine recognised"]
@@ -93,7 +93,7 @@ def head(report: Report, paper: Paper) -> Iterator[str]:
 
 
 def card(finding: FindingReport, ranks: Sequence[RankReport], paper: Paper) -> Iterator[str]:
-    """One finding."""
+    """Yield one finding as a card."""
     ink = _INKS[finding.severity]
     where = "" if finding.phase == "none" else f" in {finding.phase}"
     parts = [
@@ -137,7 +137,7 @@ def _inside(finding: FindingReport, paper: Paper) -> Iterator[str]:
 
 
 def plan(plan: PlanReport, paper: Paper) -> Iterator[str]:
-    """The interval of the fraction, in one line, where it is known."""
+    """Yield the safe interval of the memory fraction and its warnings; nothing where no bound is known."""
     if plan.f_min is None and plan.f_max is None:
         return
     yield ""
@@ -169,7 +169,7 @@ def _silence(report: Report) -> str:
 
 
 def _evidence(evidence: Sequence[EvidenceReport], paper: Paper) -> Iterator[str]:
-    """One row each: what, value with unit, and where."""
+    """Yield one row for each piece of evidence: what, value with unit, and file and line."""
     names = short_names(dict.fromkeys(each.file for each in evidence if each.file))
     rows = []
     for each in evidence:
@@ -190,7 +190,7 @@ def _evidence(evidence: Sequence[EvidenceReport], paper: Paper) -> Iterator[str]
 
 
 def short_names(files: Iterable[str]) -> dict[str, str]:
-    """Files by what tells them apart: without the folders that lead to all of them."""
+    """Return a short name for each file: its path without the folders that all of them have in common."""
     parts = {file: file.rstrip("/").split("/") for file in files}
     same = 0
     while len(parts) > 1 and len({tuple(each[: same + 1]) for each in parts.values()}) == 1:
@@ -203,22 +203,22 @@ def _who(numbers: Sequence[int] | None, ranks: Sequence[RankReport]) -> str:
 
 
 class _Row:
-    """One phase of all ranks, their spans of it added in order."""
+    """One phase of a start: the time and memory of each rank in it, by tag."""
 
     def __init__(self, name: str, label: str, spans: dict[str, PhaseReport], ranks: int) -> None:
         self.name, self.label, self.spans, self.ranks = name, label, spans, ranks
 
     def common(self, of: Callable[[PhaseReport], float | None]) -> float | None:
-        """What most ranks have."""
+        """Return the value that most ranks have; None where no rank has one."""
         values = [value for span in self.spans.values() if (value := of(span)) is not None]
         return Counter(values).most_common(1)[0][0] if values else None
 
     def slowest(self) -> float | None:
-        """Of the ranks that are not out of line."""
+        """Return the longest time of any rank in this phase, in seconds; None where no rank's time is known."""
         return max((span.seconds for span in self.spans.values() if span.seconds is not None), default=None)
 
     def odd(self) -> str:
-        """Ranks whose numbers are not those of the others."""
+        """Return the ranks whose numbers differ from the others', with those numbers; a count if more than 4."""
         found: dict[str, list[str]] = {}
         for words, of in (("before", _before), ("after", _after), ("used", _used)):
             common = self.common(of)
@@ -236,7 +236,7 @@ class _Row:
         return "  ".join(f"{tag} {', '.join(values)}" for tag, values in found.items())
 
     def unended(self) -> list[str]:
-        """Ranks that began it and did not end it."""
+        """Return the tags of the ranks that began this phase and did not end it."""
         return [tag for tag, span in self.spans.items() if not span.ended]
 
 
@@ -253,7 +253,7 @@ def _used(span: PhaseReport) -> float | None:
 
 
 def _phases(ranks: Sequence[RankReport], files: Sequence[str]) -> Iterator[_Row]:
-    """The phases in the order in which a start meets them; one that comes twice, twice."""
+    """Yield the phases in the order of the start; one that a rank entered twice has two rows."""
     order: dict[tuple[str, int], dict[str, PhaseReport]] = {}
     for rank in ranks:
         seen: Counter[str] = Counter()
@@ -268,7 +268,7 @@ def _phases(ranks: Sequence[RankReport], files: Sequence[str]) -> Iterator[_Row]
 
 
 def _label(key: tuple[str, int], ranks: Sequence[RankReport]) -> str:
-    """A phase's name; a capture's with what it captures, where there are several."""
+    """Return a phase's name; for one of several graph captures, followed by what it captures."""
     name, number = key
     captures = max((rank.graphs for rank in ranks), key=len, default=())
     if name == Phase.GRAPH_CAPTURE and len(captures) > 1 and number < len(captures):

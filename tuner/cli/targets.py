@@ -1,4 +1,4 @@
-"""Arguments of the command line as values."""
+"""Parsers of command-line arguments, and the completion of host names."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def parse(text: str) -> Target:
-    """The target that `text` names; the scheme `demo` stands for a simulated host that is still to be found or started.
+    """Return the target that `text` names. `demo` gets a scheme of its own: its host is found or started later.
 
     Raises:
-        UsageProblem: it names none.
+        UsageProblem: The text names no target.
     """
     from tuner.domain.link import Target
     from tuner.session import targets
@@ -25,10 +25,10 @@ def parse(text: str) -> Target:
 
 
 def seconds(text: str) -> float:
-    """`90`, `90s`, `1.5m`, `2h` as seconds.
+    """Parse a duration like `90`, `90s`, `1.5m` or `2h` into seconds.
 
     Raises:
-        UsageProblem: it is no duration, or none longer than zero.
+        UsageProblem: The text is no duration, or not longer than zero.
     """
     form = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?", text.strip())
     value = 0.0 if form is None else float(form[1]) * {None: 1, "s": 1, "m": 60, "min": 60, "h": 3600}[form[2]]
@@ -38,7 +38,7 @@ def seconds(text: str) -> float:
 
 
 def complete_hosts(start: str) -> list[str]:
-    """Names that HOST may have and that begin with `start`: for the shell's completion."""
+    """Return the host names that begin with `start`, for the shell's completion."""
     names = ["local", "demo"]
     try:
         config = (Path.home() / ".ssh/config").read_text(errors="replace")

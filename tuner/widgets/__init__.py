@@ -1,1 +1,1 @@
-"""What is drawn. Widgets take values and draw them; they know no session, own no clock and do no IO."""
+"""Widgets draw the values they are given. They know no session, have no clock and do no IO."""

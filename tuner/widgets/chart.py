@@ -1,4 +1,4 @@
-"""A series over time: a chart drawn by plotext, and a sparkline. The only module that knows plotext."""
+"""Draw a series over time as a chart (by plotext) or as a sparkline. Only this module imports plotext."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ from tuner.widgets.rows import Rows
 from tuner.widgets.spans import Line
 
 WINDOW_S = 600.0
-"""Ten minutes."""
+"""Time that a chart covers, in seconds: ten minutes."""
 LEAST_SPAN = 0.2
-"""What an axis spans at least, as a part of its greatest value: small waves do not look like cliffs."""
+"""Least span of an axis, as a share of its greatest value, so that small variations do not look like cliffs."""
 
 
 def slice_end(now: float, window_s: float, width: int) -> float:
-    """The end of the newest column. Columns stand on multiples of their width in time, so that old ones keep still."""
+    """Return the end time of the newest column.
+
+    Columns are aligned to multiples of their duration, so that old ones do not move.
+    """
     step = window_s / width
     return math.ceil(now / step) * step
 
 
 def sparkline(series: Series, now: float, width: int, glyphs: Glyphs, window_s: float = WINDOW_S) -> str:
-    """The greatest value of each column as a height between the least and the greatest of all; blank where unknown."""
+    """Return one bar character per column; blank where it has no value.
+
+    The height is the column's greatest value, scaled between the least and the greatest of all columns.
+    """
     if not series or width <= 0:
         return ""
     end = slice_end(now, window_s, width)
@@ -34,14 +40,14 @@ def sparkline(series: Series, now: float, width: int, glyphs: Glyphs, window_s: 
         return ""
     low, high = min(values), max(values)
     steps = len(glyphs.spark) - 1
-    # A flat line is drawn in the middle: small wobble is not scaled up to look like a change.
+    # A flat line is drawn in the middle: small variations are not scaled up to look like a change.
     span = max(high - low, LEAST_SPAN * abs(high), 1e-9)
     base = low - (span - (high - low)) / 2
     return "".join(" " if each is None else glyphs.spark[round((each[1] - base) / span * steps)] for each in slices)
 
 
 def nice_bounds(low: float, high: float) -> tuple[float, float, float]:
-    """Least, middle and greatest value of an axis around the data, on round numbers; 0 when the data come near it."""
+    """Return least, middle and greatest value of an axis as round numbers; it starts at 0 when the data come near."""
     if (missing := LEAST_SPAN * abs(high) - (high - low)) > 0:
         low, high = low - missing / 2, high + missing / 2
     if low >= 0 and low < 0.25 * high:
@@ -64,14 +70,14 @@ def _label(value: float, step: float) -> str:
 
 
 def load() -> None:
-    """Import what draws charts: 8 MB and a fifth of a second. Done by the first chart otherwise."""
+    """Import plotext (8 MB, a fifth of a second) ahead of the first chart, which would do it otherwise."""
     import plotext  # noqa: F401
 
 
 def draw(series: Series, now: float, width: int, height: int, glyphs: Glyphs, window_s: float = WINDOW_S) -> list[str]:
-    """The chart as plain text lines; empty when there is nothing to draw or no room.
+    """Return the chart as lines of plain text; empty without room or with fewer than two points.
 
-    The series is reduced to at most two points a column, which is what the cost of plotext grows with.
+    The series is reduced to at most two points per column: plotext's cost grows with their number.
     """
     if width < 20 or height < 4 or len(series) < 2:
         return []
@@ -106,7 +112,7 @@ def draw(series: Series, now: float, width: int, height: int, glyphs: Glyphs, wi
     signal = figure.signal(xs, ys, marker=glyphs.chart_marker)
     signal.lines()
     for index in breaks:
-        # No line over a hole: nothing is known of what happened there.
+        # No line across a gap: the values there are unknown.
         if 0 < index < len(xs):
             signal.line(index, False)
     figure.draw(signal)
@@ -120,7 +126,7 @@ def draw(series: Series, now: float, width: int, height: int, glyphs: Glyphs, wi
 
 
 class Chart(Rows):
-    """One series of the last ten minutes. Redraws only when a column has changed."""
+    """A chart of one series over the last ten minutes, redrawn only when a column has changed."""
 
     DEFAULT_CSS = """
     Chart { height: 1fr; }
@@ -145,11 +151,11 @@ class Chart(Rows):
         """Show a series.
 
         Args:
-            title: Stands above the chart, with the unit.
-            series: At most ten minutes of it.
-            now: Newest time of the series' clock.
-            warning: Stands behind the title.
-            dimmed: The numbers are old.
+            title: Text above the chart, with the unit.
+            series: Values of at most ten minutes.
+            now: The newest time, on the clock of the series.
+            warning: Text behind the title.
+            dimmed: The numbers are stale.
             foot: Lines below the chart.
         """
         width, height = self.size.width, self.size.height - 1 - len(foot)
@@ -162,7 +168,7 @@ class Chart(Rows):
             self._plot = draw(series, now, width - 1, height, self._glyphs)
         lines: list[Line] = [((f" {title}", "head"), *([(f"  {warning}", "warn")] if warning else ()))]
         for text in self._plot:
-            # The axis stands in the first column that holds a box or bar character, plotext's own.
+            # The axis is in the first column that holds one of plotext's box characters.
             axis = next((at for at, char in enumerate(text) if char in "┤│└┬─┼"), 0)
             rule = "└" in text or "┬" in text
             lines.append(((" " + text[: axis + 1], "dim"), (text[axis + 1 :], "dim" if rule or axis == 0 else "chart")))

@@ -1,4 +1,4 @@
-"""How two starts differ, as lines: what explains the outcome first, then phase by phase and rank by rank."""
+"""The differences between two starts as lines: what explains the outcome first, then phase by phase, rank by rank."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tuner.widgets.spans import Line, clean, clip, text_width, width_of, wrap_wo
 
 _STYLES = {Role.EXPLAINS: "bad", Role.POSSIBLE: "warn", Role.ACQUITTED: "ok", Role.NOISE: "dim"}
 _LISTS = {Group.ARGUMENT: "arguments", Group.ENVIRONMENT: "environment", Group.VERSION: "versions"}
-"""What has no numbers: all that differs, by name."""
+"""Title of each group whose differences have no numbers and are listed by name."""
 _INDENT = 3
 
 
 class Told(Struct, frozen=True):
-    """The text, and where its sections begin."""
+    """The lines of a comparison, and the indexes of those that are section headings."""
 
     lines: tuple[Line, ...]
     headings: tuple[int, ...]
 
 
 class _Page:
-    """Lines as they are put together; the columns are the same in all of it."""
+    """Collects the lines of a comparison; the columns have the same width throughout."""
 
     def __init__(self, comparison: Comparison, names: tuple[str, str], width: int, glyphs: Glyphs) -> None:
         self.comparison, self.names, self.width, self.glyphs = comparison, names, width, glyphs
@@ -37,21 +37,21 @@ class _Page:
         self.headings: list[int] = []
 
     def heading(self, text: str, style: str = "strong") -> None:
-        """A section begins."""
+        """Begin a section."""
         if self.lines:
             self.lines.append(())
         self.headings.append(len(self.lines))
         self.lines.append(((f" {text}", style),))
 
     def words(self, text: str, style: str = "text", indent: int = 1) -> None:
-        """A text over as many lines as it takes."""
+        """Add a text, wrapped to the width."""
         for chunk in wrap_words(clean(text), self.width - indent - 1):
             self.lines.append(((" " * indent, "text"), (chunk, style)))
 
     def row(
         self, name: str, values: Sequence[str], beside: str = "", style: str = "text", *, right: bool = False
     ) -> None:
-        """A name, two values and what is beside them."""
+        """Add a row: a name, two values, and a remark beside them."""
         ellipsis = self.glyphs.ellipsis
         label = clip(clean(name), self.name, ellipsis)
         cells = [clip(clean(value), self.value, ellipsis) for value in values]
@@ -76,15 +76,15 @@ def told(
     noise: bool = False,
     each_rank: bool = False,
 ) -> Told:
-    """The whole comparison.
+    """Return the whole comparison as lines.
 
     Args:
-        comparison: What `core.compare` found.
-        names: Of the baseline and of the other one.
-        width: Cells of a line.
-        glyphs: Signs to draw with.
-        noise: With what differs between any two starts.
-        each_rank: With the numbers of every rank.
+        comparison: The result of `core.compare`.
+        names: Names of the baseline and of the other start.
+        width: Width of a line, in cells.
+        glyphs: Symbols to draw with.
+        noise: Show differences that any two starts have as well.
+        each_rank: Show the numbers of every rank.
     """
     page = _Page(comparison, names, width, glyphs)
     if comparison.summary:
@@ -123,7 +123,7 @@ def _role(page: _Page, found: Sequence[Difference], title: str, style: str, *, s
 
 
 def _list(page: _Page, group: Group, title: str) -> None:
-    """All that differs of a kind and matters."""
+    """Add the differences of one group, except noise."""
     found = [each for each in page.comparison.differences if each.group is group]
     told = [each for each in found if not each.untold]
     wanted = [each for each in told if each.role is not Role.NOISE]
@@ -137,7 +137,7 @@ def _list(page: _Page, group: Group, title: str) -> None:
 
 
 def _table(page: _Page, group: Group, title: str, *, each_rank: bool) -> None:
-    """All numbers of a kind."""
+    """Add the measured numbers of one group."""
     measures = words.measured(page.comparison, group)
     if not measures:
         return
@@ -153,7 +153,7 @@ def _table(page: _Page, group: Group, title: str, *, each_rank: bool) -> None:
 
 
 def _alike(measure: Measure) -> dict[tuple[str, str], list[int]]:
-    """Ranks by their numbers as they are shown."""
+    """Return the ranks that show equal numbers, keyed by the two texts."""
     found: dict[tuple[str, str], list[int]] = {}
     for pair in measure.pairs:
         cells = words.numbers(measure, pair.good, pair.bad)

@@ -1,4 +1,4 @@
-"""What can be drawn over time: which series of a server, under which title, beside which number."""
+"""The series of a server that can be drawn over time, with title, number and unit of each."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from tuner.domain.state import Series, ServerState
 
 
 class Curve(Struct, frozen=True):
-    """One series and its words."""
+    """One series and how it is labelled."""
 
     key: str
-    """Of `ServerState.series`."""
+    """Key in `ServerState.series`."""
     title: str
-    """Above a chart, with the unit."""
+    """Title above a chart, with the unit."""
     number: str
-    """Name of the number that it is the past of, in the line of a narrow screen."""
+    """Name of the number whose history this is, as shown in the line of a narrow screen."""
     scale: float = 1.0
-    """From the series' unit to the one that is drawn."""
+    """Factor from the series' unit to the drawn unit."""
 
 
 CURVES = (
@@ -28,15 +28,15 @@ CURVES = (
     Curve("token_usage", "KV used  %", "KV", 100.0),
     Curve("accept_length", "accepted  tokens a step", "accept"),
 )
-"""In the order in which they are shown one after the other."""
+"""All curves, in the order in which a key steps through them."""
 
 
 def curves_of(server: ServerState) -> tuple[Curve, ...]:
-    """Those of which this server has told values."""
+    """Return the curves for which this server has values."""
     return tuple(curve for curve in CURVES if server.series.get(curve.key))
 
 
 def values(server: ServerState, curve: Curve) -> Series:
-    """The series in the unit that is drawn."""
+    """Return the series in the drawn unit."""
     series = server.series.get(curve.key, ())
     return series if curve.scale == 1.0 else tuple(SeriesPoint(point.t, point.value * curve.scale) for point in series)

@@ -1,4 +1,4 @@
-"""The line of a log to type in: a text that shown lines contain, or what to search for."""
+"""The input line of a log, for a filter text or a search term."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from tuner.widgets.field import Field
 
 
 class Entry(Field):
-    """Hidden until it is opened for one of its two purposes."""
+    """An input that is hidden until it is opened for filtering or searching."""
 
     DEFAULT_CSS = """
     Entry { height: 1; border: none; background: $surface; }
     """
 
     class Filtered(Message):
-        """The text that shown lines shall contain, at each letter."""
+        """The filter text has changed; sent at each letter."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
 
     class Done(Message):
-        """Enter was pressed. `search` is what to search for; empty where it filtered."""
+        """Enter was pressed. `search` is the term to search for; empty where the line was open for filtering."""
 
         def __init__(self, search: str) -> None:
             super().__init__()
@@ -33,7 +33,7 @@ class Entry(Field):
         super().__init__(id=id, compact=True, select_on_focus=False)
         self.display = False
         self.regex = False
-        """What is searched for is a regular expression."""
+        """Whether the search term is a regular expression."""
         self._purpose = ""
 
     @property
@@ -43,11 +43,11 @@ class Entry(Field):
         return f"{'regular expression' if self.regex else 'search'} (enter: done, escape: leave, ctrl+r: regex)"
 
     def open_filter(self, text: str) -> None:
-        """Take a text that shown lines contain, beginning with the one they contain now."""
+        """Open the line for a filter, starting from the present filter text."""
         self._open("filter", text)
 
     def open_search(self) -> None:
-        """Take what to search for."""
+        """Open the line for a search term."""
         self._open("search", "")
 
     def _open(self, purpose: str, text: str) -> None:
@@ -56,27 +56,27 @@ class Entry(Field):
         self._purpose = purpose
         self.placeholder = self._hint
         self.display = True
-        # At once: the next letter may be on its way already.
+        # The focus moves at once, because the next letter may already be on its way.
         self.screen.set_focus(self)
 
     def close(self) -> None:
-        """Hide it."""
+        """Hide the line."""
         self.display = False
         self._purpose = ""
 
     def toggle_regex(self) -> bool:
-        """Search for regular expressions, or for plain text. Returns which it is now."""
+        """Switch between regular expressions and plain text; return whether it is regular expressions now."""
         self.regex = not self.regex
         self.placeholder = self._hint
         return self.regex
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Filter while typing."""
+        """Send the filter text while it is typed."""
         event.stop()
         if self._purpose == "filter":
             self.post_message(self.Filtered(event.value))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Done typing."""
+        """Send the search term when enter is pressed."""
         event.stop()
         self.post_message(self.Done(event.value if self._purpose == "search" else ""))

@@ -1,6 +1,6 @@
-"""A finding in a box: folded to a few lines, or unfolded with its arithmetic, remedies and evidence.
+"""A finding in a box: folded to a few lines, or unfolded with arithmetic, remedies and evidence.
 
-A card knows no terminal. Its lines are made once for each width; while a log runs by they only move.
+A card does not depend on a terminal. Its lines are made once per width and only moved while a log scrolls.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from tuner.widgets.spans import (
 )
 
 REMEDY_KEYS = ("A", "B", "C", "D")
-"""Keys of the remedies of the finding on screen, the best first."""
+"""Keys of the remedies of the finding on screen, in the order of the remedies."""
 _LABEL = 12
 
 
 class CardLine(Struct, frozen=True):
-    """One line inside a card, and what it is about."""
+    """One line inside a card, and what it refers to."""
 
     line: Line
     at: int | None = None
-    """The place in the log that enter goes to."""
+    """Byte offset in the log that enter goes to; None for a line without one."""
     remedy: int | None = None
-    """Of those that have a key."""
+    """Index among the remedies that have a key; None for a line of no remedy."""
 
     @property
     def leads(self) -> bool:
-        """Whether enter does something there."""
+        """Return whether enter does something on this line."""
         return self.at is not None or self.remedy is not None
 
 
 class Card:
-    """A finding as it stands on a screen.
+    """A finding laid out for the screen.
 
     Args:
-        finding: What it says.
-        glyphs: Signs to draw with.
-        tags: The tag of each rank.
-        more: How many other findings there are.
-        keys: Of the remedies.
+        finding: The finding to show.
+        glyphs: Symbols to draw with.
+        tags: Tag of each global rank.
+        more: Number of other findings.
+        keys: Keys of the remedies.
     """
 
     def __init__(
@@ -84,40 +84,40 @@ class Card:
 
     @property
     def remedies(self) -> tuple[Remedy, ...]:
-        """Those that have a key: they can be typed as they stand."""
+        """Return the remedies that have a key: those that can be typed as they stand."""
         return tuple(each for each in self.finding.remedies if typed(each))[: len(self._keys)]
 
     @property
     def mark(self) -> tuple[str, int | None]:
-        """What stays the same while a finding's numbers go on changing."""
+        """Return what identifies a finding while its numbers change: cause and place in the log."""
         return self.finding.cause, self.finding.at
 
     def resume(self, before: Card) -> None:
-        """Go on where the card of the same finding was."""
+        """Take over the fold, selection and scroll position from an earlier card of the same finding."""
         self.unfolded, self._chosen, self._top = before.unfolded, before._chosen, before._top
 
     def fold(self, *, unfolded: bool) -> None:
-        """Show all of it, or the few lines that matter most."""
+        """Show all of the finding, or only its first few lines."""
         self.unfolded = unfolded
         self._chosen = self._top = 0
 
     def chosen(self, width: int) -> CardLine:
-        """The chosen line and what it leads to; without one the line that the finding is about."""
+        """Return the selected line; where it refers to nothing, with the finding's own place in the log."""
         inside = self.inside(width)
         line = inside[self._chosen] if self.unfolded and self._chosen < len(inside) else CardLine(())
         return line if line.leads else CardLine(line.line, at=self.finding.at)
 
     @property
     def row(self) -> int:
-        """Which of its lines is chosen, counted without the box."""
+        """Return the index of the selected line, counted without the box."""
         return self._chosen
 
     def choose(self, row: int) -> None:
-        """Choose a line of the unfolded card."""
+        """Select a line of the unfolded card."""
         self._chosen = row
 
     def move(self, step: int, width: int, room: int) -> bool:
-        """Choose the next line that leads somewhere, or scroll; False at an end."""
+        """Select the next line that refers to something, or scroll; return False at the end."""
         inside = self.inside(width)
         shown = max(1, room - 2)
         last = max(0, len(inside) - shown)
@@ -137,14 +137,14 @@ class Card:
     def lines(
         self, width: int, room: int, *, brief: int = 2, active: bool = True, hints: bool = True
     ) -> tuple[Line, ...]:
-        """The card with its box; the same value while nothing of it changes.
+        """Return the lines of the card with its box; the same object while nothing has changed.
 
         Args:
-            width: Cells of a line.
-            room: The most lines that it may take; unfolded it scrolls within them.
+            width: Width of a line, in cells.
+            room: Most lines that it may take; an unfolded card scrolls within them.
             brief: Lines of text while folded.
-            active: Keys are about this card: show them, and which line is chosen.
-            hints: Tell keys, and how many other findings there are.
+            active: Keys act on this card: show them, and the selected line.
+            hints: Show keys and the number of other findings.
         """
         made_for = (width, room, brief, active, hints, self.unfolded, self._chosen, self._top)
         if self._drawn[0] != made_for:
@@ -169,24 +169,24 @@ class Card:
         return (self._edge(width, self._title(width)), *rows, self._edge(width, foot, below=True))
 
     def height(self, width: int, room: int, *, brief: int = 2) -> int:
-        """How many lines that is."""
+        """Return how many lines `lines` returns for the same arguments."""
         if self.unfolded:
             return min(len(self.inside(width)), max(1, room - 2)) + 2
         return len(self._brief(width, max(1, min(brief, room - 2)))) + 2
 
     def summary(self, width: int) -> Line:
-        """The finding in one line."""
+        """Return the finding as one line."""
         finding = self.finding
         sign = severity_span(finding.severity, self._glyphs)
         left: Line = ((" ", "text"), sign, (f"{outcome_text(finding)}: ", sign[1]), (clean(finding.title), "text"))
         return spread(left, (("u ", "busy"), ("unfolds ", "text")), width, self._glyphs.ellipsis)
 
     def text(self, width: int = 96) -> str:
-        """All of it, for the clipboard."""
+        """Return all of the finding as plain text, for the clipboard."""
         return "\n".join([text_of(self._title(width)), *(text_of(each.line).rstrip() for each in self.inside(width))])
 
     def inside(self, width: int) -> tuple[CardLine, ...]:
-        """Every line of the unfolded card, without the box."""
+        """Return every line of the unfolded card, without the box."""
         if self._laid_out[0] != width:
             self._laid_out = (width, tuple(self._lay_out(max(20, width - 4))))
         return self._laid_out[1]
@@ -205,7 +205,7 @@ class Card:
         return lines
 
     def _evidence(self, width: int) -> list[CardLine]:
-        """What, how much and where, in columns."""
+        """Return the evidence in columns: what, value, and place."""
         rows = [
             (clean(each.what), clean(value_text(each.value, each.unit)), place_text(each), each.at)
             for each in self.finding.evidence
@@ -213,7 +213,7 @@ class Card:
         places = max((text_width(row[2]) for row in rows), default=0)
         room = width - _LABEL - places - 3
         sizes = [(text_width(what), text_width(value)) for what, value, _, _ in rows]
-        # One long value is not to push the numbers of the other rows out of their column.
+        # One long value must not push the numbers of the other rows out of their column.
         column = max((value for _, value in sizes if value <= room // 3), default=0)
         whats = min(max((what for what, _ in sizes), default=0), max(8, room - column - 2))
         gaps = [max(0, min(max(2, whats - what + 2) + max(0, column - value), room - what - value))
@@ -253,7 +253,7 @@ class Card:
         return lines
 
     def _brief(self, width: int, most: int) -> tuple[Line, ...]:
-        """The title and the beginning of the explanation over a few lines."""
+        """Return the title and the beginning of the explanation, in at most `most` lines."""
         if self._brief_of[0] != (width, most):
             self._brief_of = ((width, most), tuple(self._lay_out_brief(width, most)))
         return self._brief_of[1]
@@ -269,7 +269,7 @@ class Card:
             left = most - len(rows)
             if not text or left <= 0:
                 continue
-            # The explanation has a line at least: it holds the arithmetic.
+            # The explanation keeps at least one line: it holds the arithmetic.
             share = max(1, left - 1) if style == "strong" and parts[1][1] else left
             wrapped = wrap_words(text, room)
             kept = wrapped[:share]
@@ -292,7 +292,7 @@ class Card:
         return fit(parts, width - 5, separator)
 
     def _foot(self, width: int, *, active: bool, below: int = 0) -> Line:
-        """Keys, as far as they are about this card."""
+        """Return the lower edge with the keys that act on this card."""
         glyphs = self._glyphs
         parts: list[Line] = []
         if self.unfolded and active:
@@ -311,7 +311,7 @@ class Card:
         return fit(parts, width - 6, (f" {glyphs.separator} ", "dim"))
 
     def _edge(self, width: int, words: Line, *, below: bool = False) -> Line:
-        """A horizontal side with words in it."""
+        """Return an upper or lower edge of the box with words in it."""
         box = self._glyphs.box
         left, right = (box[2], box[3]) if below else (box[0], box[1])
         inside: Line = (*words, (" ", "text")) if words else ()
@@ -330,7 +330,7 @@ def _paragraphs(text: str, width: int) -> list[str]:
 
 
 def _labelled(label: Span, text: str, width: int) -> list[CardLine]:
-    """A label and a text beside it."""
+    """Return a label with a wrapped text beside it."""
     chunks = wrap_words(text, max(8, width - _LABEL))
     first = CardLine(((label[0].ljust(_LABEL), label[1]), (chunks[0], "text")))
     return [first, *(CardLine(((" " * _LABEL, "text"), (chunk, "text"))) for chunk in chunks[1:])]

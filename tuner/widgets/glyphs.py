@@ -1,6 +1,6 @@
-"""Every sign the product draws, once for terminals with Unicode and once in plain ASCII.
+"""Every symbol of the dashboard, once for terminals with Unicode and once in plain ASCII.
 
-A colour never carries meaning alone: whatever is coloured also has its own glyph here or a word beside it.
+Colour alone carries no meaning: whatever is coloured also has its own glyph or a word beside it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from tuner.domain.link import LinkPhase
 from tuner.domain.server import Phase
 
 TERMS: tuple[str, ...] = ("weights", "loading", "kv", "graphs", "context", "other", "servers", "foreign")
-"""What GPU memory is used for, in the order in which a bar stacks it."""
+"""Uses of GPU memory, in the order in which a bar stacks them."""
 GUESTS = ("servers", "foreign")
-"""The terms that are no part of the server on screen."""
+"""Terms of memory that does not belong to the server on screen."""
 
 
 class Glyphs(Struct, frozen=True, kw_only=True):
-    """One sign per meaning."""
+    """A complete set of symbols, one per meaning."""
 
     terms: dict[str, str]
-    """Fill of a memory bar, by term."""
+    """Fill character of a memory bar, by term."""
     bar_left: str
     bar_right: str
     up: str
@@ -34,11 +34,11 @@ class Glyphs(Struct, frozen=True, kw_only=True):
     warn: str
     bad: str
     busy: str
-    """A phase that runs now."""
+    """A phase that is running."""
     separator: str
-    """Between facts of a status line."""
+    """Separator between facts of a status line."""
     then: str
-    """From one phase to the next."""
+    """Arrow from one phase to the next."""
     rule: str
     """Horizontal line of a marker."""
     ellipsis: str
@@ -46,24 +46,24 @@ class Glyphs(Struct, frozen=True, kw_only=True):
     track: str
     cursor: str
     spark: str
-    """Heights from lowest to highest."""
+    """Bars of a sparkline, from the lowest to the highest."""
     chart_marker: str
-    """Name or character of plotext's marker."""
+    """Name of a plotext marker, or the character to draw with."""
     degree: str
     dash: str
     times: str
     plus_minus: str
     note: str
-    """Worth knowing, and nothing wrong."""
+    """Marks information that is no problem."""
     box: str
-    """Corners and sides of a card: two corners above, two below, horizontal, vertical."""
+    """Box of a card: upper left, upper right, lower left, lower right corner, horizontal, vertical."""
 
     def link(self, phase: LinkPhase) -> str:
-        """Sign of a link state."""
+        """Return the symbol of a link state."""
         return {LinkPhase.UP: self.up, LinkPhase.STALE: self.stale, LinkPhase.DOWN: self.down}.get(phase, self.waiting)
 
     def phase(self, phase: Phase) -> str:
-        """Sign of a server phase."""
+        """Return the symbol of a server's phase."""
         if phase is Phase.READY:
             return self.ok
         if phase is Phase.FAILED:
@@ -156,13 +156,13 @@ _TABLE = {ord(char): ascii_char for chars, ascii_char in _LOOKALIKES for char in
 
 
 class AsciiFilter(LineFilter):
-    """Replaces the library's own decoration (borders, scrollbars, icons) in whatever reaches the terminal.
+    """Replaces the library's own symbols (borders, scrollbars, icons) in all output to the terminal.
 
-    Letters of other scripts stay: they are text, and a terminal that cannot show them is no worse off.
+    Letters of other scripts are kept: they are text, and a terminal that cannot show them is no worse off.
     """
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
-        """Translate each segment that is not ASCII; each sign keeps its width."""
+        """Translate each segment that is not ASCII; the width of each symbol is kept."""
         return [
             segment
             if segment.text.isascii()

@@ -1,4 +1,4 @@
-"""The last line: the keys that work now, as many as fit whole. A click presses the key."""
+"""The last line of the screen: the keys that work now, as many as fit entirely. A click presses the key."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tuner.widgets.rows import Rows
 from tuner.widgets.spans import Line, Span, width_of
 
 _LAST = ("help", "quit")
-"""Ids of keys that are never left out."""
+"""Ids of the keys that are never left out."""
 _SELDOM = ("screen.compare", "screen.plan")
-"""Screens whose keys give way to those of the one that is shown."""
+"""Ids of the screens whose keys are left out first."""
 
 
 def _part(key: str, words: str) -> Line:
@@ -23,7 +23,7 @@ def _part(key: str, words: str) -> Line:
 
 
 class KeyBar(Rows):
-    """Shows active bindings: help and quit always, then other screens, the finding's keys, and the screen's own."""
+    """Shows the active bindings: help and quit always, then other screens, the finding's keys, and the screen's own."""
 
     ALLOW_SELECT = False
 
@@ -32,11 +32,11 @@ class KeyBar(Rows):
         self._ends: list[tuple[int, str]] = []
 
     def on_mount(self) -> None:
-        """Follow the bindings."""
+        """Redraw whenever the bindings change."""
         self.screen.bindings_updated_signal.subscribe(self, self._changed)
 
     def on_resize(self) -> None:
-        """More or fewer fit."""
+        """Redraw, since another number of keys may fit."""
         self._changed(self.screen)
 
     def _changed(self, screen: Screen[Any]) -> None:
@@ -78,7 +78,7 @@ class KeyBar(Rows):
         for index in sorted(parts):
             spans += parts[index]
             self._ends.append((width_of(spans) - 1, ordered[index].key))
-        # The gap behind the last one may be more than there is room for.
+        # The gap behind the last key may not fit.
         self.show([tuple(spans[:-1] if parts else spans)])
 
     def on_click(self, event: events.Click) -> None:

@@ -1,7 +1,7 @@
-"""Draws the visible rows of a `LogIndex`: which lines those are, and how each looks.
+"""Draw the visible rows of a `LogIndex`.
 
-A card stands under its row as further lines of it, as a long line has when it is wrapped: the rows and their ids stay
-what they are, and a log without cards costs nothing more.
+A card is drawn as further lines of its row, like the lines of a wrapped text: rows and their ids stay the same, and a
+log without cards costs nothing more.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from tuner.widgets.spans import Line, clip
 _GUTTER = 3
 _PREFIX = re.compile(r"\[[^\]]{4,40}\] ?|\([A-Za-z_]+ ?[^)]{0,30}\) ?")
 _CACHED = 400
-"""Drawn rows that are kept. A log that runs by needs those of a screen or two; each is some dozen objects."""
+"""Drawn rows that are cached: one or two screens, since each takes some dozen objects."""
 _ID_BASE = 1 << 40
-"""Makes row ids, which may be negative, usable as lines of a text selection."""
+"""Added to a row id, which may be negative, to make it usable as a line number of a text selection."""
 
 _ABOVE_CARD = 2
-"""Lines of a log that stay above an unfolded card: the one that it is about, and the one before."""
+"""Lines of the log that stay visible above an unfolded card: the one that it is about, and the one before."""
 
 Place = tuple[int, int]
-"""A row id, and which of the lines that it takes when wrapped; those of its card come after them."""
+"""A row id, and the index of a line within that row: first those of the wrapped text, then those of its card."""
 
 
 class LogCanvas(Styled):
-    """A window on a log: from a place downwards, or up to the end while following."""
+    """A view of a log: from a place downwards, or of its end while following."""
 
     DEFAULT_CSS = """
     LogCanvas { height: 1fr; }
@@ -49,15 +49,15 @@ class LogCanvas(Styled):
         self.following = True
         self.wrap = False
         self.cursor = 0
-        """Row id of the current line; means something while not following."""
+        """Row id of the current line; not used while following."""
         self.all_ranks: tuple[str, ...] = ()
-        """Tags of all ranks, to name the one that is missing in a fold."""
+        """Tags of all ranks, for naming the one that is missing in a fold."""
         self.pattern: re.Pattern[str] | None = None
-        """What is searched for; its matches stand out."""
+        """The search pattern, whose matches are highlighted; None for none."""
         self.cards: dict[int, Card] = {}
-        """What stands under a row, by its id."""
+        """Cards below rows, by row id."""
         self.active: Card | None = None
-        """The card that keys are about."""
+        """The card that keys act on; None for none."""
         self._top: Place = (0, 0)
         self._x = 0
         self._places: list[Place] = []
@@ -68,21 +68,21 @@ class LogCanvas(Styled):
 
     @property
     def text_width(self) -> int:
-        """Cells for the text of a line."""
+        """Return the width of a line's text, in cells."""
         return max(1, self.size.width - _GUTTER - 1)
 
     def repaint(self) -> None:
-        """Draw again, all visible rows."""
+        """Redraw all visible rows."""
         self._places_key = ()
         self.refresh()
 
     def on_resize(self) -> None:
-        """Other lines are visible; the current one stays among them."""
+        """Find the visible rows for the new size, with the current line among them."""
         self._places_key = ()
         places = self._visible()
         if not self.following and places and self.cursor > places[-1][0]:
             self._top = self._clamped(self._back(self.cursor, 1 if self.wrap else self.size.height // 2))
-            # It may have been drawn in its new size already.
+            # The new size may have been drawn already.
             self.repaint()
 
     def _clamped(self, row_id: int) -> tuple[int, int]:
@@ -91,7 +91,7 @@ class LogCanvas(Styled):
         return min(max(row_id, first), max(first, highest)), 0
 
     def _back(self, row_id: int, lines: int) -> int:
-        """The row from which on at most so many lines are shown above another row; when wrapped, rows are counted."""
+        """Return the row from which at most `lines` lines are shown above `row_id`. When wrapped, rows are counted."""
         if self.wrap or not self.cards:
             return row_id - lines
         while row_id > self.index.first:
@@ -105,30 +105,30 @@ class LogCanvas(Styled):
         return len(self._pieces(row_id)) if self.wrap else 1
 
     def _height(self, row_id: int) -> int:
-        """Lines that a row takes, with its card."""
+        """Return the number of lines that a row takes, with its card."""
         card = self.cards.get(row_id)
         return self._text_height(row_id) + (card.height(self.card_width, self.card_room) if card else 0)
 
     @property
     def card_width(self) -> int:
-        """Cells of a card's line."""
+        """Return the width of a card, in cells."""
         return max(24, self.size.width - 2)
 
     @property
     def card_room(self) -> int:
-        """The most lines of a card."""
+        """Return the most lines that a card may take."""
         return max(3, self.size.height - _ABOVE_CARD)
 
     def shown_text(self, line: LogLine) -> str:
-        """A line's text as it is drawn."""
+        """Return a line's text as it is drawn."""
         return line.text.replace("\t", "    ")
 
     def _pieces(self, row_id: int) -> list[str]:
-        """A row's text as the lines it takes when wrapped."""
+        """Return a row's text as the lines that it takes when wrapped."""
         row = self.index[row_id]
         text = self.shown_text(line_of(row))
         badge = self._badge(row)
-        # Text beside a badge must not run under it: what is cut off there would be nowhere.
+        # The text must not run under a badge: when wrapped, the covered part could not be seen anywhere.
         width = max(8, self.text_width - (len(badge) + 1 if badge else 0))
         if len(text) <= width and text.isascii():
             return [text]
@@ -137,7 +137,7 @@ class LogCanvas(Styled):
         return chop_cells(text, width) or [""]
 
     def _visible(self) -> list[tuple[int, int]]:
-        """Row id and piece of each line on screen."""
+        """Return row id and line within the row for each line on screen."""
         index = self.index
         key = (index, index.version, self.size, self.wrap, self.following, self._top)
         if key != self._places_key:
@@ -182,7 +182,7 @@ class LogCanvas(Styled):
         return Strip.join([strip, self._scrollbar(y)])
 
     def _row(self, row_id: int, piece: int) -> Strip:
-        """A row's strip but for cursor, selection and scroll bar. While a log runs by, rows move but look the same."""
+        """Return a row's strip without cursor, selection and scroll bar. Cached: a scrolling row looks the same."""
         settings = (self.index, self.text_width, self._x, self.wrap, self.pattern, self.all_ranks, self.style_version)
         if settings != self._cached_for or len(self._cached) > _CACHED:
             self._cached_for = settings
@@ -205,7 +205,7 @@ class LogCanvas(Styled):
         return strip
 
     def _card_line(self, row_id: int, at: int) -> Strip:
-        """A line of a card; it is made again when something in the card has changed."""
+        """Return a line of a card. The strips are made again only when the card has changed."""
         card, width = self.cards[row_id], self.card_width
         lines = card.lines(width, self.card_room, active=card is self.active)
         known = self._card_strips.get(row_id)
@@ -219,7 +219,7 @@ class LogCanvas(Styled):
         strip = Strip.join([mark, strip.crop(1)])
         if not self.has_focus:
             return strip
-        # What was searched for keeps its own background.
+        # Search matches keep their own background.
         under, plain = Style(bgcolor=self.style_named("cursor").bgcolor), self.base_style.bgcolor
         segments = [
             Segment(text, style + under if style and style.bgcolor == plain else style, control)
@@ -309,7 +309,7 @@ class LogCanvas(Styled):
         return self.strip((((self._glyphs.thumb, "dim") if inside else (self._glyphs.track, "dim")),), 1)
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        """The selected text, for the clipboard."""
+        """Return the selected text, for the clipboard."""
         first = self.index.first if selection.start is None else selection.start.y - _ID_BASE
         last = self.index.last - 1 if selection.end is None else selection.end.y - _ID_BASE
         parts: list[str] = []

@@ -1,4 +1,4 @@
-"""The line above a log: which one it is, what of it is shown, and where the reader is."""
+"""The line above a log: its source, what of it is shown, and the reader's position."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tuner.widgets.log_view import LogView
 from tuner.widgets.spans import Line, Span, clean, clip, spread, width_of
 
 LEVELS = (Level.INFO, Level.WARNING, Level.ERROR, Level.DEBUG)
-"""In the order in which a key goes through them."""
+"""Levels in the order in which a key steps through them."""
 _LEVEL_NAMES = {Level.DEBUG: "all", Level.INFO: "info+", Level.WARNING: "warning+", Level.ERROR: "error"}
 
 
 def source_text(server: ServerState) -> tuple[str, bool]:
-    """Where a server's log is, in words, and whether it can be read there."""
+    """Return where a server's log is, in words, and whether it can be read there."""
     source = server.log.source or server.identity.log
     if source is None:
         return "no log known", False
@@ -26,7 +26,7 @@ def source_text(server: ServerState) -> tuple[str, bool]:
 
 
 def where_spans(view: LogView, glyphs: Glyphs) -> Line:
-    """Following, or how far behind."""
+    """Return whether the view follows the log, or how many lines it is behind."""
     if view.index is not view.live:
         return (("  older part ", "warn"),)
     if view.following:
@@ -38,13 +38,13 @@ def where_spans(view: LogView, glyphs: Glyphs) -> Line:
 
 
 def name_at(text: str, x: int) -> str:
-    """The name of the fact at a column of the line; empty between facts."""
+    """Return the name of the fact at a column of the line; empty between facts."""
     facts = re.finditer(r"\S+(?: \S+)*", text)
     return next((fact[0].split()[0] for fact in facts if fact.start() <= x < fact.end()), "")
 
 
 def head_line(server: ServerState, view: LogView, log_filter: LogFilter, width: int, glyphs: Glyphs) -> Line:
-    """The whole line. Facts stand two spaces apart; the first word of each is its name."""
+    """Return the whole line. Facts stand two spaces apart; the first word of each is its name."""
 
     def part(name: str, value: str, *, special: bool) -> list[Span]:
         return [(f"  {name} ", "dim"), (value, "busy" if special else "text")]
@@ -59,7 +59,7 @@ def head_line(server: ServerState, view: LogView, log_filter: LogFilter, width: 
     room = width - width_of(right) - 3
     where, _ = source_text(server)
     size = format_bytes(server.log.size) if server.log.size else ""
-    # The end of a path tells more than its beginning.
+    # A path's end tells more than its beginning.
     shown = where if len(where) <= room else glyphs.ellipsis + where[len(where) - room + 1 :]
     with_size = room >= len(where) + len(size) + 3
     left: Line = ((" ", "text"), (shown, "strong"), (f"  {size}" if with_size else "", "dim"))

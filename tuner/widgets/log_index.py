@@ -1,8 +1,8 @@
-"""Which lines of a log are shown, in which order, and which of them stand for several: no terminal, no IO.
+"""The rows of a log under a filter: which lines are shown, and which row stands for several. No terminal, no IO.
 
-The index grows with the blocks of `LogState` as they arrive and never looks at a block twice, so that a burst costs
-what its own lines cost. After a change of the filter it is rebuilt from the newest block backwards, in slices: the
-lines on screen are right at once, the rest follows.
+The index grows with the blocks of `LogState` and never reads a block twice, so that a burst costs only its own lines.
+After a change of the filter it is rebuilt from the newest block backwards, in slices: the lines on screen are right at
+once, the others follow.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from tuner.domain.logs import Level, LogBlock, LogLine
 from tuner.domain.state import LogState
 
 WINDOW = 400
-"""Equal lines of several ranks fold when they are at most so many lines apart."""
+"""Equal lines of several ranks are folded when they are at most this many lines apart."""
 SLICE = 1_000
-"""Lines indexed at once while rebuilding: a few milliseconds, which a key can wait."""
+"""Lines indexed in one step of a rebuild: it takes a few milliseconds, which is no noticeable delay of a key."""
 
 
 class LogFilter(Struct, frozen=True, kw_only=True):
-    """What may be shown. Markers always are."""
+    """Which lines are shown. Markers always are."""
 
     rank: str | None = None
-    """Only this rank; the empty text stands for lines without one."""
+    """Show only this rank; the empty text stands for lines without a rank, None for all lines."""
     level: Level = Level.DEBUG
-    """At least this severe."""
+    """Show only lines of at least this severity."""
     text: str = ""
-    """Contained somewhere, in any case of letters."""
+    """Show only lines that contain this text, ignoring case."""
 
     @property
     def active(self) -> bool:
-        """True when something may be hidden."""
+        """Return whether the filter may hide any line."""
         return self.rank is not None or self.level > Level.DEBUG or bool(self.text)
 
 
 def hides(log_filter: LogFilter, lines: Sequence[LogLine], offset: int) -> bool:
-    """Whether a filter leaves out that one of some lines that is at a byte offset."""
+    """Return whether a filter hides the line at a byte offset."""
     found: list[int | None] = []
     for each in (LogFilter(), log_filter):
         index = LogIndex()
@@ -50,28 +50,29 @@ def hides(log_filter: LogFilter, lines: Sequence[LogLine], offset: int) -> bool:
 
 
 class Fold(Struct, gc=False):
-    """One row for equal lines of several ranks; the first is shown for all.
+    """A row for equal lines of several ranks, of which the first line is shown.
 
-    Ten thousands of them are held. The collector of cycles need not visit what refers to texts only.
+    Tens of thousands exist at a time. `gc=False`: they refer only to texts, so the garbage collector need not visit
+    them.
     """
 
     line: LogLine
     seen: int
     ranks: tuple[str, ...]
     body: tuple[str, ...] = ()
-    """The lines that follow the first one (a traceback), to fold theirs with."""
+    """The lines that follow the first one (a traceback), with which those of other ranks are compared."""
 
 
 Row = LogLine | Fold
 
 
 def line_of(row: Row) -> LogLine:
-    """The line that a row shows."""
+    """Return the line that a row shows."""
     return row.line if type(row) is Fold else row  # type: ignore[return-value]
 
 
 class _Folder:
-    """Appends lines to rows, joining equal ones of several ranks."""
+    """Appends lines to rows and joins equal lines of several ranks."""
 
     def __init__(self) -> None:
         self._open: dict[int, deque[Fold]] = {}
@@ -108,7 +109,7 @@ class _Folder:
         self._body = group
 
     def _continue(self, line: LogLine, rows: list[Row]) -> None:
-        """A traceback body folds with its head; where it differs, the difference is shown."""
+        """Fold the lines of a traceback with its first line; from where they differ they are shown."""
         if self._joined is not None:
             body = self._joined.body
             if self._at < len(body) and body[self._at] == line.text:
@@ -127,28 +128,28 @@ class _Folder:
 class LogIndex:
     """The rows of one log under one filter.
 
-    Rows have ids that do not change while they are held: `first` is the id of `rows[0]`, older rows are put before
-    it with smaller ids, and dropped ones take theirs with them.
+    A row keeps its id for as long as it is held: `first` is the id of `rows[0]`, older rows are inserted before it with
+    smaller ids, and the ids of dropped rows are not used again.
     """
 
     def __init__(self, *, keep_rows: int | None = None) -> None:
         """Start empty.
 
         Args:
-            keep_rows: Hold only about so many of the newest rows and never build older ones (a tail).
+            keep_rows: Hold only about this many of the newest rows and never index older ones (a tail); None for all.
         """
         self.rows: list[Row] = []
         self.first = 0
         self.version = 0
-        """Grows with every change."""
+        """Incremented with every change."""
         self.filter = LogFilter()
         self.folding = True
         self.ranks: dict[str, None] = {}
-        """Rank tags seen so far, in order of appearance."""
+        """Rank tags seen so far, in the order of appearance."""
         self.fetched: tuple[LogBlock, ...] = ()
-        """What was fetched from the host and stands before the log's own blocks."""
+        """Blocks that were fetched from the host and stand before the log's own."""
         self.resets = 0
-        """Grows whenever rows get new ids."""
+        """Incremented whenever rows get new ids."""
         self._keep_rows = keep_rows
         self._blocks: tuple[LogBlock, ...] = ()
         self._generation = 0
@@ -158,24 +159,24 @@ class LogIndex:
 
     @property
     def last(self) -> int:
-        """Id after the newest row."""
+        """Return the id after that of the newest row."""
         return self.first + len(self.rows)
 
     @property
     def building(self) -> bool:
-        """True while older blocks wait to be indexed."""
+        """Return whether older blocks are still to be indexed."""
         return self._todo > 0
 
     @property
     def start(self) -> int:
-        """Byte offset from which on lines are held, shown or not."""
+        """Return the byte offset of the first line held, shown or not."""
         return next((block.start for block in (*self.fetched, *self._blocks)), 0)
 
     def __getitem__(self, row_id: int) -> Row:
         return self.rows[row_id - self.first]
 
     def update(self, log: LogState) -> bool:
-        """Take in the blocks that are new and let go of those no longer held.
+        """Take in new blocks and drop those that the log no longer holds.
 
         Returns:
             Whether anything changed.
@@ -199,7 +200,7 @@ class LogIndex:
         return True
 
     def refilter(self, log_filter: LogFilter, *, folding: bool) -> None:
-        """Change what is shown; the newest rows are there when this returns, `work` brings the rest."""
+        """Change the filter. The newest rows are indexed on return; `work` indexes the others."""
         if log_filter == self.filter and folding == self.folding:
             return
         self.filter, self.folding = log_filter, folding
@@ -209,7 +210,7 @@ class LogIndex:
         """Index older blocks, about `lines` lines of them.
 
         Returns:
-            Whether there is more to do.
+            Whether older blocks are still to be indexed.
         """
         done = 0
         parts: list[list[Row]] = []
@@ -223,7 +224,7 @@ class LogIndex:
             parts.append(rows)
             self._counts.appendleft(len(rows))
         if parts:
-            # Once for all blocks: each time, all rows behind move.
+            # Inserted once for all blocks, since each insertion moves all rows behind it.
             older = [row for rows in reversed(parts) for row in rows]
             self.rows[0:0] = older
             self.first -= len(older)
@@ -231,21 +232,21 @@ class LogIndex:
         return self._todo > 0
 
     def prepend(self, lines: Sequence[LogLine]) -> None:
-        """Put older lines, fetched from the host, in front."""
+        """Insert older lines that were fetched from the host at the beginning."""
         self.fetched = (LogBlock(lines[0].offset, lines[-1].offset + 1, tuple(lines)), *self.fetched)
         self._todo += 1
         if self._todo == 1:
             self.work()
 
     def extend(self, lines: Sequence[LogLine]) -> None:
-        """Put later lines behind (a part of a log that is shown apart from its live end)."""
+        """Append later lines, to a part of a log that is shown apart from its live end."""
         block = LogBlock(lines[0].offset, lines[-1].offset + 1, tuple(lines))
         self.fetched += (block,)
         self._append((block,))
         self.version += 1
 
     def find(self, text: str, start: int, step: int) -> int | None:
-        """Id of the next row that contains a text in any case of letters, from `start` on in steps of 1 or -1."""
+        """Return the id of the next row that contains a text (ignoring case), from `start` on in steps of 1 or -1."""
         rows, first = self.rows, self.first
         needle = text.lower()
         stop = len(rows) if step > 0 else -1
@@ -255,7 +256,7 @@ class LogIndex:
         return None
 
     def find_level(self, level: Level, start: int, step: int) -> int | None:
-        """Id of the next row at least that severe that begins a message."""
+        """Return the id of the next row of at least this severity that begins a message."""
         rows, first = self.rows, self.first
         stop = len(rows) if step > 0 else -1
         for index in range(start - first, stop, step):
@@ -266,7 +267,7 @@ class LogIndex:
         return None
 
     def at_offset(self, offset: int) -> int | None:
-        """Id of the last row that begins at or before a byte offset; None where there is no such row."""
+        """Return the id of the last row that begins at or before a byte offset; None where there is none."""
         found = None
         for index in range(len(self.rows) - 1, -1, -1):
             line = line_of(self.rows[index])
@@ -276,13 +277,13 @@ class LogIndex:
         return found
 
     def below(self, offset: int) -> int | None:
-        """Id of the row under which something about the line at an offset stands; None where that is not held."""
+        """Return the id of the row to show a card under for the line at an offset; None where that line is not held."""
         blocks = (*self.fetched, *self._blocks)
         held = any(block.start <= offset < block.end for block in reversed(blocks))
         return self.at_offset(offset) if held else None
 
     def nearest(self, offset: int) -> int | None:
-        """Id of the row that begins nearest to a byte offset; None where nothing is shown."""
+        """Return the id of the row that begins nearest to a byte offset; None where no row is shown."""
         before = self.at_offset(offset)
         if before is None:
             return self.first if self.rows else None
@@ -292,12 +293,12 @@ class LogIndex:
         return before
 
     def count(self, text: str) -> int:
-        """How many rows contain a text in any case of letters."""
+        """Return how many rows contain a text, ignoring case."""
         needle = text.lower()
         return sum(needle in line_of(row).text.lower() for row in self.rows)
 
     def _reset(self) -> None:
-        # Ids go on behind the old ones: a position remembered from before can never mean another row.
+        # New ids continue after the old ones, so that a remembered id never refers to another row.
         self.first = self.last
         self.resets += 1
         self.rows = []
@@ -313,14 +314,14 @@ class LogIndex:
         self.version += 1
 
     def _outruns(self, blocks: Iterable[LogBlock]) -> bool:
-        """Whether a tail need not look at most of these: they would push each other out of it."""
+        """Return whether these are more blocks than a tail needs: the newest alone would fill it."""
         return self._keep_rows is not None and sum(len(block.lines) for block in blocks) > SLICE
 
     def _append(self, blocks: Iterable[LogBlock]) -> None:
         for block in blocks:
             lines: Sequence[LogLine] = block.lines
             if self._keep_rows is not None and len(lines) > 8 * self._keep_rows:
-                # A tail draws a handful of rows: the middle of a burst is not worth indexing.
+                # A tail shows a handful of rows, so only the end of a burst is indexed.
                 lines = lines[-8 * self._keep_rows :]
             before = len(self.rows)
             self._filter(lines, self.rows, self._folder)
@@ -342,7 +343,7 @@ class LogIndex:
                 if needle:
                     passes = passes and needle in line.text.lower()
                 if line.continued:
-                    # A body goes with its head: half a traceback helps nobody.
+                    # The lines of a traceback are shown or hidden with its first line.
                     passes = passes or head_passes
                 else:
                     head_passes = passes
@@ -354,7 +355,7 @@ class LogIndex:
                 rows.append(line)
 
     def would_drop(self, log: LogState) -> int:
-        """How many rows `update` would let go of in front."""
+        """Return how many rows `update` would drop from the beginning."""
         old, new = self._blocks, log.blocks
         gone = (_position(old, new[0]) if new else None) if old else 0
         if gone is None:
@@ -366,7 +367,7 @@ class LogIndex:
         gone = _position(old, new[0]) or 0
         if not gone:
             return
-        # What was fetched goes too: it would now stand before a hole.
+        # Fetched blocks are dropped too: there would be a gap behind them.
         gone += len(self.fetched)
         self.fetched = ()
         skipped = min(gone, self._todo)
@@ -379,7 +380,7 @@ class LogIndex:
 
 
 def _position(blocks: tuple[LogBlock, ...], block: LogBlock) -> int | None:
-    """Index of this very block, looked for from the end."""
+    """Return the index of this block (the same object), searched from the end; None where it is not there."""
     for index in range(len(blocks) - 1, -1, -1):
         if blocks[index] is block:
             return index

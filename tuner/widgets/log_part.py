@@ -10,9 +10,9 @@ from tuner.domain.state import LogState, ServerState
 
 
 def lines_of(server: ServerState, engine: Engine | None, result: ReadResult) -> tuple[LogLine, ...]:
-    """Read a part as its live end is read, without concluding anything from it.
+    """Parse a part of a log as its live end is parsed, without drawing conclusions about the server.
 
-    The first line is left out unless the part begins with the log: it is torn.
+    The first line is dropped unless the part begins with the log: it may be incomplete.
     """
     log = LogState(source=server.log.source, facts_end=result.end + 1, start=result.offset, end=result.offset)
     event = LogBytes(key=server.identity.key, offset=result.offset, end=result.end, data=result.data)

@@ -1,7 +1,7 @@
-"""The log on screen: takes in what arrives, and moves.
+"""A log on screen that takes in new lines and can be scrolled.
 
-It scrolls by itself instead of through the layout, because a log that grows by thousands of lines a second must not
-cause a layout each time. Positions are row ids, so nothing moves under the reader when lines come or go.
+It scrolls by itself instead of through the layout, because thousands of new lines a second must not cause a layout
+each. Positions are row ids, so nothing moves under the reader when lines come or go.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DATED = re.compile(r"\[\d{4}-\d\d-\d\d ")
 
 
 class LogView(LogCanvas, can_focus=True):
-    """A viewport over a log."""
+    """A scrollable view of a log."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", "Up", show=False, id="log.up", tooltip="One line up; stops following"),
@@ -54,11 +54,11 @@ class LogView(LogCanvas, can_focus=True):
         self.live = self.index
         """The index of the log's live end; `index` is another one while an older part is shown."""
         self.waiting_lines = 0
-        """Lines that arrived since the reader stopped following and that are not taken in yet."""
+        """Lines that arrived since the reader stopped following and that are not in the index yet."""
         self._log: LogState | None = None
         self._then: Callable[[], None] | None = None
         self._kept: tuple[int, int] | None = None
-        """Byte offset of the line the reader chose, and where on screen it was: filters may hide it for a while."""
+        """Byte offset of the line that the reader selected, and its row on screen: a filter may hide it for a while."""
         self._findings: tuple[Card, ...] = ()
         self._placed_for: tuple[object, ...] = ()
         self._unplaced: tuple[Card, ...] = ()
@@ -67,9 +67,9 @@ class LogView(LogCanvas, can_focus=True):
     # What is shown -------------------------------------------------------------------------------------------
 
     def show_log(self, log: LogState, *, dimmed: bool = False) -> None:
-        """Take in a newer log.
+        """Take in a newer state of the log.
 
-        While the reader looks at old lines, blocks that would push those out of memory wait.
+        While the reader is not following, blocks that would push the lines on screen out of memory wait.
         """
         repaint = self.set_dimmed(dimmed)
         previous, self._log = self._log, log
@@ -93,12 +93,12 @@ class LogView(LogCanvas, can_focus=True):
     # Cards -----------------------------------------------------------------------------------------------------
 
     def show_cards(self, cards: tuple[Card, ...]) -> None:
-        """Show these cards, each under the line it is about; of several under one line the first one."""
+        """Show these cards, each below the line it is about; of several for one line only the first."""
         self._findings = cards
         self.place_cards()
 
     def place_cards(self) -> None:
-        """Find the rows of the cards. Row ids last, so this is done once for a card, not for each line that comes."""
+        """Find the rows of the cards. Row ids are stable, so this is done once per card and not for each new line."""
         index = self.index
         key = (self._findings, index, index.resets, index.building, len(index.fetched))
         placed, wanted = ({}, self._findings) if key != self._placed_for else (dict(self.cards), self._unplaced)
@@ -118,12 +118,12 @@ class LogView(LogCanvas, can_focus=True):
             self.repaint()
 
     def row_of(self, card: Card) -> int | None:
-        """The row under which a card stands; None where its line is not held."""
+        """Return the id of the row under which a card stands; None where its line is not held."""
         return next((row_id for row_id, each in self.cards.items() if each.finding.at == card.finding.at), None)
 
     @property
     def open_card(self) -> Card | None:
-        """The unfolded card of the current row: keys move in it."""
+        """Return the unfolded card of the current row, in which the arrow keys move; None for none."""
         card = None if self.following else self.cards.get(self.current)
         return card if card is not None and card.unfolded else None
 
@@ -149,7 +149,7 @@ class LogView(LogCanvas, can_focus=True):
         self.repaint()
 
     def when_built(self, action: Callable[[], None]) -> None:
-        """Do what needs all rows: at once, or when older ones are indexed, unless the reader moves before."""
+        """Run an action once all rows are indexed, at once if they are; dropped if the reader moves before that."""
         if self.index.building:
             self._then = action
         else:
@@ -157,7 +157,7 @@ class LogView(LogCanvas, can_focus=True):
 
     @property
     def building(self) -> bool:
-        """Whether older lines wait to be indexed."""
+        """Return whether older lines are still to be indexed."""
         return any(each.building for each in self._indexes)
 
     @property
@@ -165,7 +165,7 @@ class LogView(LogCanvas, can_focus=True):
         return tuple(dict.fromkeys((self.index, self.live)))
 
     def work(self) -> bool:
-        """Index a slice of older lines. Returns whether there is more to do."""
+        """Index a slice of older lines. Returns whether there are more."""
         for each in self._indexes:
             if each.work():
                 return True
@@ -177,7 +177,7 @@ class LogView(LogCanvas, can_focus=True):
         return False
 
     def refilter(self, log_filter: LogFilter, *, folding: bool) -> None:
-        """Show other lines: those around the one the reader chose, and that one again when it is shown again."""
+        """Change the filter. The selected line stays on screen, or the nearest one while the filter hides it."""
         current = self.current_row()
         if self._kept is None and current is not None and not self.following:
             rows = [row_id for row_id, _ in self._visible()]
@@ -189,7 +189,7 @@ class LogView(LogCanvas, can_focus=True):
         self.repaint()
 
     def _return(self) -> None:
-        """To what is shown nearest to the line the reader chose."""
+        """Scroll to the shown line nearest to the one that the reader selected."""
         if self._kept is None or self.following:
             return
         row_id = self.index.nearest(self._kept[0])
@@ -201,11 +201,11 @@ class LogView(LogCanvas, can_focus=True):
 
     @property
     def current(self) -> int:
-        """Row id that keys act on."""
+        """Return the id of the row that keys act on."""
         return self.index.last - 1 if self.following else min(max(self.cursor, self.index.first), self.index.last - 1)
 
     def current_row(self) -> tuple[LogLine, tuple[str, ...]] | None:
-        """The current line and the ranks it stands for."""
+        """Return the current line and the ranks it stands for; None for an empty log."""
         if not self.index.rows:
             return None
         row = self.index[self.current]
@@ -213,7 +213,7 @@ class LogView(LogCanvas, can_focus=True):
         return line, row.ranks if isinstance(row, Fold) else ((line.rank,) if line.rank else ())
 
     def go_to(self, row_id: int) -> None:
-        """Make a row current and bring it into view."""
+        """Make a row current and scroll it into view."""
         places = self._visible()
         self._then = self._kept = None
         self.following = False
@@ -239,7 +239,7 @@ class LogView(LogCanvas, can_focus=True):
             self.post_message(NewerLinesRequested())
 
     def action_follow(self) -> None:
-        """Go to the newest line and stay there."""
+        """Go to the newest line and follow the log."""
         self.index = self.live
         self.following = True
         self._then = self._kept = None
@@ -271,7 +271,7 @@ class LogView(LogCanvas, can_focus=True):
         self.action_move(direction * max(1, len(pages) - 1))
 
     def action_oldest(self) -> None:
-        """The oldest line held; older ones are fetched."""
+        """Go to the oldest line held, once all are indexed."""
         self.when_built(lambda: self.go_to(self.index.first))
 
     def action_slide(self, direction: int) -> None:
@@ -281,7 +281,7 @@ class LogView(LogCanvas, can_focus=True):
             self.repaint()
 
     def action_open(self) -> None:
-        """Show the current line in full, or what the chosen line of a card leads to."""
+        """Show the current line in full, or go where the selected line of a card refers to."""
         if (card := self.open_card) is not None:
             self.post_message(self.CardEntered(card, card.chosen(self.card_width)))
             return
@@ -290,13 +290,13 @@ class LogView(LogCanvas, can_focus=True):
             self.post_message(LineOpened(*current))
 
     def toggle_wrap(self) -> None:
-        """Break long lines, or cut them at the edge."""
+        """Switch between wrapping long lines and cutting them at the edge."""
         self.wrap = not self.wrap
         self._x = 0
         self.repaint()
 
     def scroll_rows(self, rows: int) -> None:
-        """Scroll without a cursor of its own (mouse wheel): the current line goes along."""
+        """Scroll by mouse wheel; the current line moves along."""
         if self.following and rows > 0:
             return
         places = self._visible()
@@ -316,24 +316,24 @@ class LogView(LogCanvas, can_focus=True):
             self.post_message(OlderLinesRequested())
 
     def visible_text(self) -> str:
-        """The lines on screen, whole, for the clipboard."""
+        """Return the lines on screen in full, for the clipboard."""
         ids = dict.fromkeys(row_id for row_id, _ in self._visible())
         return "\n".join(line_of(self.index[row_id]).text for row_id in ids)
 
     # Mouse ---------------------------------------------------------------------------------------------------
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Three lines back."""
+        """Scroll three lines back."""
         event.stop()
         self.scroll_rows(-3)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Three lines on."""
+        """Scroll three lines on."""
         event.stop()
         self.scroll_rows(3)
 
     def on_click(self, event: events.Click) -> None:
-        """Make the clicked line current; on the scroll bar go there; twice: open it."""
+        """Make the clicked line current; a second click opens it. On the scroll bar: go to that place in the log."""
         if event.x >= self.size.width - 1 and self.index.rows:
             share = event.y / max(1, self.size.height - 1)
             self.go_to(self.index.first + round(share * (len(self.index.rows) - 1)))
@@ -347,7 +347,7 @@ class LogView(LogCanvas, can_focus=True):
 
 
 class LogTail(LogView, can_focus=False):
-    """The last lines of a log, always following; a click asks for the whole."""
+    """The last lines of a log, always following; a click asks for the whole log."""
 
     class Clicked(Message):
         """The tail was clicked."""
@@ -359,10 +359,10 @@ class LogTail(LogView, can_focus=False):
             self.post_message(self.Clicked())
 
     def scroll_rows(self, rows: int) -> None:
-        """A tail stays at the end."""
+        """Do nothing: a tail stays at the end."""
 
     def shown_text(self, line: LogLine) -> str:
-        """A tail is of today: the time says enough."""
+        """Return the line without its date: a tail shows recent lines, for which the time is enough."""
         text = super().shown_text(line)
         return f"[{text[12:]}" if _DATED.match(text) else text
 

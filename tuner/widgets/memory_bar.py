@@ -1,4 +1,4 @@
-"""The stacked memory bar of one GPU: terms to cells."""
+"""The stacked memory bar of one GPU: bytes by term, drawn as cells."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from tuner.widgets.glyphs import GUESTS, Glyphs
 from tuner.widgets.spans import Line, Span
 
 Terms = tuple[tuple[str, int], ...]
-"""Names of `glyphs.TERMS` and their bytes, in stacking order."""
+"""Names of `glyphs.TERMS` with their bytes, in stacking order."""
 
 _VISIBLE_FROM = 0.25
-"""A term of at least so much of a cell gets a whole one: small is not nothing."""
+"""Share of a cell from which on a term gets a whole cell, so that a small amount is not drawn as nothing."""
 
 
 def cells_of(values: Sequence[int], total: int, width: int) -> list[int]:
-    """Share `width` cells among values of a `total`; what is left over stays free.
+    """Return the cells of each value in a bar of `width` cells for `total` bytes; the others are free.
 
-    The sum is the rounded share of all values together, so that the free part of the bar is right; within it the
-    largest remainders win, and a value that deserves a look keeps a cell of its own. Values count as they are printed,
-    to a tenth of a GiB: equal numbers stand beside equal bars.
+    The sum is the rounded share of all values together, so that the free part of the bar is right. Within it cells are
+    distributed by the largest remainders, and a value of at least `_VISIBLE_FROM` of a cell keeps one. Values are first
+    rounded to a tenth of a GiB, as they are printed, so that equal numbers have equal bars.
     """
     if total <= 0 or width <= 0:
         return [0] * len(values)
@@ -43,14 +43,14 @@ def cells_of(values: Sequence[int], total: int, width: int) -> list[int]:
 
 
 def bar(terms: Terms, total: int | None, width: int, glyphs: Glyphs) -> Line:
-    """Draw the bar with its two ends, `width` cells in all."""
+    """Return the bar with its two ends, `width` cells in all."""
     inner = width - 2
     if inner <= 0:
         return ()
     if not total:
         return ((glyphs.bar_left, "dim"), ("memory unknown".ljust(inner)[:inner], "dim"), (glyphs.bar_right, "dim"))
-    # Memory of others is no part of the stack that the server built: it stands at the right end, and equal stacks
-    # look equal whoever else is on the GPU.
+    # Memory of others is not part of this server's stack. It stands at the right end, so that equal stacks look equal
+    # whoever else is on the GPU.
     own = [(name, value) for name, value in terms if name not in GUESTS]
     counts = cells_of([value for _, value in own], total, inner)
     guests: list[Span] = []
@@ -74,7 +74,7 @@ def bar(terms: Terms, total: int | None, width: int, glyphs: Glyphs) -> Line:
 
 
 def scale(total: int | None, width: int) -> str:
-    """Numbers above the bar, in GiB, as many as fit: `0        24        48        72      95.6`."""
+    """Return the numbers above the bar, in GiB, as many as fit: `0        24        48        72      95.6`."""
     if not total:
         return "memory".ljust(width)
     total_gib = total / (1 << 30)

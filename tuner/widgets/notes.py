@@ -1,4 +1,4 @@
-"""The lines below the rank table: what the bars stand for, and everything that wants a look, most urgent first."""
+"""The lines below the rank table: the legend of the bars, and what needs attention, most urgent first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tuner.widgets.status import PHASE_DOING
 from tuner.widgets.wording import problem_text
 
 _OF_GPUS = ("gpu-lost", "nvml-error")
-"""Problems that may have a GPU for a subject."""
+"""Codes of problems whose subject may be a GPU."""
 
 
 def _spread_text(values: Sequence[int]) -> str:
@@ -27,7 +27,7 @@ def _spread_text(values: Sequence[int]) -> str:
 
 
 def legend_line(rows: Sequence[Row], server: ServerState | None, width: int, glyphs: Glyphs) -> Line:
-    """What the fills of the bars stand for, with GiB per rank."""
+    """Return the legend of the bars: each fill with its name and GiB per rank."""
     names = {
         "weights": "weights",
         "loading": "loading weights",
@@ -40,7 +40,7 @@ def legend_line(rows: Sequence[Row], server: ServerState | None, width: int, gly
     }
     by_term: dict[str, list[int]] = {}
     ranks = [row for row in rows if row.is_rank]
-    # What is left on the GPU of a dead rank says nothing about those that live.
+    # Memory left on the GPU of a dead rank says nothing about the living ranks.
     for row in [row for row in ranks if row.note not in (DEAD, ENDED)] or ranks or rows:
         for term, value in row.terms:
             by_term.setdefault(term, []).append(value)
@@ -54,14 +54,14 @@ def legend_line(rows: Sequence[Row], server: ServerState | None, width: int, gly
     tokens = f" ({server.kv_tokens:,} tokens)" if server and server.kv_tokens is not None else ""
     left = fit([part(term, names[term], tokens if term == "kv" else "") for term in shown], width - 2, ("  ", "text"))
     if "servers" in shown and not any(style == "servers" for _, style in left):
-        # Nothing below the table explains this one, as the notes do for foreign processes.
+        # Nothing below the table explains the memory of other servers, unlike that of foreign processes.
         names["kv"] = "KV"
         left = fit([part(term, names[term]) for term in shown], width - 2, ("  ", "text"))
     return ((" ", "text"), *left) if left else ()
 
 
 def throttle_lines(rows: Sequence[Row], width: int, glyphs: Glyphs) -> list[Line]:
-    """Which ranks the driver slows down and why, in one line."""
+    """Return which ranks the driver slows down and why, as one item."""
     grouped: dict[tuple[str, ...], list[str]] = {}
     for label, limits in throttled(rows):
         grouped.setdefault(limits, []).append(label)
@@ -78,7 +78,7 @@ def _labels(labels: Sequence[str], of: int) -> str:
 
 
 def foreign_lines(state: HostState, width: int, glyphs: Glyphs) -> list[Line]:
-    """Processes that hold GPU memory and belong to nobody we know: gpu, pid, owner, command, GiB."""
+    """Return a line for each foreign process: GPU, PID, owner, command, GiB."""
     by_pid: dict[int, list[int]] = {}
     for index, process in enumerate(state.foreign):
         by_pid.setdefault(process.pid, []).append(index)
@@ -105,7 +105,7 @@ def foreign_lines(state: HostState, width: int, glyphs: Glyphs) -> list[Line]:
 
 
 def wrapped(sign: Span, text: str, width: int, ellipsis: str, most: int = 2) -> list[Line]:
-    """A sign and a sentence over at most `most` lines; words stay whole."""
+    """Return a symbol and a sentence on at most `most` lines, broken between words."""
     room = max(10, width - width_of((sign,)) - 3)
     rows = [""]
     for word in text.split(" "):
@@ -121,11 +121,11 @@ def wrapped(sign: Span, text: str, width: int, ellipsis: str, most: int = 2) -> 
 
 
 Item = list[Line]
-"""One thing that wants a look: a line, and its continuation."""
+"""A note: its line, and the lines that continue it."""
 
 
 def failure_items(server: ServerState, width: int, glyphs: Glyphs, most: int, *, explained: bool = False) -> list[Item]:
-    """Why a start failed or a server died: phase, ranks, which came first, and its words, unless a card has them."""
+    """Return why a start failed or a server died: phase, ranks, first failure and its text, if no card shows them."""
     items: list[Item] = []
 
     def add(sign: str, style: str, text: str, lines: int = 2) -> None:
@@ -137,7 +137,7 @@ def failure_items(server: ServerState, width: int, glyphs: Glyphs, most: int, *,
     elif server.phase is Phase.FAILED:
         where = f" {PHASE_DOING[first.phase]}" if first and first.phase in PHASE_DOING else ""
         ranks = ""
-        # A silent death names its ranks in its own words.
+        # The text of a silent death names its ranks itself.
         if first and first.ranks and not first.silent:
             ranks = f" {glyphs.separator} {clean(first.ranks[0])}"
             ranks += f" first of {len(first.ranks)} ranks" if len(first.ranks) > 1 else ""
@@ -163,7 +163,7 @@ def failure_items(server: ServerState, width: int, glyphs: Glyphs, most: int, *,
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Numbers as one writes them: `0-3, 6`."""
+    """Return numbers as a list of ranges: `0-3, 6`."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][-1] + 1:
@@ -174,11 +174,11 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def group_name(tags: Sequence[str], of: int) -> str:
-    """Ranks of one row: `TP2`, `TP0-3, 6`, `rank 8-15`, `all 8`.
+    """Return the name of the ranks that share a row: `TP2`, `TP0-3, 6`, `rank 8-15`, `all 8`.
 
     Args:
-        tags: Of those that share the row.
-        of: How many the server has.
+        tags: Tags of the ranks that share the row.
+        of: Number of ranks of the server.
     """
     if len(tags) == of and of > 1:
         return f"all {of}"
@@ -189,7 +189,7 @@ def group_name(tags: Sequence[str], of: int) -> str:
 
 
 def problem_items(state: HostState, server: ServerState | None, width: int, glyphs: Glyphs, most: int) -> list[Item]:
-    """What does not work on the host, serious things first."""
+    """Return the problems of the host, serious ones first."""
     names = {each.identity.key: f"pid {each.identity.pid}" for each in state.servers}
     if server:
         names[server.identity.key] = ""
@@ -217,11 +217,12 @@ def problem_items(state: HostState, server: ServerState | None, width: int, glyp
 
 
 SILENT_S = 120.0
-"""Compiling kernels before a capture is silent for a minute on real hosts."""
+"""Seconds without a log line after which a start counts as silent. Compiling kernels before a capture takes a minute.
+"""
 
 
 def silence(state: HostState, server: ServerState | None) -> str:
-    """That a start has stopped saying anything, in words; empty when it talks, or is always silent there."""
+    """Return a sentence saying that a start stopped logging; empty while it logs or its phase is usually silent."""
     if server is None or not server.phase.starting or server.log.said_at is None:
         return ""
     if state.link.phase is not LinkPhase.UP:
@@ -229,7 +230,7 @@ def silence(state: HostState, server: ServerState | None) -> str:
     silent_s = state.mono - server.log.said_at
     known = bool(server.phases) and server.phases[-1].phase in server.usual.phases_s
     if any(finding.cause in HANGS for finding in server.findings):
-        return ""  # the card says so, and more
+        return ""  # The finding's card says so.
     if silent_s < SILENT_S or (known and not late(state, server, server.phases[-1])):
         return ""
     rates = {sample.index: sample.utilization_ratio for sample in state.samples}
@@ -243,7 +244,7 @@ def silence(state: HostState, server: ServerState | None) -> str:
 
 
 FINAL_LINES = 10
-"""That the reason may take for which a link is given up."""
+"""Most lines for the reason why a link was given up."""
 
 
 def note_items(
@@ -258,17 +259,17 @@ def note_items(
     ended: bool = False,
     explained: bool = False,
 ) -> list[Item]:
-    """Everything that wants a look, most urgent first: failure, link, XID, problems, foreign processes, throttling.
+    """Return all notes, most urgent first: failure, link, XID, problems, foreign processes, throttling.
 
     Args:
         state: The host.
-        server: The server on screen.
-        width: Cells of a line.
-        glyphs: Signs to draw with.
-        rows: Name the ranks among these that the driver slows down, where the table has no room for it.
-        most: Lines that one item may take.
-        problems: How many of what does not work on the host; None for all.
-        ended: This is the end of a recording, so there is no link to speak of.
+        server: The server on screen; None for none.
+        width: Width of a line, in cells.
+        glyphs: Symbols to draw with.
+        rows: Rows whose throttled ranks to name, where the table has no room for that.
+        most: Most lines of one item.
+        problems: Most problems of the host to show; None for all.
+        ended: A recording has come to its end, so nothing is said about the link.
         explained: A card says why the server failed.
     """
     items = failure_items(server, width, glyphs, most, explained=explained) if server is not None else []
@@ -278,7 +279,7 @@ def note_items(
     if link.reason and link.phase is not LinkPhase.UP and not ended:
         todo = "Press R to try again" if link.final else ""
         sign = (f"{glyphs.link(link.phase)} link {link.phase}:", "bad" if link.final else "warn")
-        # Of a host that is not reached there is nothing else to see, and the last sentence says what to do.
+        # A host that cannot be reached shows nothing else, and the last sentence says what to do.
         lines = FINAL_LINES if link.final and most > 1 else most
         items.append(wrapped(sign, sentences(clean(link.reason), todo), width, glyphs.ellipsis, lines))
     bus_ids = {info.bus_id: info.index for info in state.gpu_table.gpus if info.bus_id} if state.gpu_table else {}
@@ -297,14 +298,14 @@ def note_items(
 def note_lines(
     items: Sequence[Item], compact: Sequence[Item], room: int, glyphs: Glyphs, hidden: int = 0
 ) -> list[Line]:
-    """As many items as there is room for, whole ones only; the rest is counted.
+    """Return the items that fit entirely; the others are counted in the last line.
 
     Args:
-        items: The items as they should be.
-        compact: The same in one line each; all but the first, the most urgent, are shortened so.
-        room: Lines there are.
-        glyphs: Signs to draw with.
-        hidden: Items that were left out before.
+        items: The items at full length.
+        compact: The same items in one line each; used for all but the first, the most urgent.
+        room: Number of lines available.
+        glyphs: Symbols to draw with.
+        hidden: Number of items that were left out before.
     """
     shortened = [*items[:1], *compact[1:]] if items and len(items[0]) < room else compact
     for choice in (items, shortened):

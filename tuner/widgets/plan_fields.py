@@ -1,4 +1,4 @@
-"""The knobs of a plan: how a value is shown, what comes next to it, and the command line that it makes."""
+"""The knobs of a plan: how a value is shown, which values follow it, and the command line that results."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SIZES = (
     1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 4096, 8192,
     16384, 32768, 65536,
 )  # fmt: skip
-"""Batches and counts of requests that people choose."""
+"""Values that people choose for batch sizes and counts of requests."""
 _PLAIN = Turning(place=0)
 
 
 def label_of(each: PlanKnob) -> str:
-    """The name that is shown."""
+    """Return the name to show for a knob."""
     return _turning(each).negates or each.knob.name
 
 
@@ -33,7 +33,7 @@ def _turning(each: PlanKnob) -> Turning:
 
 
 def value_words(each: PlanKnob, value: Any) -> str:
-    """A value in a few cells: `256k`, `4 MiB`, `on`."""
+    """Return a value in a few cells: `256k`, `4 MiB`, `on`."""
     if each.knob.type is KnobType.BOOL:
         return "on" if bool(value) is not bool(_turning(each).negates) else "off"
     if value is None:
@@ -46,7 +46,7 @@ def value_words(each: PlanKnob, value: Any) -> str:
 
 
 def next_value(each: PlanKnob, value: Any, step: int) -> Any:
-    """The next sensible value in a direction; the same one at an end."""
+    """Return the next sensible value in a direction; at an end the same value."""
     knob = each.knob
     if knob.type is KnobType.BOOL:
         return not value
@@ -57,7 +57,7 @@ def next_value(each: PlanKnob, value: Any, step: int) -> Any:
     if knob.type is KnobType.FLOAT:
         now = float(value) if value is not None else 0.9
         least, most = max(knob.min or 0.0, 0.05), min(knob.max if knob.max is not None else 1.0, 0.995)
-        # On the grid, whatever the value was.
+        # Move to the next multiple of the step, whatever the value was.
         lines = now / _FRACTION_STEP
         moved = math.floor(lines + 1e-6) + 1 if step > 0 else math.ceil(lines - 1e-6) - 1
         return round(min(most, max(least, moved * _FRACTION_STEP)), 4)
@@ -79,10 +79,10 @@ def _ladder(each: PlanKnob) -> list[int]:
 
 
 def typed_value(each: PlanKnob, text: str) -> Any:
-    """What somebody typed as a value.
+    """Parse a typed value of a knob.
 
     Raises:
-        ValueError: It is none; the message says why.
+        ValueError: The text is no value of the knob; the message says why.
     """
     value = read_value(each.knob, text)
     if each.knob.type is KnobType.BOOL and _turning(each).negates:
@@ -95,7 +95,7 @@ def typed_value(each: PlanKnob, text: str) -> Any:
 
 
 def change_words(knobs: Sequence[PlanKnob], values: Mapping[str, Any]) -> list[str]:
-    """What changes in a command: variables, then arguments."""
+    """Return the changes to a command: environment variables, then arguments."""
     variables, arguments = [], []
     for each in knobs:
         if each.knob.name not in values:
@@ -109,7 +109,7 @@ def change_words(knobs: Sequence[PlanKnob], values: Mapping[str, Any]) -> list[s
 
 
 def command_line(argv: Sequence[str], knobs: Sequence[PlanKnob], values: Mapping[str, Any]) -> str:
-    """The whole command with the changes in it, as one types it in a shell."""
+    """Return the whole command with the changes applied, quoted for a shell."""
     words = [clean(word) for word in argv]
     variables: list[str] = []
     for each in knobs:
@@ -121,7 +121,7 @@ def command_line(argv: Sequence[str], knobs: Sequence[PlanKnob], values: Mapping
         elif each.flag:
             words = _without(words, each.flag)
             words += _argument(each, value).split(" ", 1) if _argument(each, value) else []
-    # What is taken out of the environment comes first: `env` reads its options before the variables.
+    # Variables to unset come first: `env` reads its options before the assignments.
     unset = [word for at, word in enumerate(variables) if word == "-u" or (at and variables[at - 1] == "-u")]
     given = [word for word in variables if word not in unset]
     return shlex.join([*(["env"] if variables else []), *unset, *given, *words])
@@ -134,14 +134,14 @@ def _typed(each: PlanKnob, value: Any) -> str:
 
 
 def _argument(each: PlanKnob, value: Any) -> str:
-    """A flag with its value; empty where the flag is left out."""
+    """Return a flag with its value; empty where the flag is left out."""
     if value is None or value is False:
         return ""
     return f"{each.flag}" if value is True else f"{each.flag} {_typed(each, value)}"
 
 
 def _without(words: Sequence[str], flag: str) -> list[str]:
-    """A command without an argument and its value, however it is written."""
+    """Return a command without one argument and its value, in either spelling (`--a b`, `--a=b`)."""
     kept: list[str] = []
     dropping = False
     for word in words:

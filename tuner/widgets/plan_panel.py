@@ -1,4 +1,4 @@
-"""The memory of a start that has not happened, beside that of the one it is made from."""
+"""The forecast of a start, beside the memory of the start that it is planned from."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ _TERMS = {
     "graphs": "graphs",
     "context": "context",
 }
-"""Which fill of the memory bar a purpose has; the others are `other`."""
+"""Fill of the memory bar for each purpose; purposes not listed are drawn as `other`."""
 _STYLES = {Fit.FITS: "ok", Fit.UNKNOWN: "warn"}
 _LEFT = 36
 _NAME = 21
 _WHAT = 12
-"""Cells of both halves: the knobs with their names, and the purposes of memory."""
+"""Widths in cells: the left half with the knobs, the name of a knob, and the name of a purpose of memory."""
 
 
 class Panel(Struct, frozen=True):
-    """The text, and on which of its lines the chosen knob stands."""
+    """The lines, and the index of the one with the selected knob."""
 
     lines: tuple[Line, ...]
     chosen: int
 
 
 def panel(planned: Planned, values: Mapping[str, Any], chosen: int, width: int, glyphs: Glyphs, *, old: bool) -> Panel:
-    """Everything but the command line.
+    """Return all lines except the command line.
 
     Args:
-        planned: The two forecasts.
-        values: Knobs that were turned.
-        chosen: Which knob keys are about.
-        width: Cells of a line.
-        glyphs: Signs to draw with.
-        old: The newest values are still being worked out.
+        planned: The forecasts for the present and the changed values.
+        values: Changed knobs, by name.
+        chosen: Index of the selected knob.
+        width: Width of a line, in cells.
+        glyphs: Symbols to draw with.
+        old: The forecast for the newest values is still being computed.
     """
     then = planned.then
     lines = _verdict(then, width, glyphs, old=old)
@@ -89,7 +89,7 @@ def _verdict(plan: Forecast, width: int, glyphs: Glyphs, *, old: bool) -> list[L
 
 
 def _interval(plan: Forecast, width: int, glyphs: Glyphs) -> Line:
-    """The fractions that work, as a bar with the value on it: `0.7692 [----*---] 0.945`."""
+    """Return the safe interval as a bar with the present value on it: `0.7692 [----*---] 0.945`."""
     if plan.f_min is None or plan.f_max is None:
         return ()
     head: Span = (" safe fractions  ", "dim")
@@ -97,7 +97,7 @@ def _interval(plan: Forecast, width: int, glyphs: Glyphs) -> Line:
     if plan.f_max <= plan.f_min or plan.fit is Fit.NOWHERE:
         return (head, ("none: no fraction works", "bad"))
     room = min(48, width - len(head[0]) - 30)
-    # A fifth on either side shows by how much a value is outside.
+    # A fifth of the interval on either side shows how far outside a value is.
     span = plan.f_max - plan.f_min
     first, last = max(0.0, plan.f_min - span / 5), min(1.0, plan.f_max + span / 5)
     scale = (room - 1) / max(1e-9, last - first)
@@ -134,7 +134,7 @@ def _by_rank(plan: Forecast) -> dict[int, Sizes]:
 
 
 def _groups(plan: Forecast) -> list[list[int]]:
-    """Ranks that share a bar."""
+    """Return the groups of ranks that share a bar."""
     return alike(
         {
             rank: {what: None if row.size_bytes is None else row.size_bytes / GIB for what, row in sizes.items()}
@@ -144,7 +144,7 @@ def _groups(plan: Forecast) -> list[list[int]]:
 
 
 def _weakest(plan: Forecast) -> int | None:
-    """The rank that has least left; the first one where that is not known."""
+    """Return the rank with the least memory left; the first rank where that is unknown, None without ranks."""
     ranks = _by_rank(plan)
 
     def left(rank: int) -> float:
@@ -155,7 +155,7 @@ def _weakest(plan: Forecast) -> int | None:
 
 
 def _bars(planned: Planned, width: int, glyphs: Glyphs) -> list[Line]:
-    """One bar for now and one for then, for each group of ranks that are alike."""
+    """Return two bars, present and forecast, for each group of equal ranks."""
     now, then = _by_rank(planned.now), _by_rank(planned.then)
     lines: list[Line] = []
     groups = _groups(planned.then) or _groups(planned.now)
@@ -178,7 +178,7 @@ def _bars(planned: Planned, width: int, glyphs: Glyphs) -> list[Line]:
 
 
 def _card(planned: Planned, rank: int) -> int:
-    """Bytes of a rank's GPU, as far as the log tells; 0 where it does not."""
+    """Return the memory of a rank's GPU in bytes, as far as the log tells; 0 where it does not."""
     told = [story.total_gib or story.before_weights for story in planned.base.ranks if story.number == rank]
     return next((round(figure.value * GIB) for figure in told if figure is not None), 0)
 
@@ -198,7 +198,7 @@ def _terms(sizes: Sizes) -> tuple[tuple[str, int], ...]:
 
 
 def _fields(planned: Planned, values: Mapping[str, Any], chosen: int, glyphs: Glyphs) -> list[Line]:
-    """The knobs, each with what it is now and what it would be."""
+    """Return the knobs, each with its present and its changed value."""
     lines: list[Line] = [((f" {'knob':<{_NAME}} now", "head"),)]
     for at, each in enumerate(planned.knobs):
         name, now = each.knob.name, value_words(each, each.value)
@@ -214,7 +214,7 @@ def _fields(planned: Planned, values: Mapping[str, Any], chosen: int, glyphs: Gl
 
 
 def _table(planned: Planned, width: int, glyphs: Glyphs) -> list[Line]:
-    """Purposes of the weakest rank: GiB now and then, how far off, and where the number comes from."""
+    """Return the memory of the rank with least left: GiB before and after, error, and source of the number."""
     now, then = _by_rank(planned.now), _by_rank(planned.then)
     rank = _weakest(planned.then)
     rank = _weakest(planned.now) if rank is None else rank
@@ -239,7 +239,7 @@ def _table(planned: Planned, width: int, glyphs: Glyphs) -> list[Line]:
 
 
 def _short(tokens: int | None) -> str:
-    """Tokens in six cells; the verdict has them all."""
+    """Return a number of tokens in at most six cells; the verdict has the exact number."""
     if tokens is None:
         return "-"
     if tokens < 10_000:
@@ -269,7 +269,7 @@ def _row(what: str, old: ForecastRow | None, new: ForecastRow | None, width: int
 
 
 def base_line(planned: Planned, width: int, glyphs: Glyphs) -> Line:
-    """What the plan is made from."""
+    """Return the line that names the start that is planned from."""
     start = planned.base
     name = planned.title or clean(start.engine)
     words = f" planned from the start of {name} {clean(start.version or '')}".rstrip()
@@ -281,7 +281,7 @@ def base_line(planned: Planned, width: int, glyphs: Glyphs) -> Line:
 
 
 def command_lines(words: Sequence[str], command: str, width: int, glyphs: Glyphs, *, most: int) -> list[Line]:
-    """What to type: the changes, then the whole command as far as there is room."""
+    """Return what to type: the changes, then the whole command in at most `most` lines."""
     if not words:
         return [((" nothing is turned yet: left and right change a value, enter takes a typed one", "dim"),)]
     lines: list[Line] = [((" change   ", "dim"), (clip(" ".join(words), width - 11, glyphs.ellipsis), "strong"))]

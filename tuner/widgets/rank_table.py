@@ -1,4 +1,4 @@
-"""One row per rank, then one per GPU without one: memory by purpose, load, power, heat, traffic."""
+"""One row per rank, then one per GPU without a rank: memory by purpose, utilisation, power, temperature, traffic."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ NO_VALUE = "n/a"
 DEAD = ("dead", "bad")
 """The note of a rank whose process is gone."""
 ENDED = ("ended", "dim")
-"""The same where its server was stopped on purpose."""
+"""The note of a rank whose process is gone because its server was stopped on purpose."""
 _BAR_MIN = 18
 _BAR_MAX = 60
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """What one line of the table is about."""
+    """One row of the table: a rank and its GPU, or a GPU without a rank."""
 
     label: str
     gpu: int | None
@@ -37,9 +37,9 @@ class Row(Struct, frozen=True, kw_only=True):
     total_bytes: int | None = None
     used_bytes: int | None = None
     note: Span = ("", "dim")
-    """A word on what is out of the ordinary."""
+    """What is out of the ordinary, in a word or two."""
     trouble: str = ""
-    """Stands in place of the bar when there is nothing to draw."""
+    """Text shown in place of the bar when there is nothing to draw."""
     is_rank: bool = True
 
 
@@ -51,10 +51,10 @@ def stack(
     *,
     loading: bool = False,
 ) -> Terms:
-    """The terms of one GPU's bar, adding up to what the driver says is used.
+    """Return the terms of one GPU's bar; their sum is the memory in use according to the driver.
 
-    What the engine does not explain is `other`, or `loading` while weights come and are not told yet; the host's other
-    servers and foreign processes come last.
+    What the engine does not explain is `other`, or `loading` while weights are being loaded and not yet in the log. The
+    host's other servers and foreign processes come last.
     """
     terms: list[tuple[str, int]] = []
     if memory is not None:
@@ -79,7 +79,7 @@ def stack(
 
 
 def held_by(state: HostState, servers: Sequence[ServerState], gpu: int) -> int:
-    """Bytes that these servers hold on a GPU: by process as the driver says, else what is known of their ranks."""
+    """Return the bytes that these servers hold on a GPU, by the driver's process list or else by their ranks' logs."""
     total = 0
     for server in servers:
         pids = {server.identity.pid, *server.left_pids, *(member.pid for member in server.identity.members)}
@@ -94,7 +94,7 @@ def held_by(state: HostState, servers: Sequence[ServerState], gpu: int) -> int:
 
 
 def rows_of(state: HostState, server: ServerState | None) -> list[Row]:
-    """The rows for one chosen server: its ranks in order, then the GPUs on which it has none."""
+    """Return the rows for one server: its ranks in order, then the GPUs on which it has none."""
     infos = {info.index: info for info in state.gpu_table.gpus} if state.gpu_table else {}
     samples = {sample.index: sample for sample in state.samples}
     foreign: dict[int, list[ForeignProcess]] = {}
@@ -135,7 +135,7 @@ def rows_of(state: HostState, server: ServerState | None) -> list[Row]:
     starting = bool(server and server.phase.starting)
     rows = [row(rank.tag, rank, server, gpu=rank.gpu, is_rank=True, starting=starting) for rank in ranks]
     taken = {rank.gpu for rank in ranks}
-    # The GPUs of the host's other servers keep their stacks; the label says whose they are.
+    # GPUs of other servers keep their stacks; the label names the server.
     others = {
         rank.gpu: (each.title, rank, each)
         for each in state.servers
@@ -151,7 +151,7 @@ def rows_of(state: HostState, server: ServerState | None) -> list[Row]:
 
 
 def halted(server: ServerState) -> dict[str, int]:
-    """Ranks whose process was stopped by a signal or a debugger, with its PID."""
+    """Return the PID of each rank whose process is stopped by a signal or a debugger, by tag."""
     pids = {member.pid for member in server.identity.members if member.state == "T"}
     return {rank.tag: rank.pid for rank in server.ranks if rank.alive and rank.pid is not None and rank.pid in pids}
 
@@ -179,14 +179,14 @@ def _note(
 
 
 class Column(Struct, frozen=True, kw_only=True):
-    """A column of numbers: its head in two lines and how a row fills it."""
+    """A column of numbers: its heading in two lines, and how a row fills it."""
 
     key: str
     group: str = ""
     head: str
     width: int
     priority: int
-    """Columns with the smallest number stay when there is little room."""
+    """Rank in the choice of columns: those with the smallest numbers stay when there is little room."""
     value: Callable[[Row], str | None]
 
 
@@ -199,7 +199,7 @@ def _sample(read: Callable[[GpuSample], float | int | None], form: str = "{:.0f}
 
 
 def _rate(read: Callable[[GpuSample], int | None]) -> Callable[[Row], str | None]:
-    """Traffic in GB/s: two places below 10, so that idle links do not all read 0."""
+    """Format traffic in GB/s: two decimals below 10, so that idle links do not all read 0."""
 
     def value(row: Row) -> str | None:
         number = read(row.sample) if row.sample else None
@@ -224,7 +224,7 @@ def _util(sample: GpuSample) -> float | None:
 
 
 def columns_for(rows: Sequence[Row], glyphs: Glyphs) -> list[Column]:
-    """All columns that mean something for these rows, in display order."""
+    """Return all columns that mean something for these rows, in display order."""
     limits = {row.info.power_limit_w for row in rows if row.info and row.info.power_limit_w}
     power_head = f"/{limits.pop():.0f}" if len(limits) == 1 else "power"
     columns = [
@@ -267,7 +267,7 @@ def columns_for(rows: Sequence[Row], glyphs: Glyphs) -> list[Column]:
 
 
 class Layout(Struct, frozen=True, kw_only=True):
-    """How the table's width is shared; a function of the width and the rows' shape, so that nothing jumps."""
+    """How the table's width is divided. It depends only on the width and the rows' contents, so that nothing jumps."""
 
     label: int
     pid: int
@@ -277,7 +277,7 @@ class Layout(Struct, frozen=True, kw_only=True):
 
 
 def layout_for(rows: Sequence[Row], width: int, glyphs: Glyphs) -> Layout:
-    """Choose columns by priority; the bar gets the rest."""
+    """Choose columns by priority; the bar gets the remaining width."""
     label = max([4, *(len(row.label) for row in rows)])
     pid = max([5, *(len(str(row.pid)) for row in rows if row.pid)])
     columns = columns_for(rows, glyphs)
@@ -307,7 +307,7 @@ def layout_for(rows: Sequence[Row], width: int, glyphs: Glyphs) -> Layout:
 
 
 def head_lines(rows: Sequence[Row], layout: Layout, title: Span) -> tuple[Line, Line]:
-    """The two lines above the rows: units once, then names."""
+    """Return the two lines above the rows: units, then column names."""
     totals = {row.total_bytes for row in rows if row.total_bytes}
     left = " " + "rank".ljust(layout.label) + " gpu" + (" " + "pid".rjust(layout.pid) if layout.pid else "")
     if len(totals) > 1:
@@ -329,7 +329,7 @@ def head_lines(rows: Sequence[Row], layout: Layout, title: Span) -> tuple[Line, 
 
 
 def row_line(row: Row, layout: Layout, glyphs: Glyphs, *, old: bool = False) -> Line:
-    """One row as a line; `old` numbers are dim."""
+    """Return one row as a line; numbers are dimmed where `old`."""
     dead = row.note == DEAD
     label_style = "bad" if dead else "rank" if row.is_rank else "dim"
     gpu = NO_VALUE if row.gpu is None else str(row.gpu)
@@ -364,7 +364,7 @@ def table_lines(
     *,
     old: bool = False,
 ) -> list[Line]:
-    """The whole table; empty when there is nothing to show a row for."""
+    """Return the whole table; empty when there is no row to show."""
     rows = rows_of(state, server)
     if not rows:
         return []
@@ -373,7 +373,7 @@ def table_lines(
 
 
 def throttled(rows: Iterable[Row]) -> list[tuple[str, tuple[str, ...]]]:
-    """Which rows the driver slows down, and why."""
+    """Return the label of each row whose GPU the driver slows down, with the reasons."""
     found = []
     for row in rows:
         limits = throttle.limits(row.sample.throttle_mask) if row.sample else ()

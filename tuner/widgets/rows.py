@@ -19,13 +19,13 @@ _DIM = Style(dim=True)
 
 
 def overlay(strip: Strip, style: Style) -> Strip:
-    """Lay a style over what the strip already has (`Strip.apply_style` lays it under)."""
+    """Return a strip with a style that takes precedence over its own (`Strip.apply_style` does the opposite)."""
     segments = [Segment(text, had + style if had else style, control) for text, had, control in strip]
     return Strip(segments, strip.cell_length)
 
 
 class Look(Struct, frozen=True):
-    """A style of the closed list: names of theme variables."""
+    """A text style, in names of theme variables."""
 
     color: str
     bold: bool = False
@@ -55,12 +55,15 @@ LOOKS: dict[str, Look] = {
     "match": Look("background", background="warning"),
     "cursor": Look("foreground", background="block-cursor-blurred-background"),
 }
-"""How each style looks. Not component classes: the library would match selectors for each of them on each widget at
-every change of screen, which takes a tenth of a second."""
+"""All styles, by name.
+
+They are no component classes: the library would match selectors for each of them on each widget at every change of
+screen, which takes a tenth of a second.
+"""
 
 
 def theme_color(variables: Mapping[str, str], name: str, over: Color) -> Color:
-    """A theme variable as a colour on a background; variables may carry an opacity (`#d5d9e3 60%`)."""
+    """Return a theme variable as a colour on a background; a variable may have an opacity (`#d5d9e3 60%`)."""
     base, _, opacity = variables[name].partition(" ")
     color = Color.parse(base)
     if opacity.endswith("%"):
@@ -69,7 +72,7 @@ def theme_color(variables: Mapping[str, str], name: str, over: Color) -> Color:
 
 
 class Styled(Widget):
-    """Draws lines in the closed list of styles."""
+    """A widget that draws lines in the styles of `LOOKS`."""
 
     DEFAULT_CSS = """
     Styled { width: 1fr; }
@@ -79,11 +82,11 @@ class Styled(Widget):
         super().__init__(id=id, classes=classes)
         self._style_cache: dict[str, Style] = {}
         self.style_version = 0
-        """Grows when styles change; whoever keeps strips compares it."""
+        """Incremented when styles change; whoever caches strips compares it."""
         self._dimmed = False
 
     def notify_style_update(self) -> None:
-        """Forget styles when the theme changes."""
+        """Drop cached styles when the theme changes."""
         self._forget_styles()
         super().notify_style_update()
 
@@ -92,7 +95,7 @@ class Styled(Widget):
         self.style_version += 1
 
     def style_named(self, name: str) -> Style:
-        """A style of the closed list, as the theme has it; dimmed while the numbers are old."""
+        """Return a style of `LOOKS` in the colours of the theme; dimmed while the numbers are stale."""
         try:
             return self._style_cache[name]
         except KeyError:
@@ -112,7 +115,7 @@ class Styled(Widget):
 
     @property
     def base_style(self) -> Style:
-        """Of cells without text. Kept, because the library works out its `rich_style` anew at each use."""
+        """Return the style of cells without text; cached, because the library computes `rich_style` at each use."""
         try:
             return self._style_cache[""]
         except KeyError:
@@ -120,7 +123,7 @@ class Styled(Widget):
             return style
 
     def set_dimmed(self, dimmed: bool) -> bool:
-        """Dim everything, or not. Returns whether that is a change."""
+        """Dim everything, or nothing. Returns whether that is a change."""
         if dimmed == self._dimmed:
             return False
         self._dimmed = dimmed
@@ -128,12 +131,12 @@ class Styled(Widget):
         return True
 
     def strip(self, line: Line, width: int) -> Strip:
-        """A line as the terminal gets it, exactly `width` cells."""
+        """Return a line as a strip of exactly `width` cells."""
         style_of = self.style_named
         return Strip([Segment(text, style_of(name)) for text, name in line]).adjust_cell_length(width, self.base_style)
 
     def mark_selection(self, strip: Strip, y: int) -> Strip:
-        """Show what the mouse has selected in content row `y`."""
+        """Highlight what is selected with the mouse in content row `y`."""
         selection = self.text_selection
         span = selection.get_span(y) if selection is not None else None
         if span is None:
@@ -148,7 +151,7 @@ class Styled(Widget):
 
     @property
     def selection_style(self) -> Style:
-        """Of text selected with the mouse."""
+        """Return the style of text selected with the mouse."""
         return self.screen.get_component_rich_style("screen--selection")
 
     def selection_updated(self, selection: Selection | None) -> None:
@@ -157,10 +160,11 @@ class Styled(Widget):
 
 
 class Rows(Styled):
-    """Draws a tuple of lines, one per row.
+    """A widget that draws a tuple of lines, one per row.
 
-    `show` compares with what is on screen: equal rows cost nothing, changed ones are repainted alone, and only a
-    change in their number asks for a new layout.
+    `show` compares with what is on screen: equal rows cost nothing, changed ones are repainted alone, and only a change
+    in
+    their number requests a new layout.
     """
 
     DEFAULT_CSS = """
@@ -173,20 +177,20 @@ class Rows(Styled):
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """What is shown now."""
+        """Return the lines on screen."""
         return self._lines
 
     @property
     def text(self) -> str:
-        """What is shown now, without styles."""
+        """Return the lines on screen as text without styles."""
         return "\n".join(text_of(line) for line in self._lines)
 
     def show(self, lines: Sequence[Line], *, dimmed: bool = False) -> None:
         """Show other lines.
 
         Args:
-            lines: One per row; a line wider than the widget is cut by its edge.
-            dimmed: The numbers are old.
+            lines: One per row; a line wider than the widget is cut at its edge.
+            dimmed: The numbers are stale.
         """
         old, new = self._lines, tuple(lines)
         repaint_all = self.set_dimmed(dimmed)
@@ -201,11 +205,11 @@ class Rows(Styled):
                 self.refresh(*changed)
 
     def get_content_width(self, container: Size, viewport: Size) -> int:
-        """As wide as it may be."""
+        """Return the full width of the container."""
         return container.width
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        """One row per line."""
+        """Return the number of lines."""
         return len(self._lines)
 
     def render_line(self, y: int) -> Strip:
@@ -217,5 +221,5 @@ class Rows(Styled):
         return self.mark_selection(strip, y).apply_offsets(0, y)
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        """The text of selected rows, for the clipboard."""
+        """Return the text of the selected rows, for the clipboard."""
         return selection.extract("\n".join(text_of(line).rstrip() for line in self._lines)), "\n"

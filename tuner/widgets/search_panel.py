@@ -1,4 +1,4 @@
-"""What a search on the host has found, newest first."""
+"""The hits of a search on the host, newest first."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tuner.widgets.spans import Line, Span, clean, clip, spread, width_of
 HITS_MAX = 500
 _WIDE = 110
 _BESIDES = 64
-"""Cells of the head for all but the pattern."""
+"""Cells of the heading that are not available to the pattern."""
 
 
 def regex_problem(pattern: str) -> str:
-    """Why a text is no regular expression, in a line; empty if it is one."""
+    """Return why a text is no regular expression, in one line; empty if it is one."""
     try:
         re.compile(pattern)
     except RecursionError:
@@ -37,7 +37,7 @@ def regex_problem(pattern: str) -> str:
 
 
 class SearchPanel(Vertical):
-    """A line that says how the search goes, and the hits; hidden until there is a search."""
+    """The progress of a search and its hits; hidden until there is a search."""
 
     DEFAULT_CSS = """
     SearchPanel {
@@ -60,29 +60,29 @@ class SearchPanel(Vertical):
         super().__init__()
         self._glyphs = glyphs
         self.asked: SearchRequested | None = None
-        """The search whose hits these are; None while there is none."""
+        """The search that the hits belong to; None while there is none."""
         self._hits: list[LogHit] = []
         self._held = 0
 
     def compose(self) -> ComposeResult:
-        """Head and list."""
+        """Make the heading and the list."""
         yield Rows(id="hits-head")
         yield OptionList(id="hits", markup=False)
 
     @property
     def open(self) -> bool:
-        """Whether it is shown."""
+        """Return whether the panel is shown."""
         return self.has_class("-open")
 
     def begin(self, asked: SearchRequested) -> None:
-        """A new search: forget the one before."""
+        """Show the panel for a new search, without the hits of an earlier one."""
         self.asked, self._hits = asked, []
         self.query_one(OptionList).clear_options()
         self.add_class("-open")
         self._head(0, done=False, error=None)
 
     def close(self) -> None:
-        """Hide it."""
+        """Hide the panel."""
         self.asked = None
         self.remove_class("-open")
 
@@ -92,14 +92,14 @@ class SearchPanel(Vertical):
         """Add hits.
 
         Args:
-            hits: New ones.
-            scanned_bytes: How much of the log was looked at.
-            done: No more will come.
-            error: Why not, when the host could not look at all of it.
-            held: Lines here that match; told beside the hits when the host could not look.
+            hits: The new hits.
+            scanned_bytes: Bytes of the log that were searched so far.
+            done: The search has ended.
+            error: Why the host could not search all of the log; None where it could.
+            held: Number of matching lines held here; shown beside the hits when the host could not search.
 
         Returns:
-            Whether these are the first.
+            Whether these are the first hits.
         """
         first = not self._hits
         new = hits[: max(0, HITS_MAX - len(self._hits))]
@@ -116,9 +116,9 @@ class SearchPanel(Vertical):
         return first and bool(new)
 
     def _shown(self, text: str, width: int) -> str:
-        """A line, or the part of it that holds the match."""
+        """Return a line, cut so that the match is visible."""
         asked, ellipsis = self.asked, self._glyphs.ellipsis
-        # An expression is not tried here: it may take minutes on one line.
+        # A regular expression is not run here: it may take minutes on one line.
         at = -1 if asked is None or asked.regex else text.lower().find(asked.pattern.lower())
         end = at + len(asked.pattern) if asked is not None else 0
         if at >= 0 and end >= width:
@@ -126,7 +126,7 @@ class SearchPanel(Vertical):
         return clip(text, width, ellipsis)
 
     def step(self, step: int) -> LogHit | None:
-        """The hit before (-1: newer) or after (1: older) the chosen one in the list, chosen now; 0: the chosen one."""
+        """Select the hit `step` rows on (1: older, -1: newer, 0: the present one) and return it; None at an end."""
         options = self.query_one(OptionList)
         at = (options.highlighted or 0) + step
         if not 0 <= at < len(self._hits):
@@ -135,11 +135,11 @@ class SearchPanel(Vertical):
         return self._hits[at]
 
     def focus_hits(self) -> None:
-        """Let keys choose among the hits."""
+        """Move the focus to the list of hits."""
         self.query_one(OptionList).focus()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Enter or a click."""
+        """Report the hit that was chosen by enter or a click."""
         event.stop()
         self.post_message(self.Chosen(self._hits[event.option_index]))
 
@@ -163,6 +163,6 @@ class SearchPanel(Vertical):
             keys = f"newest first  {keys}"
         right: Line = ((keys, "dim"),)
         if error and width_of(left) + width_of(right) + 2 > width:
-            # Why the host could not look is more than one line takes: the keys give way, but for the way out.
+            # The reason takes more than one line: all key hints but the one for closing give way.
             right = (("esc close ", "dim"),)
         self.query_one(Rows).show([spread(left, right, width, glyphs.ellipsis)])

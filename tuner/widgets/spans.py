@@ -1,6 +1,6 @@
-"""Lines as values: text in pieces with the name of a style.
+"""Lines as values: pieces of text, each with the name of a style.
 
-What a screen says is decided in such values and tested without a terminal. Remote text passes through `clean`, is
+What a screen says is composed of such values and tested without a terminal. Remote text passes through `clean`, is
 never parsed as markup, and is measured in terminal cells.
 """
 
@@ -13,34 +13,34 @@ from rich.cells import cell_len, chop_cells, set_cell_size
 from tuner.core import logtext
 
 Span = tuple[str, str]
-"""Text and the name of its style, one of `rows.LOOKS`."""
+"""A text and the name of its style in `rows.LOOKS`."""
 Line = tuple[Span, ...]
 
 
 def clean(text: str) -> str:
-    """Remote text as it may be shown on one line: no control sequences, tabs as spaces."""
+    """Return remote text fit to be shown on one line: no control sequences, tabs as spaces."""
     if text.isascii() and text.isprintable():
         return text
     return logtext.clean(text).replace("\t", "    ").replace("\n", " ")
 
 
 def width_of(line: Iterable[Span]) -> int:
-    """Width in cells."""
+    """Return the width of a line, in cells."""
     return sum(text_width(text) for text, _ in line)
 
 
 def text_width(text: str) -> int:
-    """Width of a text in cells."""
+    """Return the width of a text, in cells."""
     return len(text) if text.isascii() else cell_len(text)
 
 
 def text_of(line: Iterable[Span]) -> str:
-    """The text without styles."""
+    """Return the text of a line, without styles."""
     return "".join(text for text, _ in line)
 
 
 def clip(text: str, width: int, ellipsis: str = "…") -> str:
-    """Cut to a width in cells; the cut is visible."""
+    """Cut a text to a width in cells; a cut is marked by an ellipsis."""
     if width <= 0:
         return ""
     if (len(text) if text.isascii() else cell_len(text)) <= width:
@@ -49,7 +49,7 @@ def clip(text: str, width: int, ellipsis: str = "…") -> str:
 
 
 def clip_line(line: Sequence[Span], width: int, ellipsis: str = "…") -> Line:
-    """Cut a line to a width in cells; the cut is visible."""
+    """Cut a line to a width in cells; a cut is marked by an ellipsis."""
     if width_of(line) <= width:
         return tuple(line)
     kept: list[Span] = []
@@ -57,7 +57,7 @@ def clip_line(line: Sequence[Span], width: int, ellipsis: str = "…") -> Line:
     for text, style in line:
         cells = cell_len(text)
         if cells >= left:
-            # One cell more than fits makes `clip` show the cut also where a piece ends exactly at the edge.
+            # One cell more than fits makes `clip` mark the cut also where a piece ends exactly at the edge.
             kept.append((clip(text + " ", left, ellipsis) if cells == left else clip(text, left, ellipsis), style))
             break
         kept.append((text, style))
@@ -66,7 +66,7 @@ def clip_line(line: Sequence[Span], width: int, ellipsis: str = "…") -> Line:
 
 
 def spread(left: Sequence[Span], right: Sequence[Span], width: int, ellipsis: str = "…") -> Line:
-    """One line with a left and a right part; the left one gives way."""
+    """Return one line with a left and a right part; the left part is cut where both do not fit."""
     room = width - width_of(right) - 2
     if not right or room < 8:
         return clip_line(left, width, ellipsis)
@@ -75,7 +75,7 @@ def spread(left: Sequence[Span], right: Sequence[Span], width: int, ellipsis: st
 
 
 def fit(parts: Sequence[Sequence[Span]], width: int, separator: Span) -> Line:
-    """Join as many parts as fit whole, in order of appearance; a part that does not fit is left out, never cut."""
+    """Join the parts that fit entirely, in order; a part that does not fit is left out and never cut."""
     line: list[Span] = []
     used = 0
     for part in parts:
@@ -114,11 +114,11 @@ def wrap_parts(parts: Sequence[Sequence[Span]], width: int, separator: Span, ind
 
 
 def wrap_words(text: str, width: int) -> list[str]:
-    """A text over as many lines as it takes; words stay whole where they fit in a line."""
+    """Break a text into lines between words; a word that is longer than a line is broken at its end."""
     lines = [""]
     for word in text.split():
         while cell_len(word) > width:
-            # A path may be longer than a line: it is broken where the line ends.
+            # A path may be longer than a line.
             room = width - (cell_len(lines[-1]) + 1 if lines[-1] else 0)
             if room < width // 4:
                 lines.append("")

@@ -1,4 +1,4 @@
-"""The story of a start as a table: what each rank took for each phase, and where its memory went."""
+"""A start as a table: how long each rank took for each phase, and what its memory is used for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from tuner.widgets.status import PHASE_NAMES
 _ALIKE_GIB = 0.005
 _ALIKE_S = 0.5
 _ALIKE_SHARE = 0.02
-"""Ranks whose memory is printed alike, and whose phases differ by no more, may share a row."""
+"""Most by which phases of two ranks may differ, in seconds and as a share, if they are to share a row.
+
+The memory of such ranks must also print alike.
+"""
 _ODD_GIB = 0.5
 
 
@@ -32,7 +35,7 @@ class Cell(Struct, frozen=True):
 
 
 def outcome_span(start: Start, glyphs: Glyphs) -> Span:
-    """Sign and word of how a start ended."""
+    """Return the symbol and the word of a start's outcome."""
     return {
         Outcome.READY: (f"{glyphs.ok} READY", "ok"),
         Outcome.RUNNING: (f"{glyphs.busy} STARTING", "busy"),
@@ -43,18 +46,18 @@ def outcome_span(start: Start, glyphs: Glyphs) -> Span:
 
 
 def phases_of(start: Start) -> list[Phase]:
-    """The phases that any rank went through, in the order of a start."""
+    """Return the phases that any rank went through, in the order of a start."""
     seen = {span.phase for rank in start.ranks for span in rank.phases}
     return [phase for phase in START_PHASES if phase in seen]
 
 
 def took(start: Start) -> float | None:
-    """Seconds from the first line to the last one that was read of the start."""
+    """Return the seconds between the first and the last line read of the start; None where either time is unknown."""
     return None if start.began is None or start.ended is None else max(0.0, start.ended - start.began)
 
 
 def head_line(start: Start, width: int, glyphs: Glyphs, engine: str = "") -> Line:
-    """Outcome, engine, ranks and the settings that matter most."""
+    """Return outcome, engine, ranks and the most important settings as one line."""
     sign, style = outcome_span(start, glyphs)
     where = f" in {start.phase}" if _failed_in(start) else ""
     if start.outcome is Outcome.FAILED and start.ready_at is not None:
@@ -88,15 +91,15 @@ def story_lines(
     engine: str = "",
     folded: bool = False,
 ) -> list[Line]:
-    """Head and tables; the two halves stand side by side where there is room.
+    """Return the heading and the tables; times and memory stand side by side where there is room.
 
     Args:
-        start: The start.
-        width: Cells of a line.
-        glyphs: Signs to draw with.
-        server: Whose usual times stand below.
-        engine: Its name for people.
-        folded: Ranks that are alike share a row.
+        start: The start to show.
+        width: Width of a line, in cells.
+        glyphs: Symbols to draw with.
+        server: Server whose usual times are shown below; None for none.
+        engine: Name of the engine for people; empty for the engine's own.
+        folded: Ranks with equal values share a row.
     """
     lines = [head_line(start, width, glyphs, engine)]
     if not start.ranks:
@@ -125,11 +128,11 @@ class Column(Struct, frozen=True):
     head: str
     cells: list[Cell]
     gap: int = 2
-    """Cells before it."""
+    """Blank cells before the column."""
 
     @property
     def width(self) -> int:
-        """Cells that it takes, with the gap before it."""
+        """Return the width in cells, with the gap before the column."""
         return self.gap + max(len(self.head), 4, *(len(cell.text) for cell in self.cells))
 
 
@@ -141,7 +144,7 @@ def _width(columns: Sequence[Column], label: int) -> int:
 
 
 def _tables(labels: Sequence[str], label: int, columns: Sequence[Column], width: int) -> list[Line]:
-    """A table that is too wide moves closer together; what still does not fit goes below."""
+    """Draw a table. If it is too wide, its columns move closer; those that still do not fit go below."""
     if _width(columns, label) > width:
         columns = [replace(column, gap=1) for column in columns]
     lines: list[Line] = []
@@ -154,7 +157,7 @@ def _tables(labels: Sequence[str], label: int, columns: Sequence[Column], width:
 
 
 def _table(labels: Sequence[str], label: int, columns: Sequence[Column]) -> list[Line]:
-    """Two lines of heads, units once, then a row for each label."""
+    """Draw two lines of headings (units, then names), and a row for each label."""
     groups, heads = "", f" {'rank'.ljust(label)}"
     seen = ""
     for column in columns:
@@ -176,7 +179,7 @@ Ranks = tuple[RankStory, ...]
 
 
 def _groups(start: Start) -> list[Ranks]:
-    """Ranks that did the same in about the same time, with the same memory."""
+    """Group the ranks that went through the same phases in about the same time with the same memory."""
     groups: list[list[RankStory]] = []
     for rank in start.ranks:
         home = next((group for group in groups if _alike(group[0], rank)), None)
@@ -205,7 +208,7 @@ def _near(one: float | None, other: float | None, by: float, share: float) -> bo
 def _times(
     start: Start, groups: Sequence[Ranks], glyphs: Glyphs, usual: Mapping[Phase, tuple[float, float]]
 ) -> list[Column]:
-    """Seconds of each phase, of several ranks those of the slowest."""
+    """Return a column for each phase with its seconds; a group of ranks shows those of the slowest."""
     phases = phases_of(start)
     columns: list[Column] = []
     for phase in phases:
@@ -222,7 +225,7 @@ def _times(
 
 
 def _whole(rank: RankStory, phase: Phase) -> PhaseSpan | None:
-    """What a rank took for a phase that comes in several parts, such as the capture of decode and of prefill graphs."""
+    """Return the total of a phase that comes in several parts, such as the capture of decode and of prefill graphs."""
     parts = [span for span in rank.phases if span.phase is phase]
     if not parts:
         return None
@@ -276,7 +279,7 @@ _SIZES = (
 
 
 def _sizes(start: Start, groups: Sequence[Ranks]) -> list[Column]:
-    """GiB of each purpose; a column that no rank has is left out, and what stands out is marked."""
+    """Return a column for each purpose, in GiB; one that no rank has is left out, and outliers are marked."""
     columns: list[Column] = []
     for size in _SIZES:
         known = sorted(value for rank in start.ranks if (value := size.value(rank)) is not None)
@@ -294,7 +297,7 @@ def _sizes(start: Start, groups: Sequence[Ranks]) -> list[Column]:
 
 
 def missing_words(server: ServerState | None) -> str:
-    """Why there is no story, in words."""
+    """Return why there is no story of a start, in words."""
     if server is None:
         return "no server, so nothing to explain"
     if server.log.source is None:
@@ -303,7 +306,7 @@ def missing_words(server: ServerState | None) -> str:
 
 
 def quiet_words(server: ServerState) -> str:
-    """That nothing was found, in words."""
+    """Return in words that no finding was made."""
     if server.phase.starting:
         return "nothing is wrong so far"
     if server.phase in (Phase.FAILED, Phase.STOPPED):

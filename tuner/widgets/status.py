@@ -1,6 +1,6 @@
 """The lines above the rank table: host, link, server, phases, load.
 
-Pure functions from state to lines. A part that does not fit is left out whole, the least important first.
+Pure functions from state to lines. A part that does not fit is left out entirely, the least important first.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ PHASE_DOING: dict[Phase, str] = {
     Phase.READY: "while serving",
     Phase.STOPPING: "while stopping",
 }
-"""What a server was doing, after a verb."""
+"""What a server was doing in each phase, as words that follow a verb."""
 _EDITION = re.compile(r"(?: Blackwell)?(?: (?:Server|Workstation|Max-Q Workstation))? Edition$")
 
 
 def gpu_name(name: str) -> str:
-    """A card's name without vendor and edition: `RTX PRO 6000`, `H200`."""
+    """Return a card's name without vendor and edition: `RTX PRO 6000`, `H200`."""
     return _EDITION.sub("", clean(name).removeprefix("NVIDIA "))
 
 
 def model_name(model: str | None) -> str:
-    """The last part of a path; an organisation/name stays whole."""
+    """Return the last part of a path to an LLM; a name like organisation/name stays as it is."""
     if not model:
         return ""
     text = clean(model).rstrip("/")
@@ -60,12 +60,12 @@ def model_name(model: str | None) -> str:
 
 
 def server_name(server: ServerState) -> str:
-    """Engine and LLM, as a server is told from others."""
+    """Return engine and LLM, by which a server is told from others."""
     return f"{server.title} {model_name(server.model)}".strip()
 
 
 def fabric(infos: Sequence[GpuInfo]) -> str:
-    """How the GPUs are connected, in words; empty where it cannot be read."""
+    """Return how the GPUs are connected, in words; empty where that cannot be read."""
     counts = [info.nvlink_count for info in infos]
     if len(infos) < 2 or any(count is None for count in counts):
         return ""
@@ -73,7 +73,7 @@ def fabric(infos: Sequence[GpuInfo]) -> str:
 
 
 def gpus_text(state: HostState) -> str:
-    """`8x RTX PRO 6000`; several kinds are all named."""
+    """Return number and kind of the GPUs: `8x RTX PRO 6000`; all kinds are named."""
     names: dict[str, int] = {}
     for info in state.gpu_table.gpus if state.gpu_table else ():
         name = gpu_name(info.name)
@@ -82,17 +82,17 @@ def gpus_text(state: HostState) -> str:
 
 
 def age(state: HostState, server: ServerState) -> str:
-    """How long the server has been running, by the host's own clock."""
+    """Return how long the server has been running, by the host's own clock."""
     started = server.identity.started_at
     return "" if started is None or state.now is None or server.gone else format_duration(state.now - started)
 
 
 OLD_S = 5.0
-"""Readings of the GPUs, which come every second or two, are called old from here on."""
+"""Seconds after which GPU readings, which come every second or two, are called stale."""
 
 
 def metrics_age(state: HostState, server: ServerState) -> float | None:
-    """Seconds since the server last answered, when that is long ago; numbers from a log have their own end."""
+    """Return the seconds since the server last answered; None while recent, or for numbers from its log."""
     metrics = server.metrics
     if metrics.source not in ("metrics", "loads") or metrics.at is None or not is_late(metrics, state.mono):
         return None
@@ -100,7 +100,7 @@ def metrics_age(state: HostState, server: ServerState) -> float | None:
 
 
 def samples_age(state: HostState) -> float | None:
-    """Seconds since the GPUs were last read, when that is long ago."""
+    """Return the seconds since the GPUs were last read, or None while that is recent."""
     if state.samples_at is None or not state.samples:
         return None
     old = state.mono - state.samples_at
@@ -108,14 +108,14 @@ def samples_age(state: HostState) -> float | None:
 
 
 def as_of(age_s: float) -> str:
-    """How old numbers are, as every part of a screen says it."""
+    """Return the age of numbers in the words that all parts of a screen use."""
     return f"as of {age_s:.0f} s ago"
 
 
 def link_spans(
     link: LinkState, glyphs: Glyphs, *, age_s: float | None, retry_in_s: float | None = None, wide: bool
 ) -> Line:
-    """State of the link in a word, with round trip and traffic while it is up."""
+    """Return the state of the link in a word, with round trip and traffic while it is up."""
     phase = link.phase
     style = {LinkPhase.UP: "ok", LinkPhase.DOWN: "bad"}.get(phase, "warn")
     word = str(phase)
@@ -143,7 +143,7 @@ def status_line(
     retry_in_s: float | None = None,
     ended: bool = False,
 ) -> Line:
-    """The first line: where we are, what runs there, and whether the link is up."""
+    """Return the first line: the host, what runs there, and whether the link is up."""
     wide = width >= 120
     right = link_spans(state.link, glyphs, age_s=age_s, retry_in_s=retry_in_s, wide=wide)
     if ended:
@@ -160,7 +160,7 @@ def status_line(
         if wide:
             parts.append(owner_spans(state, server))
     room = width - width_of(right) - 3
-    # Which LLM it is matters more than the cards' name.
+    # The LLM matters more than the name of the cards.
     if not wide and sum(width_of(part) + 3 for part in parts if part) > room + 3:
         parts.remove(gpus)
     joined = fit(parts, room, (f" {glyphs.separator} ", "dim"))
@@ -168,14 +168,14 @@ def status_line(
 
 
 def owner_spans(state: HostState, server: ServerState) -> Line:
-    """`pid 48211 root 2h14m`."""
+    """Return PID, user and age of a server: `pid 48211 root 2h14m`."""
     identity = server.identity
     words = [f"pid {identity.pid}", clean(identity.user or ""), age(state, server)]
     return ((" ".join(word for word in words if word), "dim"),)
 
 
 def phase_word(server: ServerState, glyphs: Glyphs) -> Span:
-    """The phase as sign and word."""
+    """Return a phase as symbol and word."""
     phase = server.phase
     style = "ok" if phase is Phase.READY else "bad" if phase is Phase.FAILED else "busy" if phase.starting else "warn"
     return (f"{glyphs.phase(phase)} {str(phase).upper() if not phase.starting else 'STARTING'}", style)
@@ -189,7 +189,7 @@ def _range(times: tuple[float, float] | None, between: str = " to ") -> str:
 
 
 def phase_line(state: HostState, server: ServerState, width: int, glyphs: Glyphs) -> Line:
-    """The second line: each start-up phase with its time, the running one with progress, beside the usual."""
+    """Return the second line: each start phase with its time, the running one with progress and usual time."""
     head: Line = ((" ", "text"), phase_word(server, glyphs), ("  ", "text"))
     if server.phase is Phase.UNKNOWN:
         return clip_line((*head, ("neither its log nor its port has told yet", "dim")), width, glyphs.ellipsis)
@@ -202,7 +202,7 @@ def phase_line(state: HostState, server: ServerState, width: int, glyphs: Glyphs
     elif server.phase.starting and server.phases and state.now is not None:
         took = f"so far {format_duration(state.now - server.phases[0].started)}"
         words = [f"{took}, usually {usual}", took] if usual else [took]
-    # What runs now matters most, then the whole, then the phases before, oldest least.
+    # The running phase matters most, then the total, then earlier phases, the oldest least.
     for right in (*words, ""):
         room = width - width_of(head) - (len(right) + 3 if right else 0)
         body = _last_that_fit(pieces, room, (f" {glyphs.then} ", "dim"), glyphs.ellipsis)
