@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from tuner.core.engine import Engine
+from tuner.core.sign_index import SignIndex
 from tuner.core.surroundings import environment, parts
 from tuner.core.talk import notes_of
 from tuner.core.versions import Version, at_least, in_range, parse_version
@@ -71,7 +72,9 @@ def ways(held: Held) -> AllReduce | None:
 class Held:
     """What the rules of an engine are held against."""
 
-    def __init__(self, start: Start, engine: Engine, hardware: Hardware | None = None) -> None:
+    def __init__(
+        self, start: Start, engine: Engine, hardware: Hardware | None = None, signs: SignIndex | None = None
+    ) -> None:
         self.start = start
         self.engine = engine
         self.rules = engine.gates()
@@ -81,15 +84,13 @@ class Held:
         self.version = parse_version(start.version) or _NEWEST
         self.nccl = parts(start).get("nccl")
         self.world = engine.layout(start.settings)[0] if start.settings else len(start.ranks)
-        self.signs: dict[str, list[Sign]] = {}
-        for sign in start.signs:
-            self.signs.setdefault(sign.id, []).append(sign)
+        self.signs = signs if signs is not None else SignIndex(start.signs)
         if not self.hardware.capability:
             self.hardware = self._by_card()
 
     def _by_card(self) -> Hardware:
         """Hardware with what the names of GPUs tell, where the log has one."""
-        for sign in (*self.signs.get("gpu-model", ()), *self.signs.get("moe-config-default", ())):
+        for sign in (*self.signs.all("gpu-model"), *self.signs.all("moe-config-default")):
             name = str(sign.fields.get("model") or sign.fields.get("gpu") or "").replace("_", " ")
             for card in self.rules.cards:
                 if re.search(card.name, name):
@@ -107,19 +108,19 @@ class Held:
         for closing in closings:
             if not in_range(self.version, closing.versions):
                 continue
-            for sign in self.signs.get(closing.sign, ()):
+            for sign in self.signs.all(closing.sign):
                 if not closing.text or re.search(closing.text, sign.text):
                     return sign
         return None
 
     def first(self, name: str) -> Sign | None:
         """The first line of the log that is one of these."""
-        return next(iter(self.signs.get(name, ())), None)
+        return self.signs.first(name)
 
     def shown(self, name: str) -> int | None:
         """Where the log shows a variable."""
         for kind in ("environment", "nccl-env", "nccl-env-invalid"):
-            for sign in self.signs.get(kind, ()):
+            for sign in self.signs.all(kind):
                 if sign.fields.get("name") == name:
                     return sign.at
         return next((sign.at for sign in self.start.signs if sign.fields.get("variable") == name), None)

@@ -51,7 +51,7 @@ def ignored(held: Held, told: AllReduce | None) -> list[Ignored]:
 
 def _refused(held: Held) -> Iterator[Ignored]:
     """NCCL says that a number is none."""
-    for sign in held.signs.get("nccl-env-invalid", ()):
+    for sign in held.signs.all("nccl-env-invalid"):
         default = str(sign.fields["default"])
         yield Ignored(
             name=str(sign.fields["name"]),
@@ -113,7 +113,7 @@ def _overwritten(held: Held) -> Iterator[Ignored]:
         becomes = overwritten(rule, asked, held)
         if becomes == asked:
             continue
-        sign = next((each for each in held.signs.get("nccl-env", ()) if each.fields["name"] == rule.name), None)
+        sign = next((each for each in held.signs.all("nccl-env") if each.fields["name"] == rule.name), None)
         if sign is not None and sign.fields["value"] == asked:
             continue
         yield Ignored(
@@ -161,7 +161,7 @@ def _channels(held: Held) -> Iterator[Ignored]:
 
 def _untold(held: Held, set_up: bool) -> Iterator[Ignored]:
     """NCCL tells what it reads, and these it did not tell: they were not in its process's environment."""
-    signs = (*held.signs.get("nccl-env", ()), *held.signs.get("nccl-env-invalid", ()))
+    signs = held.signs.all("nccl-env", "nccl-env-invalid")
     told = {sign.fields["name"] for sign in signs}
     if set_up and told:
         for name in _ALWAYS_TOLD:

@@ -91,10 +91,10 @@ def is_consequence(start: Start, failure: Failure) -> bool:
 def _kinds(start: Start, failure: Failure) -> set[str]:
     """Of the signs that an exception says itself: between its lines others print theirs."""
     own = (failure.message_at, failure.final_at)
-    return {sign.kind for at in own for sign in _signs_at(start, at) if sign.id not in _WRAPPERS}
+    return {sign.kind for at in own for sign in signs_at(start, at) if sign.id not in _WRAPPERS}
 
 
-def _signs_at(start: Start, at: int) -> Sequence[Sign]:
+def signs_at(start: Start, at: int) -> Sequence[Sign]:
     """Signs stand in the order of the log: thousands of exceptions do not search all of them."""
     first = bisect.bisect_left(start.signs, at, key=_place)
     return start.signs[first : bisect.bisect_right(start.signs, at, lo=first, key=_place)]
