@@ -1,6 +1,6 @@
-"""A reading as text for people: fixed columns, no colour, nothing that a pipe or a log would choke on.
+"""A reading as text: fixed columns, no colour, no control characters.
 
-Takes the values of `core.snapshot`, so text and JSON cannot disagree.
+It is made from the values of `core.snapshot`, so that text and JSON cannot disagree.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _PARTS = {
     "findings": "the findings",
     "speed": "the speed",
 }
-"""What can be missing, in words."""
+"""What each part that may be missing is called in the text."""
 
 
 def lines(reading: dict[str, Any]) -> Iterator[str]:
-    """The whole reading."""
+    """Yield the whole reading as text."""
     yield _headline(reading)
     yield from _gpus(reading["gpus"])
     for server in reading["servers"]:
@@ -57,7 +57,7 @@ def lines(reading: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield "problems"
         for problem in reading["problems"]:
-            # A server's key is its PID and its start; the PID is what people look for.
+            # A server's key is its PID and start time; people look for the PID.
             subject = re.sub(r"^(\d+):\d+$", r"pid \1", problem["subject"] or "")
             yield "  " + "  ".join(plain(part) for part in (problem["code"], subject, problem["detail"]) if part)
     if reading["missing"]:
@@ -71,7 +71,7 @@ def table(
     rows: Sequence[Sequence[Any]],
     left: Sequence[str] = ("name", "user", "command", "rank"),
 ) -> Iterator[str]:
-    """Rows under a head; numbers flush right, the columns named in `left` flush left."""
+    """Yield a table: numbers flush right, the columns named in `left` flush left."""
     cells = [[plain(cell) for cell in row] for row in rows]
     widths = (
         [max(len(title), *(len(row[i]) for row in cells)) for i, title in enumerate(head)]
@@ -87,7 +87,7 @@ def table(
 
 
 def check_lines(checks: Sequence[Check]) -> Iterator[str]:
-    """The lines of `doctor`: verdict, what, value, and what it costs."""
+    """Yield the lines of `doctor`: verdict, what was checked, its value, and what a failure costs."""
     width = max((len(check.what) for check in checks), default=0)
     for check in checks:
         cost = f"  - {plain(check.cost)}" if check.cost else ""
@@ -95,7 +95,7 @@ def check_lines(checks: Sequence[Check]) -> Iterator[str]:
 
 
 def plain(value: Any, width: int = 0) -> str:
-    """Text of the host made safe for a terminal: one line, no control characters, cut at `width`."""
+    """Return text of the host safe for a terminal: one line, no control characters, cut at `width` if not 0."""
     if value is None or value == "":
         return MISSING
     text = clean(str(value)).replace("\t", " ").replace("\n", " ")
@@ -170,13 +170,13 @@ def _server(server: dict[str, Any]) -> Iterator[str]:
     for error in server["errors"]:
         ranks = f" [{', '.join(error['ranks'])}]" if error["ranks"] else ""
         yield f"  error{ranks} {plain(error['text'])}"
-    tags = dict(enumerate(rank["tag"] for rank in server["ranks"]))
+    tags = {rank["rank"]: rank["tag"] for rank in server["ranks"]}
     for finding in server["findings"]:
         yield from _finding(msgspec.convert(finding, FindingReport), tags)
 
 
 def _finding(finding: FindingReport, tags: dict[int, str]) -> Iterator[str]:
-    """A cause and what to do first; `diagnose` and the dashboard tell the whole."""
+    """Yield a finding's title and its first remedy; `diagnose` and the dashboard show all of it."""
     where = "" if finding.phase == "none" else f" in {finding.phase}"
     parts = (finding.cause, ranks_text(finding.ranks, tags), sureness(finding.confidence))
     yield f"  {finding.severity}{where}  {'  '.join(part for part in parts if part)}"

@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tuner.core.literals import parse_settings
 from tuner.core.surroundings import environment, parts
 from tuner.core.talk import effective_channels
-from tuner.core.versions import Version, parse_version
+from tuner.core.versions import may_be_same
 from tuner.domain.comparison import Difference, Group, Measure, Origin, RankPair, Role, Value
 from tuner.domain.server import START_PHASES
 from tuner.domain.starts import Figure, RankStory, Start
@@ -127,7 +126,7 @@ def variables(good: Start, bad: Start) -> Iterator[Difference]:
 def versions(good: Start, bad: Start) -> Iterator[Difference]:
     """Parts of which both logs tell a version, and not the same; of an editable install what either tells."""
     before, after = parts(good), parts(bad)
-    if good.version and bad.version and good.engine == bad.engine and not _overlap(good.version, bad.version):
+    if good.version and bad.version and good.engine == bad.engine and not may_be_same(good.version, bad.version):
         before.setdefault("engine", good.version)
         after.setdefault("engine", bad.version)
     for name in sorted(before.keys() | after.keys(), key=lambda part: (part != "engine", part)):
@@ -142,22 +141,6 @@ def versions(good: Start, bad: Start) -> Iterator[Difference]:
             good_origin=Origin.UNKNOWN if old is None else Origin.MEASURED,
             bad_origin=Origin.UNKNOWN if new is None else Origin.MEASURED,
         )
-
-
-def _overlap(one: str, other: str) -> bool:
-    """Whether two versions, of which either may be the range that a log's wording allows, can be the same."""
-    (low, high), (least, most) = _bounds(one), _bounds(other)
-    return low <= most and least <= high
-
-
-def _bounds(version: str) -> tuple[Version, Version]:
-    first, dash, last = version.partition(" - ")
-    number = parse_version(first) or ()
-    if version.startswith("<="):
-        return (), number
-    if version.startswith(">="):
-        return number, (sys.maxsize,)
-    return number, (parse_version(last) or ()) if dash else number
 
 
 _INSTALL = frozenset({"commit", "dirty", "changed files"})

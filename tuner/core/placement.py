@@ -16,16 +16,19 @@ def gpu_of(
     """NVML index of a rank's GPU.
 
     The driver's process list wins: it is a fact. Without an entry there (a container's PID namespace, a rank that
-    has not touched its GPU yet) the engine's placement formula is applied to CUDA_VISIBLE_DEVICES. On several
-    entries the one with most memory is the rank's own; peers' contexts are small.
+    has not touched its GPU yet) the engine's placement formula is applied to CUDA_VISIBLE_DEVICES, if the environment
+    could be read; empty, that variable hides every GPU. On several entries the one with most memory is the rank's own;
+    peers' contexts are small.
     """
     own = [p for p in processes if p.pid == place.pid]
     if own:
         return max(own, key=lambda p: p.used_bytes or 0).gpu
     if place.visible_index is None:
         return None
-    visible = (identity.env or {}).get("CUDA_VISIBLE_DEVICES")
-    if not visible:
+    if identity.env is None:
+        return None
+    visible = identity.env.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
         return place.visible_index if any(g.index == place.visible_index for g in gpus) else None
     entries = [entry.strip() for entry in visible.split(",")]
     if place.visible_index >= len(entries):

@@ -11,6 +11,7 @@ from tuner.core.engine import Engine
 from tuner.core.lifecycle import dead, rank_order
 from tuner.core.measured import with_peak
 from tuner.core.memory import combine
+from tuner.core.story import Layout
 from tuner.domain.gpu import GpuInfo
 from tuner.domain.readings import MemoryTerms
 from tuner.domain.server import Phase
@@ -36,6 +37,8 @@ def _with_ranks(server: ServerState, engine: Engine | None, gpus: tuple[GpuInfo,
     if engine is None:
         return server
     places = engine.ranks(server.identity, server.settings)
+    tags = [*(place.tag for place in places), *(rank.tag for rank in server.ranks)]
+    layout = Layout.of(engine, server.settings, tags)
     by_tag = {rank.tag: rank for rank in server.ranks}
     alive = {*server.identity.living, server.identity.pid}
     titles = {m.pid: m.title for m in server.identity.members}
@@ -62,7 +65,7 @@ def _with_ranks(server: ServerState, engine: Engine | None, gpus: tuple[GpuInfo,
         with_peak(msgspec.structs.replace(rank, memory=combine(rank, state.processes)), serving=serving)
         if rank.alive
         else dead(rank)
-        for rank in ranks
+        for rank in (msgspec.structs.replace(rank, number=layout.number(rank.tag)) for rank in ranks)
     ]
     ordered = tuple(sorted(ranks, key=lambda r: rank_order(r.tag)))
     return server if ordered == server.ranks else msgspec.structs.replace(server, ranks=ordered)

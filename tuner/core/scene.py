@@ -154,7 +154,7 @@ def completed(findings: tuple[Finding, ...], start: Start, engine: Engine, scene
     if root is not None and scene.xids and root.cause in _BY_XID:
         root = _by_driver(case, root, scene)
     found = others if root is None else (root, *(each for each in others if each.cause != root.cause))
-    return tuple(_named(each, scene) if each.cause == "foreign-process-on-gpu" else each for each in found)
+    return tuple(_named(case, each, scene) if each.cause == "foreign-process-on-gpu" else each for each in found)
 
 
 def _vanished(case: Case, root: Finding | None, scene: Scene) -> Finding:
@@ -281,12 +281,9 @@ def _by_driver(case: Case, root: Finding, scene: Scene) -> Finding:
     )
 
 
-def _named(finding: Finding, scene: Scene) -> Finding:
+def _named(case: Case, finding: Finding, scene: Scene) -> Finding:
     """Whose memory it is that a start misses."""
-    gpus = dict(scene.gpus)
-    shown = {gpus[tag] for tag in gpus} if finding.ranks is None else {
-        gpu for number, (_, gpu) in enumerate(scene.gpus) if number in finding.ranks
-    }  # fmt: skip
+    shown = {gpu for tag, gpu in scene.gpus if finding.ranks is None or case.layout.number(tag) in finding.ranks}
     tenants = [each for each in scene.tenants if each.gpu in shown or not shown][:_SHOWN_TENANTS]
     if not tenants:
         return finding

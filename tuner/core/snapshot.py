@@ -120,6 +120,7 @@ def _server(server: ServerState) -> dict[str, Any]:
         "ranks": [
             {
                 "tag": rank.tag,
+                "rank": rank.number,
                 "gpu": rank.gpu,
                 "pid": rank.pid,
                 "alive": rank.alive,

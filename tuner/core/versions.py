@@ -33,10 +33,7 @@ def parse_version(version: str | None) -> Version | None:
 def at_least(version: str | None, bound: str) -> bool | None:
     """Whether a version is a bound or later; None when the version is not known. A range counts by its first."""
     own, other = parse_version(version), parse_version(bound)
-    if own is None or other is None:
-        return None
-    width = max(len(own), len(other))
-    return own + (0,) * (width - len(own)) >= other + (0,) * (width - len(other))
+    return None if own is None or other is None else _padded(own, other) >= _padded(other, own)
 
 
 def since(version: str | None, first: str) -> bool:
@@ -58,7 +55,46 @@ def in_range(version: Version, versions: str) -> bool:
 def _within(version: Version, span: str) -> bool:
     first, dash, last = (part.strip() for part in span.partition("-"))
     low, high = parse_version(first), parse_version(last if dash else first)
-    return (low is None or version >= low) and (high is None or version[: len(high)] <= high)
+    after = low is None or _padded(version, low) >= _padded(low, version)
+    return after and _up_to(version, high)
+
+
+def _up_to(version: Version | None, last: Version | None) -> bool:
+    """Whether a version is a bound, one of its post releases, or earlier. None: open."""
+    return version is None or last is None or _padded(version, last)[: len(last)] <= last
+
+
+def _padded(version: Version, other: Version) -> Version:
+    """A version with the zeros that it leaves out and another one has: `0.10` is `0.10.0`."""
+    return version + (0,) * (len(other) - len(version))
+
+
+def may_be_same(one: str, other: str) -> bool:
+    """Whether two versions can be the same one, each as a log states it or as a range that its wording allows.
+
+    Args:
+        one: `0.5.9`, or what `infer` gives: `0.5.3 - 0.5.8`, `>=0.5.10`, `<=0.4.3`.
+        other: Likewise.
+    """
+    if not (_is_range(one) or _is_range(other)):
+        own, its = parse_version(one) or (), parse_version(other) or ()
+        return _padded(own, its) == _padded(its, own)
+    (low, high), (least, most) = _bounds(one), _bounds(other)
+    return _up_to(low, most) and _up_to(least, high)
+
+
+def _is_range(version: str) -> bool:
+    return " - " in version or version.startswith(("<=", ">="))
+
+
+def _bounds(version: str) -> tuple[Version | None, Version | None]:
+    first, dash, last = version.partition(" - ")
+    number = parse_version(first)
+    if version.startswith("<="):
+        return None, number
+    if version.startswith(">="):
+        return number, None
+    return number, parse_version(last) if dash else number
 
 
 def infer(traits: Iterable[Trait], lines: Sequence[str]) -> str | None:

@@ -79,6 +79,8 @@ class RankState(Struct, frozen=True, kw_only=True):
 
     tag: str
     """`TP0`, `DP1 TP3`, ...; `TP0` for a server with a single rank."""
+    number: int | None = None
+    """Global rank; None until the server's layout is known."""
     gpu: int | None = None
     """NVML index."""
     pid: int | None = None

@@ -1,4 +1,4 @@
-"""What a finding says, as text of a screen: severity, outcome, and where its log says it."""
+"""Parts of a finding as text for a screen: severity, phase, and place in the log."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _WORDS = {
 
 
 def severity_span(severity: Severity, glyphs: Glyphs) -> Span:
-    """Sign and word of a severity."""
+    """Return the symbol and the word of a severity."""
     word, style = _WORDS[severity]
     sign = {"bad": glyphs.bad, "warn": glyphs.warn}.get(style, glyphs.note)
     return f"{sign} {word}", style
 
 
 def tags_of(server: ServerState) -> dict[int, str]:
-    """The tag of each global rank, as the log prints it."""
+    """Return the tag of each global rank, as the log prints it."""
     if server.start is not None and server.start.ranks:
         return {story.number: story.tag for story in server.start.ranks}
-    return {number: rank.tag for number, rank in enumerate(server.ranks)}
+    return {rank.number: rank.tag for rank in server.ranks if rank.number is not None}
 
 
 def outcome_text(finding: Finding) -> str:
-    """`in kv-alloc`; empty without a phase."""
+    """Return the finding's phase as ` in kv-alloc`; empty without one."""
     return f" in {finding.phase}" if finding.phase not in ("", "none") else ""
 
 
 def place_text(evidence: Evidence) -> str:
-    """Where a log says it: a line, or a byte of a log that is followed."""
+    """Return where the evidence stands in the log: a line number, or a byte offset where the log is followed."""
     if evidence.line is not None:
         where = f"line {evidence.line:,}"
         return f"{clean(evidence.file)} {where}" if evidence.file else where
@@ -44,9 +44,9 @@ def place_text(evidence: Evidence) -> str:
 
 
 def new_failures(before: HostState | None, after: HostState) -> dict[str, str]:
-    """Servers whose failure has just been explained, by key, each with a sentence that says so.
+    """Return a sentence for each server whose failure was explained since `before`, by server key.
 
-    Nothing for a host that is seen for the first time: what lies behind is no news.
+    Empty for a host that is seen for the first time: an old failure is no news.
     """
     known = {each.identity.key: each for each in before.servers} if before is not None else {}
     found: dict[str, str] = {}

@@ -16,13 +16,15 @@ import pytest
 from tests.golden import diagnoses
 from tuner.core import explaining
 from tuner.core.diagnosis import diagnose
+from tuner.core.reading import starts_of
 from tuner.core.reduce import initial, reduce
+from tuner.core.scene import Scene, completed
 from tuner.domain import events as e
 from tuner.domain.commands import LookUpStarts
 from tuner.domain.findings import Severity
 from tuner.domain.gpu import GpuInfo, GpuProcess, ProcessInfo
 from tuner.domain.server import LogSource, Member, Phase, ServerIdentity
-from tuner.domain.state import HostState, ServerState
+from tuner.domain.state import ForeignProcess, HostState, ServerState
 from tuner.engines import load_engines
 from tuner.store.journal import read_events
 
@@ -50,7 +52,7 @@ class Play:
         )
         self.identity = ServerIdentity(
             key=KEY, engine=engine, pid=10, start_ticks=99, started_at=born, members=members,
-            argv=("python", "-m", "sglang.launch_server", "--tp", "8"), log=LogSource(kind="file", path="/log"),
+            argv=("python", "-m", "sglang.launch_server", "--tp", "8"), log=LogSource(kind="file", path="/log"), env={},
         )  # fmt: skip
         self.mono = 100.0
         self.end = 0
@@ -674,6 +676,18 @@ def test_the_tenant_is_named_where_a_log_only_misses_memory() -> None:
     assert finding.cause == "foreign-process-on-gpu"
     assert "pid 777 of alice (python train.py) holds 40.00 GiB of GPU 0" in finding.explanation
     assert ("pid 777 on GPU 0", 40.0, "GiB") in [(each.what, each.value, each.unit) for each in finding.evidence]
+
+
+def test_the_tenant_of_a_rank_is_found_by_the_ranks_number_and_not_by_its_place_in_a_list() -> None:
+    """A rank whose GPU is not known is in no list of GPUs."""
+    sglang = ENGINES["sglang"]
+    start = starts_of(enumerate(foreign_log().splitlines(), 1), ENGINES)[-1]
+    (root, *others) = diagnose(start, sglang)
+    tenants = tuple(ForeignProcess(pid=20 + gpu, gpu=gpu, memory_bytes=40 << 30) for gpu in (1, 2))
+    scene = Scene(gpus=(("TP1", 1), ("TP2", 2)), tenants=tenants)
+    (found, *_) = completed((msgspec.structs.replace(root, ranks=(1,)), *others), start, sglang, scene)
+    assert "pid 21 holds 40.00 GiB of GPU 1" in found.explanation
+    assert "pid 22" not in found.explanation
 
 
 def xid(code: int, gpu: int, at: float) -> e.GpuXid:

@@ -34,13 +34,17 @@ def test_a_peers_context_does_not_hide_the_ranks_own_gpu() -> None:
         ("GPU-222,GPU-1", 1, 1),
         ("2", 1, None),
         ("9", 0, None),
-        ("", 2, 2),
+        ("", 2, None),
         ("GPU-x", 0, None),
     ],
 )
 def test_visible_devices(visible: str | None, index: int, gpu: int | None) -> None:
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert gpu_of(RankPlace(tag="TP0", pid=11, visible_index=index), identity(env), GPUS, ()) == gpu
+
+
+def test_an_environment_that_cannot_be_read_may_say_anything() -> None:
+    assert gpu_of(RankPlace(tag="TP0", pid=11, visible_index=1), identity(None), GPUS, ()) is None
 
 
 def test_without_anything_to_go_by_there_is_no_guess() -> None:

@@ -34,6 +34,7 @@ def identity(**changes: Any) -> ServerIdentity:
         "start_ticks": 99,
         "started_at": BORN,
         "argv": ("plain", "llama"),
+        "env": {},
         "members": members("TP0", "TP1"),
         "log": LogSource(kind="file", path="/log", device=1, inode=2),
     }

@@ -19,7 +19,6 @@ _QUOTED = 160
 """Number of characters quoted of a line."""
 _LONG_S = 600.0
 """Seconds of serving from which a kill without a stop request is attributed to the kernel: people rarely do that."""
-_PROCESS_NUMBER = re.compile(r"(?:scheduler_|VllmWorker-|Rank )(\d+)")
 _LOOPBACK = ("127.", "::1", "localhost")
 
 
@@ -325,14 +324,15 @@ def of_the_end(case: Case, sign: Sign) -> list[Evidence | None]:
 def numbers(case: Case, sign: Sign) -> tuple[int, ...] | None:
     """Return the global rank of the process that ended; None if its name does not identify one."""
     name = str(sign.fields.get("process") or sign.fields.get("worker") or "")
-    found = _PROCESS_NUMBER.search(name)
+    behaviour = case.engine.behaviour()
+    found = re.search(behaviour.process_number, name) if behaviour.process_number else None
     nodes = case.setting("nnodes")
     if isinstance(nodes, int) and nodes > 1:
         here = {rank.number for rank in case.start.ranks}
         return tuple(here) if len(here) == 1 and case.layout.dp == 1 else None
     replicas = case.setting("dp_size")
-    if found is None or (case.start.engine == "sglang" and isinstance(replicas, int) and replicas > 1):
-        return None  # with replicas `scheduler_0` is the controller that distributes requests to them
+    if found is None or (behaviour.numbers_each_replica and isinstance(replicas, int) and replicas > 1):
+        return None
     number = int(found[1])
     return (number,) if number < case.layout.world else None
 
