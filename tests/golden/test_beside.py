@@ -93,9 +93,12 @@ def test_the_root_of_a_failure_stays_the_root(name: str) -> None:
 
 
 def test_a_client_that_was_killed_before_the_server_was_ready() -> None:
+    ready = 0
     for name in HEALTHY:
         lines, (start, _) = evidence_cases.lines(name), evidence_cases.judged(name)
         if start.ready_at is not None and start.settings_at is not None and start.settings_at < start.ready_at:
             at = random.Random(name).randrange(start.settings_at, start.ready_at)
             again, _ = diagnoses.judged_lines([*lines[:at], SHELL, *lines[at:]])
             assert again is not None and again.outcome != "failed", name
+            ready += 1
+    assert ready > 20, "logs that tell arguments and then that the server is ready"

@@ -88,14 +88,12 @@ def test_what_an_earlier_process_printed_is_shown_and_not_believed(end: str, ago
     assert len(watched.kept) == 1
 
 
-@pytest.mark.parametrize("zone", [0, 5.5, -7])
-@pytest.mark.parametrize("host", [0, 5.5, -7])
-def test_lines_of_its_own_count_in_the_zones_they_may_be_in(zone: float, host: float) -> None:
+@pytest.mark.parametrize(("host", "zone"), [(0, 0), (5.5, 0), (5.5, 5.5), (-7, 0), (-7, -7)])
+def test_lines_of_its_own_count_in_the_zones_they_may_be_in(host: float, zone: float) -> None:
     hello = msgspec.structs.replace(HELLO, at=BORN + 60.0, utc_offset_s=host * HOUR)
-    if zone in (0, host):
-        start = BORN + 2 + int(zone * HOUR)
-        watched = Watched(log(start, f"@{start + 31} !ready"), hello, ports=(8000,))
-        assert (watched.server.phase, watched.server.started_in_s) == (Phase.READY, 33)
+    start = BORN + 2 + int(zone * HOUR)
+    watched = Watched(log(start, f"@{start + 31} !ready"), hello, ports=(8000,))
+    assert (watched.server.phase, watched.server.started_in_s) == (Phase.READY, 33)
 
 
 @pytest.mark.parametrize(("host", "zone"), [(5.5, 5.5), (5.5, 0), (-7, -7), (-7, 0)])
