@@ -6,7 +6,6 @@ import math
 
 GIB = 1 << 30
 MIB = 1 << 20
-KIB = 1 << 10
 MOST = 1 << 60
 """No count of bytes or tokens is greater."""
 

@@ -37,7 +37,6 @@ TEXT = st.text(max_size=300) | st.binary(max_size=300).map(lambda b: b.decode("u
 def test_no_message_raises(engine: Engine, message: str, prefixed: bool) -> None:
     for sign in engine.signs(message, prefixed=prefixed):
         assert sign.kind in KINDS
-        assert sign.secondary == (sign.kind == "secondary")
         assert len(sign.text) <= 2000
         for value in sign.fields.values():
             assert isinstance(value, str | int | float | bool | list)

@@ -135,8 +135,6 @@ class Sign(Struct, frozen=True, kw_only=True):
     fields: dict[str, Any] = {}
     kind: str = "failure"
     """`failure`, `secondary`, `harmless` or `info`: `engines/signs.py` says what each means."""
-    secondary: bool = False
-    """A consequence of what happened to another process."""
 
 
 class BatchLine(Struct, frozen=True, array_like=True, gc=False):

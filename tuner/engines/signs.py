@@ -1,13 +1,14 @@
-"""Signs: lines whose meaning for a diagnosis is known. What they say is data, what follows from it is the core's.
+"""Read and match signs: log lines whose meaning for a diagnosis is known.
 
-`engines/signs.toml` holds what torch, CUDA, NCCL, compilers, Python and the system print, `engines/NAME/signs.toml`
-what one engine prints. A sign names what a line says, not its cause, and one message may carry several.
+What a line says is data in these files; what follows from it is decided in `core.diagnosis`. `engines/signs.toml` holds
+the lines of torch, CUDA, NCCL, compilers, Python and the system, `engines/NAME/signs.toml` those of one engine. A sign
+states what a line says, not its cause, and one message may carry several signs.
 
-Its kind is one of
+The kind of a sign is one of
 
-- `failure`: something did not work; whether it is the root, the diagnosis decides,
-- `secondary`: a survivor tells of somebody else's failure, or a process of its orderly end after one,
-- `harmless`: reads like a failure and is none; it silences every failure in the same message,
+- `failure`: something did not work; the diagnosis decides whether it is the root failure,
+- `secondary`: a process reports another one's failure, or its own orderly end after one,
+- `harmless`: the line reads like a failure and is none; it suppresses all failures in the same message,
 - `info`: a number, a version or a decision that explains something.
 """
 
@@ -30,10 +31,10 @@ from tuner.errors import CatalogError
 COMMON = Path(__file__).with_name("signs.toml")
 KINDS = ("failure", "secondary", "harmless", "info")
 KEPT_TEXT = 2000
-"""Characters of a message that a sign keeps."""
+"""Number of characters of a message that a sign keeps."""
 
 _SEARCHED = 12_000
-"""Characters of a message that are searched: prompts end up in messages, exceptions do not grow so long."""
+"""Number of characters of a message that are searched; exceptions are shorter, only messages with prompts are not."""
 _WHOLE = re.compile(r"[-+]?\d{1,18}")
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3}){1,5}")
 _DECIMAL = re.compile(r"[-+]?\d{1,18}\.\d{1,18}")
@@ -47,13 +48,13 @@ _ROUTINE = "\n".join((
     "Loading safetensors checkpoint shards:  50% Completed | 2/4 [00:07<00:07,  3.61s/it] [2026-02-26 20:05:31 TP0] ",
     "(APIServer pid=27) INFO 11-02 09:20:40 [loggers.py:335] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC",
 ))  # fmt: skip
-"""What a log is full of. Only the choice of gates depends on it, so it need not be complete."""
+"""Sample of what fills a busy log. Only the choice of gates depends on it, so it need not be complete."""
 _GATE = 3
-"""Characters of a gate."""
+"""Length of a gate, characters; a gate is a short text searched before the needles that contain it."""
 
 
 def read_number(text: str) -> Any:
-    """A field's value: a number where the text is wholly one, else the text as printed."""
+    """Convert a field's text to int or float if all of it is a number; else return it unchanged."""
     if _WHOLE.fullmatch(text):
         return int(text)
     if _GROUPED.fullmatch(text):
@@ -62,11 +63,11 @@ def read_number(text: str) -> Any:
 
 
 class SignPattern:
-    """One kind of line.
+    """One sign: how to recognise its lines and which fields to read.
 
-    Named groups of `pattern` and `parts` are its fields; those of `each` are lists, one entry for every place where
-    the expression matches. A field is a number where its text is one: sizes keep their unit and stay text, which
-    `core.quantity` splits, so that a diagnosis quotes them as printed.
+    Named groups of `pattern` and `parts` become fields. A field of `each` is a list with one entry for every match of
+    its expression. A field whose text is a number becomes a number; sizes stay text with their unit, so that a
+    diagnosis quotes them as printed (`core.quantity` splits them).
     """
 
     def __init__(
@@ -83,18 +84,18 @@ class SignPattern:
         types: dict[str, str] | None = None,
         raw: bool | None = None,
     ) -> None:
-        """Describe a sign; expressions are compiled when they are first needed, which most never are.
+        """Describe a sign; its expressions are compiled at first use, since most are never needed.
 
         Args:
-            id: Unique among the common signs and those of an engine.
+            id: Identifier, unique among the common signs and those of one engine.
             kind: One of `KINDS`.
-            pattern: Regular expression searched in the message; `^` is its beginning.
-            starts: How a message of this kind may begin; at least `HEAD` characters each.
-            contains: Or what it may contain. One of both is needed.
-            parts: Regular expressions searched anywhere, each optional.
-            each: Field to an expression; the field is the list of its matches.
-            constants: Fields that every match has.
-            types: Field to name in `CASTS`; text that does not read as its type leaves the field out.
+            pattern: Regular expression searched in the message; `^` matches its beginning.
+            starts: Texts with which a message may begin, of at least `HEAD` characters each.
+            contains: Texts that a message may contain. `starts` or `contains` must be given.
+            parts: Optional regular expressions searched anywhere in the message for further fields.
+            each: Regular expression by field; the field is the list of all its matches.
+            constants: Fields that every match gets.
+            types: Name of a type in `CASTS` by field; a field whose text does not convert is left out.
             raw: True: only messages without prefix. False: only messages with one. None: both.
         """
         self.id = id
@@ -109,24 +110,24 @@ class SignPattern:
 
     @functools.cached_property
     def expressions(self) -> tuple[re.Pattern[str], ...]:
-        """`pattern` and `parts`.
+        """Compiled `pattern`, followed by the compiled `parts`.
 
         Raises:
-            re.error: One is wrong.
+            re.error: One of them is invalid.
         """
         return tuple(re.compile(text) for text in self._patterns)
 
     @functools.cached_property
     def each(self) -> dict[str, re.Pattern[str]]:
-        """Expressions of the fields that are lists.
+        """Compiled expressions of the list fields, by field.
 
         Raises:
-            re.error: One is wrong.
+            re.error: One of them is invalid.
         """
         return {field: re.compile(text) for field, text in self._each.items()}
 
     def match(self, message: str, prefixed: bool) -> Fields | None:
-        """The fields that a message states, or None when it says something else."""
+        """Return the fields of a message; None if the message does not carry this sign."""
         if self.raw is not None and self.raw == prefixed:
             return None
         if not (message.startswith(self.starts) or any(needle in message for needle in self.contains)):
@@ -191,7 +192,7 @@ class SignSet:
         )
 
     def match(self, message: str, prefixed: bool = True) -> Sequence[Sign]:
-        """Every sign of a message, those of the data files' order first."""
+        """Return all signs of a message, in the order of the data files."""
         if message.startswith(self._busy_starts) or any(text in message for text in self._busy_texts):
             return ()
         wanted = list(self._heads.get(message[:HEAD], ()))
@@ -203,11 +204,11 @@ class SignSet:
         return self._match(message, prefixed, wanted) if wanted else ()
 
     def quiet(self, message: str) -> bool:
-        """Whether a message repeats what a request or an argument says, so that its words are no signs."""
+        """Return whether a message quotes a request or an argument, so that its words are not signs."""
         return message.startswith(self._quiet_starts) or any(text in message for text in self._quiet_texts)
 
     def of_client(self, message: str) -> bool:
-        """Whether a message holds what a client sent or got, which may quote anything."""
+        """Return whether a message holds text that a client sent or received, which may quote anything."""
         return message.startswith(self._client_starts) or any(text in message for text in self._client_texts)
 
     def _match(self, message: str, prefixed: bool, wanted: list[int]) -> Sequence[Sign]:
@@ -220,23 +221,17 @@ class SignSet:
             sign = self.signs[index]
             fields = sign.match(message, prefixed)
             if fields is not None:
-                found.append(
-                    Sign(
-                        id=sign.id,
-                        at=0,
-                        text=message[:KEPT_TEXT],
-                        fields=fields,
-                        kind=sign.kind,
-                        secondary=sign.kind == "secondary",
-                    )
-                )
+                found.append(Sign(id=sign.id, at=0, text=message[:KEPT_TEXT], fields=fields, kind=sign.kind))
         if any(sign.kind == "harmless" for sign in found):
             found = [sign for sign in found if sign.kind in {"harmless", "info"}]
         return found
 
 
 def _gates(needles: Sequence[str]) -> dict[str, list[str]]:
-    """Short texts such that each needle contains one: few searches rule most lines out."""
+    """Choose short texts (gates) so that each needle contains one; return the needles by gate.
+
+    Searching for the few gates first excludes most lines.
+    """
     having: dict[str, set[str]] = {}
     for needle in needles:
         for at in range(len(needle) - _GATE + 1):
@@ -253,7 +248,7 @@ def _gates(needles: Sequence[str]) -> dict[str, list[str]]:
 
 
 class SignExample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line that carries the sign, and all it says."""
+    """A line that carries the sign, and all fields that must be read from it."""
 
     line: str
     fields: dict[str, Any] = {}
@@ -261,7 +256,7 @@ class SignExample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class SignEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[sign]]` as written."""
+    """One `[[sign]]` table as written in the file."""
 
     id: str
     kind: str
@@ -279,7 +274,10 @@ class SignEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Quiet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[quiet]]`: lines that repeat a client's words (`client`) or others', or of which a log is full (`busy`)."""
+    """One `[[quiet]]` table: lines without signs because they quote other text or because they fill a busy log.
+
+    `client` marks lines that quote a client, `busy` those that fill a busy log.
+    """
 
     why: str
     busy: bool = False
@@ -289,10 +287,10 @@ class Quiet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_signs(*paths: Path) -> SignSet:
-    """Load and check files of signs, together.
+    """Load and check several files of signs as one set.
 
     Raises:
-        CatalogError: With the line of the table that is wrong.
+        CatalogError: A table is invalid; the error names its line.
     """
     signs: list[SignPattern] = []
     quiet: list[Quiet] = []
@@ -309,10 +307,10 @@ def read_signs(*paths: Path) -> SignSet:
 
 
 def read_entries(path: Path) -> list[tuple[int, SignEntry, SignPattern]]:
-    """Line, text and pattern of each sign of a file, for tests and tools.
+    """Return line number, entry and pattern of each sign of a file, for tests and tools.
 
     Raises:
-        CatalogError: With the line of the sign that is wrong.
+        CatalogError: A sign is invalid; the error names its line.
     """
     entries = list(_entries(read_document(path, "sign")))
     for line, entry, sign in entries:
