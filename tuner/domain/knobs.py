@@ -116,6 +116,9 @@ class Knob(Struct, frozen=True, kw_only=True):
     """The memory forecast knows what it does."""
     turning: Turning | None = None
     """None: the plan does not offer it."""
+    smaller: str = ""
+    """The value that a diagnosis proposes where less memory is wanted and the size is a matter of choice, not of
+    amount; empty: none."""
 
 
 class Spelling(Struct, frozen=True, kw_only=True):

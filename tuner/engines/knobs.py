@@ -38,6 +38,7 @@ class KnobEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     also: tuple[str, ...] = ()
     forecast: bool = False
     turning: Turning | None = None
+    smaller: str = ""
     spelled: tuple[SpelledAs, ...]
     hazard: tuple[Hazard, ...] = ()
     example: tuple[KnobExample, ...] = ()
@@ -116,4 +117,5 @@ def _knob(entry: KnobEntry) -> Knob:
         hazards=entry.hazard,
         forecast=entry.forecast,
         turning=entry.turning,
+        smaller=entry.smaller,
     )

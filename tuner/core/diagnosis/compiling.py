@@ -6,7 +6,14 @@ from collections.abc import Callable
 
 from tuner.core.diagnosis.backends import backend_of, other_attention
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.proposals import error_of, first_line, no_memory_advice, option, variable
+from tuner.core.diagnosis.proposals import (
+    engine_variable,
+    error_of,
+    first_line,
+    no_memory_advice,
+    option,
+    variable,
+)
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
 from tuner.domain.starts import Sign
 
@@ -123,15 +130,16 @@ def damaged_cache(case: Case) -> Finding | None:
     if sign is None:
         return None
     path = str(missing.fields.get("missing_path")) if missing is not None else ""
-    if path and "vllm" not in path:
+    behaviour = case.engine.behaviour()
+    if not behaviour.compile_cache or (path and behaviour.compile_cache_part not in path):
         return _cache_of_kernels(case, sign, path)
     return case.finding(
         "compile-cache-damaged",
         "A compiled graph from an earlier start cannot be used again: it was cut off, or made by other packages.",
         evidence=[error_of(case, sign)],
         remedies=[
-            case.advice("cache", "remove ~/.cache/vllm/torch_compile_cache (VLLM_CACHE_ROOT); the next start compiles"),
-            variable(case, "VLLM_DISABLE_COMPILE_CACHE", Move.SET, "as a test: compiles every time", "1"),
+            case.advice("cache", f"remove {behaviour.compile_cache}; the next start compiles"),
+            engine_variable(case, "disable_compile_cache", Move.SET, "as a test: compiles every time", "1"),
         ],
         refuted_by="the same failure with an empty cache",
         confidence=Confidence.MEDIUM,

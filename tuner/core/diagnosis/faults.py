@@ -11,6 +11,7 @@ from tuner.core.diagnosis import processes
 from tuner.core.diagnosis.backends import backend_of, other_attention
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.proposals import (
+    engine_variable,
     first_line,
     no_memory_advice,
     option,
@@ -234,9 +235,9 @@ def _longer(case: Case, sign: Sign) -> Remedy | None:
     if sign.id in ("nccl-watchdog", "gloo-timeout"):
         return case.remedy("dist_timeout", Move.RAISE, why)
     if sign.id == "warmup-failed":
-        return variable(case, "SGLANG_WARMUP_TIMEOUT", Move.RAISE, why)
+        return engine_variable(case, "warmup_timeout", Move.RAISE, why)
     watchdog = case.remedy("watchdog_timeout", Move.RAISE, why)
-    return watchdog or case.remedy("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", Move.RAISE, why)
+    return watchdog or engine_variable(case, "step_timeout", Move.RAISE, why)
 
 
 JUDGES: tuple[Callable[[Case], Finding | None], ...] = (hardware, illegal_access, hanging_pass)

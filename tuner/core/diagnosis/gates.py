@@ -7,9 +7,8 @@ from statistics import median_low
 
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import asked_of, lowered
-from tuner.core.diagnosis.proposals import variable
+from tuner.core.diagnosis.proposals import engine_variable
 from tuner.core.gates import words
-from tuner.core.versions import at_least
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy, Severity
 from tuner.domain.gates import PathState
 from tuner.domain.starts import Sign
@@ -130,10 +129,7 @@ def _two_gpus(case: Case, world: int) -> Remedy | None:
 def _for_pcie(case: Case) -> Remedy | None:
     """Propose FlashInfer's all-reduce for hosts without NVLink; None if this version does not have it."""
     why = "FlashInfer's all-reduce for hosts without NVLink: decode batches of 2, 4 or 8 ranks"
-    if case.start.engine == "sglang":
-        return case.remedy("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE", Move.SET, why, value="1")
-    has_it = at_least(case.start.version, "0.32")
-    return variable(case, "VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC", Move.SET, why, "1") if has_it else None
+    return engine_variable(case, "pcie_ipc_all_reduce", Move.SET, why, "1")
 
 
 def _by_flag(case: Case, world: int) -> Finding | None:

@@ -7,9 +7,17 @@ from collections.abc import Callable
 
 from tuner.core.diagnosis import processes
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.proposals import container, error_of, first_line, option, said, variable
+from tuner.core.diagnosis.proposals import (
+    container,
+    engine_variable,
+    error_of,
+    first_line,
+    option,
+    said,
+    variable,
+)
 from tuner.core.quantity import quantity
-from tuner.domain.findings import Confidence, Evidence, Finding, Move
+from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
 from tuner.domain.starts import Sign
 from tuner.units import GIB
 
@@ -145,7 +153,7 @@ def host_pool(case: Case) -> Finding | None:
             case.quote("memory of the node", sign, "total", "GiB"),
         ],
         remedies=[
-            variable(case, "VLLM_CPU_KVCACHE_SPACE", Move.LOWER, f"whole GiB, fewer than the {free:g} that are free"),
+            engine_variable(case, "cpu_kv_cache", Move.LOWER, f"whole GiB, fewer than the {free:g} that are free"),
             option(case, "kv_cache_memory_bytes", "--kv-cache-memory-bytes", Move.LOWER, "where it was given instead"),
             case.advice("host-memory", "free -g and numactl -H: what else uses the memory of that node"),
         ],
@@ -174,8 +182,8 @@ def no_host_pool(case: Case) -> Finding | None:
         remedies=[
             option(case, "num_gpu_blocks_override", "--num-gpu-blocks-override", Move.UNSET, "as many blocks as the"
                    " memory holds") if override is not None else None,
-            variable(case, "VLLM_CPU_KVCACHE_SPACE", Move.RAISE, "whole GiB of host memory for the cache; unset, the"
-                     " share of gpu_memory_utilization counts"),
+            engine_variable(case, "cpu_kv_cache", Move.RAISE, "whole GiB of host memory for the cache; unset, the share"
+                            " of gpu_memory_utilization counts"),
             case.remedy("mem_fraction_static", Move.RAISE, "of host memory, despite its name, where that is unset")
             if told is None else None,
         ],
@@ -349,9 +357,7 @@ def numa(case: Case) -> Finding | None:
         ],
         remedies=[
             container("--cap-add", "SYS_NICE", "lets the container set memory policies"),
-            variable(case, "SGLANG_NUMA_BIND_V2", Move.SET, "starts the ranks without numactl", "0")
-            if case.start.engine == "sglang" else
-            option(case, "numa_bind", "--numa-bind", Move.UNSET, "starts the workers without numactl"),
+            _unbound(case),
             case.remedy("numa_node", Move.UNSET, "no node asked for, none to bind to"),
             case.advice("cpuset", "grep Mems_allowed_list /proc/self/status inside the container"),
         ],
@@ -359,6 +365,14 @@ def numa(case: Case) -> Finding | None:
         phase="args" if case.phase in ("none", "args") else None,
         confidence=Confidence.HIGH if end is not None or case.root_sign("numa-failed") else Confidence.MEDIUM,
     )  # fmt: skip
+
+
+def _unbound(case: Case) -> Remedy | None:
+    """Propose to start the ranks without numactl: by a switch that is on by itself, or one that was set."""
+    bind = case.engine.knob("numa_bind", case.start.version)
+    by_itself = bind is not None and bind.default is True
+    move, value = (Move.SET, "0") if by_itself else (Move.UNSET, None)
+    return engine_variable(case, "numa_bind", move, "starts the ranks without numactl", value)
 
 
 JUDGES: tuple[Callable[[Case], Finding | None], ...] = (

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from tuner.core.diagnosis import checkpoints, refusals
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.proposals import first_line, option, variable
+from tuner.core.diagnosis.proposals import engine_variable, first_line, option, variable
+from tuner.domain.behaviour import PortBound
 from tuner.domain.findings import Evidence, Finding, Move, Remedy
 
 _PORTS = ("port-in-use", "rank-port-in-use")
@@ -30,7 +31,8 @@ def port_in_use(case: Case) -> Finding | None:
     )
     errno = next((s for s in (sign, *case.signs(*_PORTS)) if s.fields.get("errno") is not None), None)
     ready = case.start.ready_at is not None
-    known = port is not None or case.start.engine == "vllm"
+    first = case.engine.behaviour().port_bound is PortBound.FIRST
+    known = port is not None or first
     shown = port if port is not None else http if known else None
     name = f"Port {shown}" if shown is not None else "A port"
     which = (
@@ -41,11 +43,11 @@ def port_in_use(case: Case) -> Finding | None:
         else "clients are served there"
     )
     seen = " Later lines say that the server is ready; it is not: nobody can reach it." if ready else ""
-    late = case.start.engine == "sglang" and not inside
+    late = "" if first or inside else f" {case.engine.title} asks for it only after everything is loaded."
     return case.finding(
         "port-in-use",
         f"{name} is taken ({which}): an earlier server that still runs, another program, or with --network host"
-        f" another container.{' SGLang asks for it only after everything is loaded.' if late else ''}{seen}",
+        f" another container.{late}{seen}",
         evidence=[
             case.quote("port", said, "port") if said is not None else case.arg("port") if known else None,
             case.quote("errno", errno, "errno") if errno is not None else None,
@@ -53,7 +55,7 @@ def port_in_use(case: Case) -> Finding | None:
             Evidence(what="error", value=str(sign.fields.get("error") or first_line(sign.text)), at=sign.at),
         ],
         remedies=[
-            *([_meeting_place(case, port)] if inside and case.start.engine == "sglang" else []),
+            _meeting_place(case, port) if inside else None,
             option(case, "port", "--port", Move.SET,
                    "another port: internal ones are counted from it" if inside else "another port"),
             case.advice("listener", "shows who listens",
@@ -71,18 +73,16 @@ def _meeting_place(case: Case, port: object) -> Remedy | None:
     address = case.setting("dist_init_addr")
     if address is not None and str(address).endswith(f":{port}"):
         why = "the same free port on every node"
-        return option(case, "dist_init_addr", "--dist-init-addr", Move.SET, why)
-    return option(case, "nccl_port", "--nccl-port", Move.SET, "a free port for the ranks")
+        return case.remedy("dist_init_addr", Move.SET, why)
+    return case.remedy("nccl_port", Move.SET, "a free port for the ranks")
 
 
 def _port_phase(case: Case, inside: bool) -> str | None:
-    """Return the phase of a taken port; None: that of the root failure.
-
-    vLLM binds its HTTP port first, SGLang last.
-    """
+    """Return the phase of a taken port, by when the engine binds it; None: that of the root failure."""
     if inside or (case.root is not None and case.root.failure is not None and case.phase not in ("none", "kv-alloc")):
         return None
-    return "args" if case.start.engine == "vllm" or not case.start.ranks else "warmup"
+    first = case.engine.behaviour().port_bound is PortBound.FIRST
+    return "args" if first or not case.start.ranks else "warmup"
 
 
 def refused_by_parser(case: Case) -> Finding | None:
@@ -239,8 +239,7 @@ def forked(case: Case) -> Finding | None:
         " the main process (a plugin, an import, the script that starts the engine) touched a GPU first.",
         evidence=[Evidence(what="error", value=first_line(case.message.partition("\n")[2]), at=sign.at)],
         remedies=[
-            variable(case, "VLLM_WORKER_MULTIPROC_METHOD", Move.SET, "new processes instead of copies", "spawn")
-            if case.start.engine == "vllm" else None,
+            engine_variable(case, "worker_start_method", Move.SET, "new processes instead of copies", "spawn"),
             case.advice("script", "start it under `if __name__ == '__main__':`, and call nothing of CUDA before"),
         ],
         refuted_by="the same failure with spawned workers",

@@ -118,10 +118,10 @@ def _draft(case: Case, oom: Oom) -> Finding:
 
 
 def _pool_allocation(case: Case, oom: Oom) -> Finding:
-    vllm = case.start.engine == "vllm"
+    behaviour = case.engine.behaviour()
     sized = case.sign_before(oom.sign.at, "kv-available") is not None or case.start.limits.get("max_total_num_tokens")
     profiles = case.on_stack("profile_run", "determine_available_memory", "_dummy_run")
-    if vllm and (profiles or not sized):
+    if behaviour.profiles_before_pool and (profiles or not sized):
         return case.finding(
             "profile-run-oom",
             "The forward pass that measures activations ran out of memory, before any KV cache exists: the utilisation"
@@ -138,17 +138,14 @@ def _pool_allocation(case: Case, oom: Oom) -> Finding:
             refuted_by="another process on the GPU",
         )
     told = asked_of(case)
-    beside = "graphs, the sampler" if vllm else "the request table"
     return case.finding(
         "mem-fraction-too-high-activation",
         "The pool was sized, and the memory was not there when it was allocated: the fraction leaves too little"
-        f" beside it for {beside} and what the driver keeps.",
+        f" beside it for {behaviour.beside_pool} and what the driver keeps.",
         evidence=evidence_of(case, oom),
         remedies=[
             lowered(case, told, oom.lacking, FORWARD_SPARE),
-            case.remedy("max_num_seqs", Move.LOWER, "fewer graphs, and logits of fewer sequences")
-            if vllm
-            else case.remedy("max_running_requests", Move.LOWER, "the request table is this times the context length"),
+            case.remedy(case.named("max_running_requests"), Move.LOWER, behaviour.requests_take),
         ],
         confidence=Confidence.MEDIUM,
         title="The pool does not fit where the formula says it would",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tuner.core.diagnosis.backends import backend_of, other_attention
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import asked_of, raised, smaller_weights
-from tuner.core.diagnosis.proposals import error_of, no_memory_advice, said
+from tuner.core.diagnosis.proposals import engine_variable, error_of, no_memory_advice, said
 from tuner.core.share import least
 from tuner.domain.findings import Confidence, Evidence, Finding, Move
 
@@ -99,7 +99,7 @@ def slow_start(case: Case) -> Finding | None:
             error_of(case, sign),
         ],
         remedies=[
-            case.remedy("VLLM_ENGINE_READY_TIMEOUT_S", Move.RAISE, "time to load", value=longer, later=True),
+            engine_variable(case, "engine_ready_timeout", Move.RAISE, "time to load", longer, later=True),
             case.advice("gpu-processes", "nvidia-smi: end workers that are left over before the next start"),
             case.advice("disk", "how fast the weights are read: a local disk, or the page cache of a second start"),
         ],

@@ -7,6 +7,7 @@ import msgspec
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import FORWARD_SPARE, asked_of, lowered
 from tuner.core.diagnosis.oom import Oom, evidence_of, fragmentation
+from tuner.core.diagnosis.proposals import engine_variable
 from tuner.core.share import KNOBS
 from tuner.domain.findings import Confidence, Evidence, Finding, Move
 from tuner.domain.starts import Sign
@@ -110,7 +111,7 @@ def _with(sign: Sign, amount: object) -> Sign:
 def _vision(case: Case, oom: Oom) -> Finding:
     huge = oom.capacity is not None and oom.tried > oom.capacity / 4
     why = "encodes them in parts"
-    parts = case.remedy("SGLANG_VLM_MAX_PATCHES_PER_VIT", Move.SET, why, value=10_000, later=True)
+    parts = engine_variable(case, "max_patches_at_once", Move.SET, why, 10_000, later=True)
     return case.finding(
         "vision-encoder-oom",
         f"The vision encoder asked for {oom.sign.fields.get('tried')} for the images of one batch, and"
@@ -119,7 +120,7 @@ def _vision(case: Case, oom: Oom) -> Finding:
         remedies=[
             case.advice("client", "fewer or smaller images in one request"),
             parts,
-            case.remedy("SGLANG_VLM_MAX_IMAGES_PER_VIT", Move.SET, "encodes them in parts", value=32, later=True),
+            engine_variable(case, "max_images_at_once", Move.SET, "encodes them in parts", 32, later=True),
             case.remedy("limit_mm_per_prompt", Move.LOWER, "fewer items in one request"),
             case.advice("version", "versions that encode in parts", value=">=0.5.9") if parts is not None else None,
             None if huge else lowered(case, asked_of(case), oom.lacking, FORWARD_SPARE),

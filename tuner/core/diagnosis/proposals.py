@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tuner.core import facts as f
 from tuner.core.diagnosis.case import Case
-from tuner.domain.findings import Evidence, Move, Remedy
+from tuner.domain.findings import Evidence, Move, Number, Remedy
 from tuner.domain.starts import Sign
 
 DMESG = "dmesg -T | grep -i -E 'oom|killed process'"
@@ -27,6 +27,26 @@ def variable(case: Case, name: str, move: Move, why: str, value: str | None = No
     return Remedy(knob=name, env=name, move=move, value=value, why=why)
 
 
+def engine_variable(
+    case: Case, knob: str, move: Move, why: str, value: Number | str | None = None, *, later: bool = False
+) -> Remedy | None:
+    """Propose an environment variable of the engine's own, by a name that says what it does.
+
+    Args:
+        case: The start.
+        knob: One of the other names (`also`) that the engine's catalogue has for the variable.
+        move: Which way.
+        why: What it does for this failure.
+        value: To which value.
+        later: Propose it also where only another version has it, and say so.
+
+    Returns:
+        None if the engine, or this version of it, has no such variable.
+    """
+    known = case.engine.knobs().find(knob)
+    return None if known is None else case.remedy(known.name, move, why, value=value, later=later)
+
+
 def option(case: Case, knob: str, flag: str, move: Move, why: str, value: str | int | bool | None = None) -> Remedy:
     """Propose a flag of the engine, even one that its catalogue of knobs lacks."""
     return case.remedy(knob, move, why, value=value) or Remedy(knob=knob, flag=flag, move=move, value=value, why=why)
@@ -39,8 +59,8 @@ def smaller_tokens(case: Case, why: str) -> Remedy | None:
     used += [fact.fields.get("dtype") for fact in case.start.facts if fact.kind == f.KV_POOL]
     if any("8" in str(dtype) or "4" in str(dtype) for dtype in (told, *used)):
         return None
-    value = "fp8" if case.start.engine == "vllm" else "fp8_e5m2"
-    return case.remedy("kv_cache_dtype", Move.SET, why, value=value)
+    knob = case.engine.knobs().find("kv_cache_dtype")
+    return case.remedy("kv_cache_dtype", Move.SET, why, value=knob.smaller or None) if knob is not None else None
 
 
 def without_custom_all_reduce(case: Case, why: str) -> Remedy | None:

@@ -15,10 +15,9 @@ from tuner.core.diagnosis.fraction import (
     raised,
     smaller_weights,
 )
-from tuner.core.diagnosis.proposals import option, smaller_tokens
+from tuner.core.diagnosis.proposals import engine_variable, option, smaller_tokens
 from tuner.core.diagnosis.tenants import FOREIGN_GIB, foreign_at_load, less_than_before, poor_rank
 from tuner.core.share import down, least
-from tuner.core.versions import at_least
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
 from tuner.domain.starts import Sign
 
@@ -351,18 +350,11 @@ def unbalanced(case: Case) -> Finding | None:
     )
 
 
-def _skip_check(case: Case) -> Remedy:
-    """Propose to skip SGLang's check; its variable was renamed and its meaning inverted in 0.5.7."""
-    turned = at_least(case.start.version, "0.5.7")
-    name, value = ("ENABLE", "0") if turned else ("DISABLE", "1")
-    prefix = "SGLANG" if turned else "SGL"
-    return Remedy(
-        knob="SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK",
-        env=f"{prefix}_{name}_TP_MEMORY_INBALANCE_CHECK",
-        move=Move.SET,
-        value=value,
-        why="skips the check: the memory is there",
-    )
+def _skip_check(case: Case) -> Remedy | None:
+    """Propose to skip the check. Some versions have a switch that enables it, others one that disables it."""
+    check = case.engine.knob("memory_balance_check", case.start.version)
+    value = "0" if check is not None and check.default is True else "1"
+    return engine_variable(case, "memory_balance_check", Move.SET, "skips the check: the memory is there", value)
 
 
 def context_too_long(case: Case) -> Finding | None:
