@@ -1,4 +1,4 @@
-"""The screens of the app and the registry that makes them modes, keys, help and palette entries."""
+"""The registry of screens, from which modes, keys, help and palette entries are made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tuner.screens.plan import PlanScreen
 
 
 class Entry(Struct, frozen=True):
-    """One screen of the registry."""
+    """A screen in the registry."""
 
     name: str
     screen: type[TunerScreen]
@@ -31,4 +31,4 @@ SCREENS: tuple[Entry, ...] = (
     Entry("compare", CompareScreen, "d", "Compare", "Two starts side by side, ranked by what explains the outcome"),
     Entry("plan", PlanScreen, "m", "Plan", "The memory of a coming start: turn knobs, see what fits"),
 )
-"""In display order."""
+"""All screens, in display order."""

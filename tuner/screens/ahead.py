@@ -1,4 +1,4 @@
-"""What is done while nobody waits for it, so that no key has to: screens are built and old cycles collected."""
+"""Work done while the operator is not waiting: screens are built, and garbage is collected."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from tuner.screens.shell import Shell
 from tuner.widgets import chart
 
 PAUSE_S = 0.3
-"""Between one screen and the next."""
+"""Seconds between building one screen and the next."""
 _NEVER = 1 << 30
 _DUE = 30
-"""Collections of the middle generation after which the oldest is collected too; by itself it would be every tenth."""
+"""Collections of the middle generation after which the oldest one is collected too; the interpreter's default is 10."""
 
 
 class Ahead:
-    """Builds screens that were not shown so far, one after the other.
+    """Builds the screens that were not shown yet, one after the other.
 
-    A screen that is shown for the first time takes a fifth of a second: its widgets are made, and the library reads all
+    Showing a screen for the first time takes a fifth of a second: its widgets are made, and the library reads all
     styles anew, once for the screen that is left and once for the new one.
 
     Args:
-        app: Whose screens they are.
-        names: Of the modes.
+        app: The app that has the screens.
+        names: Names of the modes to build.
     """
 
     def __init__(self, app: Shell, names: Sequence[str]) -> None:
         self._app = app
         self._left = list(names)
         self.put_off = 0
-        """Times that a screen was due and a question stood on the one that is shown: under it nothing is moved."""
+        """How often a screen was due while a dialog was open: no screen is switched below a dialog."""
         self.done = asyncio.Event()
 
     async def begin(self) -> None:
-        """Load what draws, then build."""
+        """Import the chart library, then begin to build screens."""
         if self._app.size.width >= CHART_FROM:
             await asyncio.to_thread(chart.load)
         self._next()
 
     def _next(self) -> None:
-        # Through the app's queue: keys that are pressed meanwhile wait, and find the screen for which they were meant.
+        # Through the app's message queue: keys pressed meanwhile wait, and reach the screen they were meant for.
         self._app.call_later(self._build)
 
     async def _build(self) -> None:
@@ -54,7 +54,7 @@ class Ahead:
             if name != here:
                 with app.batch_update():
                     await app.switch_mode(name)
-                    # It is mounted only now, and the library would do this when it is shown again.
+                    # The screen is mounted only now; otherwise the library would do this when it is shown again.
                     app.refresh_css()
                     await app.switch_mode(here)
         if self._left:
@@ -67,10 +67,10 @@ class Ahead:
 
 
 def collect_by_hand() -> None:
-    """Let the interpreter collect old objects only when `collect` is called; for a process that is one app.
+    """Leave the oldest generation of garbage to `collect`; for a process that is one app.
 
-    By itself it does so when much was made, which is in the middle of drawing another screen, and takes as long as the
-    drawing. What is loaded by now lives as long as the process and is left out.
+    By itself the interpreter collects when many objects were made, which is while another screen is drawn, and takes as
+    long as the drawing. Objects that exist by now live as long as the process and are left out of collections.
     """
     gc.freeze()
     young, middle, _ = gc.get_threshold()
@@ -78,7 +78,10 @@ def collect_by_hand() -> None:
 
 
 def collect() -> None:
-    """Collect old objects if that is due and left to us. At any time but that of a key."""
+    """Collect the oldest generation if it is due and automatic collection is off.
+
+    Not to be called while a key is handled.
+    """
     if _by_hand() and gc.get_count()[2] >= _DUE:
         gc.collect()
 

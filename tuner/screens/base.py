@@ -1,4 +1,4 @@
-"""What every screen of the app has: the newest state, the host tabs, the footer, and a word when there is no room."""
+"""The base of all screens: newest state, host tabs, key bar, and a message when the terminal is too small."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tuner.widgets.spans import clean
 from tuner.widgets.tabs import HostTabs
 
 NEEDED = (80, 24)
-"""Columns and lines below which nothing useful can be drawn."""
+"""Least columns and lines with which a screen can be drawn."""
 
 
 def fits(size: Size) -> bool:
-    """Whether there is room to draw in."""
+    """Return whether a terminal of this size is large enough."""
     return size.width >= NEEDED[0] and size.height >= NEEDED[1]
 
 
@@ -41,12 +41,12 @@ class TunerScreen(Screen[None]):
         Binding("y", "copy", "Copy", show=False, id="copy", tooltip="Copy the selected text, or what matters here"),
     ]
     ENTRY = ""
-    """Name in the registry."""
+    """The screen's name in the registry."""
     HELP_TITLE = "Every screen"
     """Heading of this screen's keys in the help."""
 
     COPIES = ""
-    """What is copied when nothing is selected, in words."""
+    """What `copy_text` returns, in words."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,16 +54,16 @@ class TunerScreen(Screen[None]):
 
     @property
     def shell(self) -> Shell:
-        """The app, as far as a screen may see it."""
+        """Return the app, as far as screens may use it."""
         return cast(Shell, self.app)
 
     @property
     def glyphs(self) -> Glyphs:
-        """Signs to draw with."""
+        """Return the symbols to draw with."""
         return self.shell.glyphs
 
     def compose(self) -> ComposeResult:
-        """The frame around what a screen shows."""
+        """Make the frame around the screen's content."""
         yield HostTabs(self.glyphs, id="tabs")
         with Container(id="content"):
             yield from self.compose_content()
@@ -72,20 +72,20 @@ class TunerScreen(Screen[None]):
         yield KeyBar(id="keys")
 
     def compose_content(self) -> ComposeResult:
-        """The widgets of this screen."""
+        """Make the widgets of this screen."""
         yield from ()
 
     def on_mount(self) -> None:
-        """Follow the app's state."""
+        """Watch the app's state."""
         for name in ("snapshot", "server_key", "tick"):
             self.watch(self.app, name, self.catch_up, init=False)
 
     def on_screen_resume(self) -> None:
-        """Catch up with what happened meanwhile, once sizes are known."""
+        """Draw what changed in the background, once sizes are known."""
         self.call_after_refresh(self.redraw_all)
 
     def on_resize(self, event: events.Resize) -> None:
-        """Say what is needed, or use the room there is."""
+        """Show the size that is needed, or draw for the new one."""
         small = not fits(event.size)
         self.set_class(small, "-too-small")
         if small:
@@ -94,12 +94,12 @@ class TunerScreen(Screen[None]):
         self.call_after_refresh(self.redraw_all)
 
     def redraw_all(self) -> None:
-        """Draw everything again, whether it changed or not."""
+        """Draw everything again, changed or not."""
         self._seen.clear()
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Draw what changed, if anybody can see it."""
+        """Draw what changed, if the screen is visible."""
         if not self.is_current or not self.is_mounted or self.has_class("-too-small"):
             return
         self.query_one(HostTabs).show_tabs(self.shell.tabs())
@@ -107,10 +107,10 @@ class TunerScreen(Screen[None]):
         self.draw(self.shell.snapshot, self.shell.server())
 
     def draw(self, state: HostState | None, server: ServerState | None) -> None:
-        """Draw the state. What did not change is the same object, so `changed` can tell."""
+        """Draw the state. Unchanged parts are the same objects, so `changed` can compare by identity."""
 
     def draw_status(self, state: HostState, server: ServerState | None) -> None:
-        """The first line: host, server, link. A screen that has it has a `Rows` called `status`."""
+        """Draw the first line (host, server, link) of a screen that has a `Rows` with the id `status`."""
         shell = self.shell
         line = status.status_line(
             state,
@@ -124,7 +124,7 @@ class TunerScreen(Screen[None]):
         self.query_one("#status", Rows).show([line])
 
     def changed(self, name: str, *parts: Any) -> bool:
-        """Whether any of the parts is another object than at the last call with this name."""
+        """Return whether any of the parts is another object than at the last call with this name."""
         before = self._seen.get(name)
         self._seen[name] = parts
         if before is None or len(before) != len(parts):
@@ -135,12 +135,12 @@ class TunerScreen(Screen[None]):
         )
 
     def action_copy(self) -> None:
-        """Copy the selection, or what this screen is about."""
+        """Copy the selected text, or else what `copy_text` returns."""
         selected = self.get_selected_text()
         self.put_on_clipboard(selected or self.copy_text(), "" if selected else self.COPIES)
 
     def put_on_clipboard(self, text: str, what: str = "") -> None:
-        """Copy through the terminal (OSC 52), and say what and how much."""
+        """Copy a text through the terminal (OSC 52), and tell what was copied and how many lines."""
         if not text:
             self.notify("Nothing to copy here", severity="warning", timeout=3)
             return
@@ -150,17 +150,17 @@ class TunerScreen(Screen[None]):
         self.notify(f"Copied {what}, {lines}" if what else f"Copied {lines}", timeout=2)
 
     def copy_text(self) -> str:
-        """What is copied when nothing is selected."""
+        """Return what is copied when nothing is selected."""
         return ""
 
     def key_words(self) -> dict[str, str]:
-        """Other words for keys in the key bar, by id: what one does now."""
+        """Return descriptions for the key bar that differ from the binding's own, by binding id."""
         return {}
 
     def show_place(self, at: int) -> None:
-        """Show a place of the log, where this screen has it."""
+        """Show a byte offset of the log, on screens with a log."""
 
     def on_host_tabs_chosen(self, message: HostTabs.Chosen) -> None:
-        """A tab was clicked."""
+        """Request the host whose tab was clicked."""
         message.stop()
         self.post_message(HostRequested(message.host))

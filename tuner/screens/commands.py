@@ -23,18 +23,18 @@ from tuner.widgets.status import server_name
 from tuner.widgets.themes import THEMES
 
 Command = tuple[str, str, str, Callable[[], object]]
-"""Name, key or nothing, help, what it does."""
+"""Name, key (empty for none), help text, and the function to run."""
 
 
 class Palette(CommandPalette):
-    """The library's palette, for keys that come faster than it can follow."""
+    """The library's palette, made robust against keys that arrive faster than it can follow."""
 
     def on_mount(self) -> None:
-        """Many fonts have no sign of a magnifying glass."""
+        """Replace the search icon: many fonts have no magnifying glass."""
         self.query_one(SearchIcon).icon = ">"
 
     def on_resize(self, event: events.Resize) -> None:
-        """Leave a terminal that has no room to the screen below, which says so."""
+        """Close when the terminal gets too small: the screen below says so."""
         if not fits(event.size):
             self.dismiss()
 
@@ -45,17 +45,17 @@ class Palette(CommandPalette):
     @on(OptionList.OptionSelected)
     @on(Input.Submitted)
     def _once(self, event: OptionList.OptionSelected | Input.Submitted) -> None:
-        """A second enter of one burst must neither run the command again nor close what is below."""
+        """Ignore a second enter: it must neither run the command again nor close what is below."""
         if not self._is_open:
             event.stop()
             event.prevent_default()
 
     def dismiss(self, result: None = None) -> AwaitComplete:
-        """Close; nothing when it is closed already."""
+        """Close; do nothing when closed already."""
         return super().dismiss(result) if self._is_open else AwaitComplete()
 
     def _action_command_list(self, action: str) -> None:
-        """Do nothing by pages before there are any: the list cannot."""
+        """Ignore page keys before the list is laid out, since it cannot scroll then."""
         if not action.startswith("page_") or self.query_one(CommandList).scrollable_content_region:
             super()._action_command_list(action)
 
@@ -64,28 +64,28 @@ class ListProvider(Provider):
     """A provider whose commands can be listed."""
 
     RANK: ClassVar[float] = 0.0
-    """Where its commands stand in an empty palette; the greatest first."""
+    """Position of the provider's commands in an empty palette, the greatest first."""
 
     def commands(self) -> Iterator[Command]:
-        """All commands, in display order."""
+        """Yield all commands, in display order."""
         yield from ()
 
     def first(self) -> Iterator[Command]:
-        """Those that an empty palette lists."""
+        """Yield the commands that an empty palette lists."""
         return self.commands()
 
     def key_of(self, binding_id: str) -> str:
-        """The key of a binding that works now; empty if there is none."""
+        """Return the key of a binding that works now; empty if there is none."""
         active = (each.binding for each in self.screen.active_bindings.values())
         return next((_shown(each) for each in active if each.id == binding_id), "")
 
     async def discover(self) -> Hits:
-        """What an empty palette shows."""
+        """Yield what an empty palette shows."""
         for name, key, help_text, run in self.first():
             yield Hit(self.RANK, _with_key(Content(name), key), run, text=name, help=help_text)
 
     async def search(self, query: str) -> Hits:
-        """What matches the typed text."""
+        """Yield the commands that match the typed text."""
         matcher = self.matcher(query)
         for name, key, help_text, run in self.commands():
             score = matcher.match(name)
@@ -102,12 +102,12 @@ def _with_key(name: Content, key: str) -> Content:
 
 
 class ScreenCommands(ListProvider):
-    """Go to a screen."""
+    """Commands for going to a screen."""
 
     RANK = 4.0
 
     def commands(self) -> Iterator[Command]:
-        """One per entry of the registry."""
+        """Yield a command for each screen of the registry."""
         from tuner.screens import SCREENS  # the registry imports the screens, which offer these commands
 
         for entry in SCREENS:
@@ -116,12 +116,12 @@ class ScreenCommands(ListProvider):
 
 
 class HostCommands(ListProvider):
-    """Go to a host, or to a server of the host on screen."""
+    """Commands for going to a host, or to a server of the host on screen."""
 
     RANK = 2.0
 
     def commands(self) -> Iterator[Command]:
-        """Hosts, then servers."""
+        """Yield the hosts, then the servers."""
         screen = self.screen
         if not isinstance(screen, TunerScreen):
             return
@@ -134,32 +134,32 @@ class HostCommands(ListProvider):
 
 
 class ThemeCommands(ListProvider):
-    """Change the colours."""
+    """Commands for changing the theme."""
 
     RANK = 1.0
 
     def commands(self) -> Iterator[Command]:
-        """All."""
+        """Yield a command for each theme."""
         for name in sorted(self.app.available_themes):
             yield f"Theme {name}", "", "Change the colours", partial(setattr, self.app, "theme", name)
 
     def first(self) -> Iterator[Command]:
-        """Ours; those of the library are found by typing."""
+        """Yield the themes of this app; those of the library are found by typing."""
         names = [theme.name for theme in THEMES]
         return (command for command in self.commands() if command[0].removeprefix("Theme ") in names)
 
 
 class KeyCommands(ListProvider):
-    """Everything that has a key where the operator is."""
+    """Commands for every key that works at present."""
 
     RANK = 3.0
 
     def commands(self) -> Iterator[Command]:
-        """The active bindings that are enabled, but those of the screens, which have commands of their own."""
+        """Yield the enabled bindings, except those for screens, which have commands of their own."""
         listed: dict[tuple[str, DOMNode], list[ActiveBinding]] = {}
         for active in self.screen.active_bindings.values():
             listed.setdefault((active.binding.action, active.node), []).append(active)
-        # What a screen is for comes before how one moves in it.
+        # Keys of the screen come before keys for moving in its widgets.
         for active, *more in sorted(listed.values(), key=lambda each: not isinstance(each[0].node, TunerScreen)):
             binding = active.binding
             if (
@@ -175,10 +175,10 @@ class KeyCommands(ListProvider):
 
 
 class SearchCommands(Provider):
-    """`search TEXT`: find a text in the log."""
+    """The command `search TEXT`, which finds a text in the log."""
 
     async def search(self, query: str) -> Hits:
-        """Offer to search the log for what was typed."""
+        """Offer to search the log for the typed text."""
         text = query.removeprefix("search ").removeprefix("/").strip()
         if text:
             name = f"Search the log for {text}"

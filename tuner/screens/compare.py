@@ -1,4 +1,4 @@
-"""Two starts side by side: the one on screen, and one that the operator chooses."""
+"""Compare the start on screen with another one that the operator chooses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FILE = "file:"
 
 
 class StartDialog(Dialog):
-    """What to compare with: a start that is known, or a log file of this machine."""
+    """Asks what to compare with: a known start, or a log file of this machine."""
 
     DEFAULT_CSS = """
     StartDialog {
@@ -44,7 +44,7 @@ class StartDialog(Dialog):
         self.choices = choices
 
     def compose(self) -> ComposeResult:
-        """The list, and a line for a path."""
+        """Make the list of starts, and an input for a path."""
         with Vertical(classes="dialog wide"):
             yield Static(plain("Compare with"), classes="dialog-title")
             if self.choices:
@@ -63,29 +63,29 @@ class StartDialog(Dialog):
             yield Static(plain(f"\n{words}"), classes="dialog-foot")
 
     def on_mount(self) -> None:
-        """Choose at once."""
+        """Focus the list, or the input where there is no list."""
         self.query_one("#choices" if self.choices else "#path").focus()
 
     def action_other(self) -> None:
-        """From the list to the path, or back."""
+        """Move the focus from the list to the input, or back."""
         path = self.query_one("#path")
         if self.choices:
             (self.query_one("#choices") if path.has_focus else path).focus()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """One of the list."""
+        """Answer with the chosen start."""
         event.stop()
         self.dismiss(self.choices[event.option_index].id)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """A path."""
+        """Answer with the typed path."""
         event.stop()
         if event.value.strip():
             self.dismiss(f"{_FILE}{event.value.strip()}")
 
 
 class CompareScreen(TunerScreen):
-    """What differed between two starts, ranked by what it explains."""
+    """The differences between two starts, ranked by how far they explain the outcome."""
 
     DEFAULT_CSS = """
     CompareScreen {
@@ -105,14 +105,14 @@ class CompareScreen(TunerScreen):
     ]
 
     def compose_content(self) -> ComposeResult:
-        """Who is compared with whom, and the text."""
+        """Make the line that names the two starts, and the comparison."""
         yield Rows(id="status")
         yield Rows(id="pair")
         with VerticalScroll(id="compare-box"):
             yield Rows(id="comparison")
 
     def on_mount(self) -> None:
-        """Nothing asked."""
+        """Begin without a choice."""
         super().on_mount()
         self._of: tuple[str, str] | None = None
         self._start: Start | None = None
@@ -124,7 +124,7 @@ class CompareScreen(TunerScreen):
         self.set_focus(self.query_one("#compare-box"))
 
     def draw(self, state: HostState | None, server: ServerState | None) -> None:
-        """Ask what is not known yet, and draw what came."""
+        """Request what is missing, and draw what is there."""
         if state is None:
             return
         width, stale = self.size.width, self.shell.stale()
@@ -137,7 +137,7 @@ class CompareScreen(TunerScreen):
             self._choices = ()
             self.post_message(StartsRequested(self, state.name, server.identity.key))
         if server is not None and server.start is not self._start:
-            # The log told more since it was asked.
+            # The log has told more of the start since the request.
             self._start = server.start
             if self._choice is not None:
                 self._ask(state, server)
@@ -149,7 +149,7 @@ class CompareScreen(TunerScreen):
             self.query_one("#comparison", Rows).show(self._lines(server, width - 1), dimmed=stale)
 
     def _pair(self, server: ServerState, width: int) -> Line:
-        """Who is compared with whom."""
+        """Return the line that names the two starts."""
         other = self._title
         left = f" {clean(status.server_name(server))} pid {server.identity.pid}"
         right = f"  against  {other}" if other else ""
@@ -185,7 +185,7 @@ class CompareScreen(TunerScreen):
     # What it is compared with ------------------------------------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """No key is shown before it works."""
+        """Hide keys that would do nothing now."""
         server = self.shell.server()
         if action == "choose":
             return server is not None and server.start is not None
@@ -206,7 +206,7 @@ class CompareScreen(TunerScreen):
         self.catch_up()
 
     def on_starts_arrived(self, message: StartsArrived) -> None:
-        """Compare with the most telling one, or offer them all."""
+        """Compare with the start that is likely to explain most, or offer all starts."""
         message.stop()
         if self._of != (message.asked.host, message.asked.key):
             return
@@ -220,7 +220,7 @@ class CompareScreen(TunerScreen):
         self.catch_up()
 
     def on_comparison_arrived(self, message: ComparisonArrived) -> None:
-        """Show it, unless something else was chosen meanwhile."""
+        """Show the comparison, unless another start was chosen meanwhile."""
         message.stop()
         if self._of == (message.asked.host, message.asked.key) and message.asked.choice == self._choice:
             self._answer = message
@@ -228,18 +228,18 @@ class CompareScreen(TunerScreen):
             self.catch_up()
 
     def action_choose(self) -> None:
-        """Ask for the newest list, and offer it."""
+        """Request the newest list of starts, and offer it."""
         if self._of is not None:
             self._asking = True
             self.post_message(StartsRequested(self, *self._of))
 
     def action_ranks(self) -> None:
-        """Every rank, or the weakest."""
+        """Switch between the numbers of every rank and of the weakest."""
         self._ranks = not self._ranks
         self.catch_up()
 
     def action_noise(self) -> None:
-        """With what differs between any two starts, or without."""
+        """Show or hide the differences that any two starts have."""
         self._noise = not self._noise
         self.catch_up()
 
@@ -253,7 +253,7 @@ class CompareScreen(TunerScreen):
             box.scroll_to(y=ahead[0 if step > 0 else -1], animate=False)
 
     def copy_text(self) -> str:
-        """All that is shown."""
+        """Return the whole comparison as text."""
         lines = self.query_one("#pair", Rows).lines + self.query_one("#comparison", Rows).lines
         return "\n".join(text_of(line).rstrip() for line in lines)
 

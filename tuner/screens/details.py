@@ -1,4 +1,4 @@
-"""Everything known about a host and its server, as text one can search and copy."""
+"""Everything known about a host and its server, as text that can be searched and copied."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tuner.widgets.spans import Line, clean, text_of
 from tuner.widgets.wording import source_words
 
 WHOLE = 99
-"""Lines that a note may take here, where it is told in full."""
+"""Most lines of a note on this screen: practically unlimited."""
 
 
 def sections(
@@ -38,7 +38,7 @@ def sections(
     *,
     ended: bool = False,
 ) -> Iterator[Section]:
-    """All sections, what concerns a failure first."""
+    """Yield all sections, first those that concern a failure."""
     items = notes.note_items(state, server, width, glyphs, rows=rows_of(state, server), most=WHOLE, ended=ended)
     if items:
         section = Section("problems")
@@ -178,7 +178,7 @@ def _host(state: HostState) -> Iterator[Section]:
 
 
 class DetailsScreen(TunerScreen):
-    """Arguments, environment, settings, processes, GPUs, topology, link, and what the host's checks say."""
+    """Arguments, environment, settings, processes, GPUs, topology, link, and the results of the host's checks."""
 
     DEFAULT_CSS = """
     DetailsScreen {
@@ -201,14 +201,14 @@ class DetailsScreen(TunerScreen):
     ]
 
     def compose_content(self) -> ComposeResult:
-        """A head, the text, and a line to type in."""
+        """Make the status line, the text, and an input for filtering."""
         yield Rows(id="status")
         with VerticalScroll(id="details-box"):
             yield Rows(id="details")
         yield Field(id="find", placeholder="show lines with (enter: done, escape: all)", compact=True)
 
     def on_mount(self) -> None:
-        """Nothing filtered, nothing asked."""
+        """Begin without a filter and without results of checks."""
         super().on_mount()
         self._text = ""
         self._headings: dict[str, int] = {}
@@ -217,7 +217,7 @@ class DetailsScreen(TunerScreen):
         self.set_focus(self.query_one("#details-box"))
 
     def draw(self, state: HostState | None, server: ServerState | None) -> None:
-        """Write the sections again when something in them changed."""
+        """Rebuild the sections when something in them has changed."""
         if state is None:
             return
         width, glyphs = self.size.width, self.glyphs
@@ -276,13 +276,13 @@ class DetailsScreen(TunerScreen):
             box.scroll_to(y=ahead[0 if step > 0 else -1], animate=False)
 
     def action_filter(self) -> None:
-        """Type what lines shall contain."""
+        """Open the input for a text that the shown lines must contain."""
         find = self.query_one("#find", Input)
         find.display = True
         self.set_focus(find)
 
     def action_clear(self) -> None:
-        """Show everything again."""
+        """Remove the filter."""
         find = self.query_one("#find", Input)
         find.value = ""
         self._text = ""
@@ -291,25 +291,25 @@ class DetailsScreen(TunerScreen):
         self.catch_up()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Filter while typing."""
+        """Filter while the text is typed."""
         event.stop()
         self._text = event.value
         self.catch_up()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Done typing; the filter stays."""
+        """Leave the input; the filter stays."""
         event.stop()
         self.query_one("#find").display = bool(self._text)
         self.set_focus(self.query_one("#details-box"))
 
     def action_checks(self) -> None:
-        """Ask the host."""
+        """Request the checks of the host."""
         if self.shell.snapshot is not None:
             self.notify("Asking the host", timeout=2)
             self.post_message(ChecksRequested(self, self.shell.snapshot.name))
 
     def on_checks_arrived(self, message: ChecksArrived) -> None:
-        """The host answered."""
+        """Show the results of the checks."""
         message.stop()
         if message.error:
             self.notify(message.error, severity="warning", title="Checks")
@@ -323,5 +323,5 @@ class DetailsScreen(TunerScreen):
             self.query_one("#details-box").scroll_to(y=self._headings[title], animate=False)
 
     def copy_text(self) -> str:
-        """All that is shown."""
+        """Return all text of the screen."""
         return "\n".join(text_of(line).rstrip() for line in self.query_one("#details", Rows).lines)

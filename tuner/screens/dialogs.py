@@ -1,4 +1,4 @@
-"""Questions and details over a screen. Each ends with a value and knows nobody."""
+"""Dialogs over a screen: questions and texts. Each returns an answer, and depends on no screen."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Answer = TypeVar("Answer")
 
 
 def plain(text: str) -> Content:
-    """Text that is never taken for markup."""
+    """Return a text that is never parsed as markup."""
     return Content(text)
 
 
 class Modal(ModalScreen[Answer]):
-    """A screen over another that closes once, however many keys of one burst mean closing it."""
+    """A screen over another that closes only once, however many keys of a burst would close it."""
 
     def dismiss(self, result: Answer | None = None) -> AwaitComplete:
-        """Close with an answer; nothing when it is closed already, or below another screen."""
+        """Close with an answer; do nothing when closed already, or below another screen."""
         return super().dismiss(result) if self.app.screen_stack[-1:] == [self] else AwaitComplete()
 
 
 class Dialog(Modal[str | None]):
-    """A box in the middle; escape gives up."""
+    """A box in the middle of the screen; escape closes it without an answer."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "give_up", "Close", id="dialog.close", tooltip="Close without an answer"),
@@ -44,15 +44,15 @@ class Dialog(Modal[str | None]):
     Dialog { align: center middle; }
     """
     withdrawn = False
-    """Whether nobody waits for the answer any more."""
+    """Whether the answer is no longer needed."""
 
     def withdraw(self) -> None:
-        """Close without an answer, as soon as nothing is on top."""
+        """Close without an answer, as soon as no other screen is on top."""
         self.withdrawn = True
         self.dismiss(None)
 
     def on_screen_resume(self) -> None:
-        """What was on top is gone."""
+        """Close if the dialog was withdrawn while another screen was on top."""
         if self.withdrawn:
             self.dismiss(None)
 
@@ -61,12 +61,12 @@ class Dialog(Modal[str | None]):
         self.dismiss(None)
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
-        """The button's id is the answer."""
+        """Answer with the button's id."""
         self.dismiss(event.button.id)
 
 
 class HostKeyDialog(Dialog):
-    """An unknown host key: accept it once, save it, or refuse. Nothing is preselected but refusing."""
+    """Asks about an unknown host key: accept it once, save it, or refuse. Refuse is preselected."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(
@@ -88,7 +88,7 @@ class HostKeyDialog(Dialog):
         self.question = question
 
     def compose(self) -> ComposeResult:
-        """The key and how to check it."""
+        """Make the text with the key and how to verify it, and the buttons."""
         question = self.question
         with Vertical(classes="dialog"):
             yield Static(plain(clean(question.title)), classes="dialog-title")
@@ -103,27 +103,27 @@ class HostKeyDialog(Dialog):
                 yield Button("Refuse (r)", id="refuse", variant="primary")
 
     def on_mount(self) -> None:
-        """Enter by mistake must not trust anybody."""
+        """Focus the refusal, so that enter by mistake trusts no key."""
         self.query_one("#refuse").focus()
 
     def action_answer(self, answer: str) -> None:
-        """Answer by key."""
+        """Answer by a key."""
         self.dismiss(answer)
 
     def action_give_up(self) -> None:
-        """No answer is a refusal."""
+        """Refuse: no answer counts as a refusal."""
         self.dismiss("refuse")
 
 
 class SecretDialog(Dialog):
-    """A password or passphrase. It is handed on and kept nowhere."""
+    """Asks for a password or passphrase, which is passed on and not stored."""
 
     def __init__(self, question: SecretQuestion) -> None:
         super().__init__()
         self.question = question
 
     def compose(self) -> ComposeResult:
-        """The host's own words, and a field."""
+        """Make the host's own prompt and an input."""
         question = self.question
         with Vertical(classes="dialog"):
             yield Static(plain(clean(question.title)), classes="dialog-title")
@@ -139,17 +139,17 @@ class SecretDialog(Dialog):
             yield Static(plain(what))
 
     def on_mount(self) -> None:
-        """Ready to type."""
+        """Focus the input."""
         self.query_one(Input).focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Hand it on."""
+        """Pass the typed text on."""
         self.dismiss(event.value)
         event.input.clear()
 
 
 class TextDialog(Dialog):
-    """Some text in full; y copies it."""
+    """Shows a text in full; y copies it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "copy", "Copy", id="dialog.copy", tooltip="Copy the text"),
@@ -163,7 +163,7 @@ class TextDialog(Dialog):
         self.hint = hint
 
     def compose(self) -> ComposeResult:
-        """Title, text, what to do."""
+        """Make the title, the text and the hint."""
         with Vertical(classes="dialog wide"):
             yield Static(plain(self.heading), classes="dialog-title")
             with VerticalScroll(classes="dialog-text"):
@@ -173,7 +173,7 @@ class TextDialog(Dialog):
             yield Static(plain("\ny copies, escape closes"), classes="dialog-foot")
 
     def on_mount(self) -> None:
-        """Scroll by key."""
+        """Focus the text, so that keys scroll it."""
         self.query_one(VerticalScroll).focus()
 
     def action_copy(self) -> None:
@@ -183,7 +183,7 @@ class TextDialog(Dialog):
 
 
 class LineDialog(TextDialog):
-    """One log line in full, with what is known about it."""
+    """Shows one log line in full, with its offset, level and ranks."""
 
     def __init__(self, line: LogLine, ranks: tuple[str, ...], glyphs: Glyphs) -> None:
         about = [
@@ -196,7 +196,7 @@ class LineDialog(TextDialog):
 
 
 class ErrorDialog(TextDialog):
-    """An error of ours: what happened, why we think so, what to do."""
+    """Shows an error of ours: what happened, on what evidence, what to do."""
 
     def __init__(self, error: BaseException) -> None:
         if isinstance(error, TunerError):

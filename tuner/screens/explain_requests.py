@@ -1,4 +1,4 @@
-"""What screens ask about starts: which are known, how two differ, what a coming one will need."""
+"""Answers to the screens' questions about starts: which are known, how two differ, what a planned one will need."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from tuner.widgets.spans import clean
 from tuner.widgets.status import server_name
 
 ReadStarts = Callable[[str], Sequence[Start]]
-"""The starts that a log file of this machine tells of, by its path; raises TunerError. It blocks."""
+"""Returns the starts in a log file of this machine, by its path. Blocks; raises TunerError."""
 
 
 @functools.cache
 def engines() -> Mapping[str, Engine]:
-    """All, by name."""
+    """Return all engines, by name."""
     return load_engines()
 
 
 def title_of(start: Start) -> str:
-    """The engine's name for people; empty where it is not known."""
+    """Return the engine's name for people; empty where it is not known."""
     engine = engines().get(start.engine)
     return "" if engine is None else engine.title
 
@@ -53,7 +53,7 @@ def _server(state: HostState, key: str) -> ServerState | None:
 
 
 def _named(start: Start) -> str:
-    """What tells a start from others of its LLM."""
+    """Return in words what distinguishes a start from others of its LLM."""
     fraction = start.setting("mem_fraction_static", "gpu_memory_utilization")
     words = [f"failed{where(start.phase)}" if start.outcome is Outcome.FAILED else str(start.outcome)]
     words += [f"fraction {fraction}"] if fraction is not None else []
@@ -63,12 +63,12 @@ def _named(start: Start) -> str:
 
 
 def _when(start: Start) -> str:
-    """When it began, on this machine's clock."""
+    """Return when the start began, in this machine's time zone; empty where unknown."""
     return "" if not start.began else f" of {datetime.fromtimestamp(start.began):%b %d %H:%M}"
 
 
 class _Known:
-    """The starts that a server's can be held against."""
+    """The starts with which a server's own start can be compared."""
 
     def __init__(self, state: HostState, server: ServerState) -> None:
         self.starts: dict[str, Start] = {}
@@ -83,7 +83,7 @@ class _Known:
         for number, start in enumerate(server.past):
             if start != own:
                 self._add(f"past:{number}", f"earlier start{_when(start)}, {_named(start)}", start, own)
-        # What worked with the same LLM tells most.
+        # Starts that worked with the same LLM come first: they explain most.
         self.choices.sort(key=lambda each: (not each.same_llm, not self.starts[each.id].worked))
 
     def _add(self, name: str, title: str, start: Start, own: Start | None) -> None:
@@ -92,20 +92,20 @@ class _Known:
         self.choices.append(StartChoice(id=name, title=title, outcome=start.outcome, same_llm=alike))
 
     def worked(self) -> list[Start]:
-        """Those of the same LLM that became ready, newest first."""
+        """Return the starts of the same LLM that became ready, newest first."""
         alike = [each.id for each in self.choices if each.same_llm]
         return [start for name, start in self.starts.items() if name in alike and start.worked]
 
 
 def starts(state: HostState, ask: StartsRequested) -> None:
-    """Say what a server's start can be compared with."""
+    """Answer with the starts that a server's own can be compared with."""
     server = _server(state, ask.key)
     choices = _Known(state, server).choices if server is not None else []
     ask.reply_to.post_message(StartsArrived(ask, tuple(choices)))
 
 
 async def comparison(state: HostState, ask: ComparisonRequested, read: ReadStarts | None) -> None:
-    """Hold a server's start against another one."""
+    """Answer with the comparison of a server's start with another one."""
     post = ask.reply_to.post_message
     server = _server(state, ask.key)
     if server is None or server.start is None:
@@ -127,7 +127,7 @@ async def comparison(state: HostState, ask: ComparisonRequested, read: ReadStart
 def _held_against(
     state: HostState, server: ServerState, own: Start, choice: str, other: Start
 ) -> tuple[Comparison, bool]:
-    """The comparison, and whether the server's own start is the baseline."""
+    """Return the comparison, and whether the server's own start is its baseline."""
     own_is_good = own.worked and not other.worked
     engine = engines().get(own.engine) if own.engine == other.engine else None
     of_other = _findings(state, server, choice, other)
@@ -137,7 +137,7 @@ def _held_against(
 
 
 def _findings(state: HostState, server: ServerState, choice: str, start: Start) -> tuple[Finding, ...]:
-    """What is wrong with the start that was chosen: as its server shows it, else as its log tells."""
+    """Return the findings of the chosen start: those of its server, or else those made from its log."""
     held = _server(state, choice.removeprefix("server:")) if choice.startswith("server:") else None
     engine = engines().get(start.engine)
     if held is not None or engine is None:
@@ -155,7 +155,7 @@ async def _other(state: HostState, server: ServerState, choice: str, read: ReadS
 
 
 async def forecast(state: HostState, ask: ForecastRequested) -> None:
-    """Say what a start like a server's would need with some knobs at other values."""
+    """Answer with the forecast of a server's start with some knobs changed."""
     post = ask.reply_to.post_message
     server = _server(state, ask.key)
     if server is None:
@@ -178,7 +178,7 @@ async def forecast(state: HostState, ask: ForecastRequested) -> None:
 
 
 def knobs_of(engine: Engine, base: Start) -> tuple[PlanKnob, ...]:
-    """The knobs of the plan as the version of a start has them, with its values."""
+    """Return the knobs that a plan offers for the version of a start, with the values in that start."""
     table = engine.knobs()
     found: list[PlanKnob] = []
     offered = [(knob.turning.place, name) for name, knob in table.items() if knob.turning is not None]

@@ -1,4 +1,4 @@
-"""What the screens that show findings have in common: the cards there are, and the keys that act on the one in view."""
+"""The base of screens that show findings: the cards, and the keys that act on the one in view."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FINDING_KEYS: list[BindingType] = [
             key,
             f"remedy({index})",
             "Copy remedy",
-            # Those after the best one stand in the unfolded card.
+            # Only the best remedy is in the key bar; the others are in the unfolded card.
             show=index == 0,
             id=f"finding.remedy-{index + 1}",
             tooltip=tooltip,
@@ -45,23 +45,26 @@ FINDING_KEYS: list[BindingType] = [
 
 
 class Explained(TunerScreen):
-    """A screen with findings on it."""
+    """A screen that shows findings."""
 
     BINDINGS: ClassVar[list[BindingType]] = FINDING_KEYS
 
     def __init__(self) -> None:
         super().__init__()
         self.cards: tuple[Card, ...] = ()
-        """Of the server on screen, the root cause first."""
+        """Cards of the server on screen, the root cause first."""
         self._cards_of: tuple[Finding, ...] | None = None
 
     @property
     def card(self) -> Card | None:
-        """The card that keys are about: the one in view, else that of the root cause."""
+        """Return the card that keys act on: the one in view, or else that of the root cause; None without findings."""
         return self.cards[0] if self.cards else None
 
     def keep_cards(self, server: ServerState | None) -> bool:
-        """Make cards of the server's findings; one that was there stays as it was. Returns whether they changed."""
+        """Make cards of the server's findings; cards of known findings keep their state.
+
+        Returns whether any changed.
+        """
         findings = server.findings if server is not None else ()
         if findings == self._cards_of:
             return False
@@ -78,7 +81,7 @@ class Explained(TunerScreen):
         return True
 
     def key_words(self) -> dict[str, str]:
-        """What remedies copy, by the id of their key; the key bar says it where there is room."""
+        """Return what each remedy copies, by the id of its key; the key bar shows it where there is room."""
         remedies = self.card.remedies if self.card is not None else ()
         words = {f"finding.remedy-{at + 1}": f"copies {clean(typed(remedy))}" for at, remedy in enumerate(remedies)}
         if self.card is not None and self.card.unfolded:
@@ -88,7 +91,7 @@ class Explained(TunerScreen):
         return words
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """A remedy has a key where there is one."""
+        """Enable remedy keys only where the card has that remedy."""
         if action == "unfold":
             return self.card is not None
         if action == "remedy":
@@ -104,17 +107,17 @@ class Explained(TunerScreen):
             self.notify(f"Copied: {text}", timeout=4, markup=False)
 
     def action_unfold(self) -> None:
-        """Show all of the card, or fold it."""
+        """Unfold the card, or fold it."""
         if (card := self.card) is not None:
             card.fold(unfolded=not card.unfolded)
             self.draw_cards()
 
     def draw_cards(self) -> None:
-        """A card was folded or unfolded."""
+        """Draw the cards after one was folded or unfolded."""
         self.refresh_bindings()
 
     def fold_all(self) -> bool:
-        """Fold what is unfolded. Returns whether anything was."""
+        """Fold all cards. Returns whether any was unfolded."""
         unfolded = [card for card in self.cards if card.unfolded]
         for card in unfolded:
             card.fold(unfolded=False)
@@ -123,7 +126,7 @@ class Explained(TunerScreen):
         return bool(unfolded)
 
     async def enter(self, line: CardLine) -> None:
-        """Go where a line of a card leads: to its place in the log, or copy its remedy."""
+        """Go where a card's line refers to: to its place in the log, or copy its remedy."""
         if line.remedy is not None:
             self.action_remedy(line.remedy)
         elif line.at is not None:

@@ -1,4 +1,4 @@
-"""All that is known about a start: its story rank by rank, then every finding in full."""
+"""All that is known about a start: its phases rank by rank, then every finding in full."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from tuner.widgets.spans import Line, text_of, wrap_words
 from tuner.widgets.start_story import missing_words, quiet_words, story_lines
 
 _WHOLE = 1 << 20
-"""Room for a card of any length: here the screen scrolls, not the card."""
+"""Most lines of a card: practically unlimited, since here the screen scrolls and not the card."""
 
 _TALL = 40
-"""Lines from which on every rank has a row."""
+"""Height of the terminal from which on every rank has a row, in lines."""
 
 
 class Place(Struct, frozen=True):
-    """A line of the story that leads somewhere."""
+    """A line of the text that refers to something."""
 
     row: int
     card: int
     line: int
-    """Within the card."""
+    """Index of the line within the card."""
 
 
 class FindingsScreen(Explained):
-    """The story of the start, and what is wrong with it or worth knowing."""
+    """The story of the start, and its findings in full."""
 
     DEFAULT_CSS = """
     FindingsScreen {
@@ -65,30 +65,30 @@ class FindingsScreen(Explained):
     ]
 
     def compose_content(self) -> ComposeResult:
-        """A head, and the rest in one text that scrolls."""
+        """Make the status line, and one scrolling text for the rest."""
         yield Rows(id="status")
         with VerticalScroll(id="story-box", can_focus=False):
             yield Rows(id="story")
 
     def on_mount(self) -> None:
-        """Nothing chosen."""
+        """Begin without a selection."""
         super().on_mount()
         self._at = 0
         self._moved = False
-        """The reader chose a line; until then it is the worst finding's, also when that one comes late."""
+        """Whether the reader has selected a line. Until then the worst finding is selected, also if it comes late."""
         self._folded: bool | None = None
-        """Ranks that are alike share a row; None: where there is little room."""
+        """Whether ranks with equal values share a row; None: decided by the terminal's height."""
         self._tops: list[int] = []
         self._places: list[Place] = []
 
     @property
     def card(self) -> Card | None:
-        """That of the chosen line."""
+        """Return the card of the selected line."""
         return self.cards[min(self._at, len(self.cards) - 1)] if self.cards and self.is_mounted else None
 
     @property
     def _width(self) -> int:
-        """Cells of a card; the scroll bar has one."""
+        """Return the width of a card in cells; the scroll bar takes one."""
         return self.size.width - 3
 
     @property
@@ -96,7 +96,7 @@ class FindingsScreen(Explained):
         return self.size.height < _TALL if self._folded is None else self._folded
 
     def draw(self, state: HostState | None, server: ServerState | None) -> None:
-        """Tell the story again when something in it changed."""
+        """Rebuild the text when something in it has changed."""
         if state is None:
             return
         width, stale = self.size.width, self.shell.stale()
@@ -139,7 +139,7 @@ class FindingsScreen(Explained):
     # Moving ------------------------------------------------------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Cards are unfolded here; some keys need one."""
+        """Enable keys that act on a finding only where there is one. Cards are always unfolded here."""
         if action == "unfold":
             return False
         if action == "enter":
@@ -152,12 +152,12 @@ class FindingsScreen(Explained):
         return super().check_action(action, parameters)
 
     def action_move(self, step: int) -> None:
-        """Choose the next line that leads somewhere; where none is near, scroll."""
+        """Select the next line that refers to something; scroll where none is near."""
         box = self.query_one("#story-box")
         top, height = box.scroll_y, box.size.height
         seen = [place for place in self._places if top <= place.row < top + height]
         now = next((place for place in seen if (place.card, place.line) == self._chosen), None)
-        # Where the reader has scrolled away from what was chosen, what is seen is chosen from.
+        # Where the reader has scrolled away from the selected line, a visible line is selected.
         ahead = seen if now is None else [place for place in self._places if (place.row - now.row) * step > 0]
         target = (ahead[0] if step > 0 else ahead[-1]) if ahead else None
         if target is None or abs(target.row - (now.row if now else target.row)) > height:
@@ -180,7 +180,7 @@ class FindingsScreen(Explained):
         return (self._at, self.card.row) if self.card is not None else None
 
     def _choose(self, place: Place) -> None:
-        """Choose a line and bring it into view with one around it."""
+        """Select a line, and scroll until it and a line around it are visible."""
         self._at, self._moved = place.card, True
         self.cards[place.card].choose(place.line)
         self.catch_up()
@@ -190,7 +190,7 @@ class FindingsScreen(Explained):
         box.scroll_to(y=min(max(top, place.row + 2 - height), max(0, place.row - 1)), animate=False)
 
     def action_fold(self) -> None:
-        """Show each rank, or one row for those that are alike."""
+        """Show each rank, or one row for ranks with equal values."""
         self._folded = not self._folding
         self.catch_up()
 
@@ -200,7 +200,7 @@ class FindingsScreen(Explained):
         box.scroll_relative(y=step * max(1, box.size.height - 2), animate=False)
 
     def action_end(self, step: int) -> None:
-        """Scroll to an end."""
+        """Scroll to the beginning or the end."""
         box = self.query_one("#story-box")
         box.scroll_to(y=0 if step < 0 else box.max_scroll_y, animate=False)
 
@@ -210,7 +210,7 @@ class FindingsScreen(Explained):
             await self.enter(self.card.chosen(self._width))
 
     def copy_text(self) -> str:
-        """All that is shown."""
+        """Return the whole text of the screen."""
         server = self.shell.server()
         story: list[Line] = []
         if server is not None and server.start is not None:

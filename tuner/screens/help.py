@@ -1,4 +1,4 @@
-"""The keys, generated from the bindings: one source for the help screen, docs/keys.md and the palette."""
+"""The help, generated from the bindings, which are the one source for help screen, docs/keys.md and palette."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _SHOWN = {
 }  # fmt: skip
 
 _COLUMN = 72
-"""Cells of a column of keys."""
+"""Width of a column of keys, in cells."""
 _FRAME = 6
 IN_A_LOG = "In a log"
-"""Heading of the keys of a log's view."""
+"""Heading of the keys of a log view."""
 
 
 class Key(Struct, frozen=True):
-    """One documented binding."""
+    """A documented binding."""
 
     id: str
     keys: str
@@ -44,12 +44,12 @@ class Key(Struct, frozen=True):
 
 
 def shown_keys(keys: str) -> str:
-    """A binding's keys as one reads them: `up or k`."""
+    """Return a binding's keys in words: `up or k`."""
     return " or ".join(_SHOWN.get(key.strip(), key.strip()) for key in keys.split(","))
 
 
 def keys_of(bindings: Iterable[BindingType], overrides: Mapping[str, str]) -> list[Key]:
-    """The bindings of one class that have an id, with the operator's own keys in place."""
+    """Return the bindings of one class that have an id, with the operator's own keys instead of the defaults."""
     found: list[Key] = []
     for binding in bindings:
         if isinstance(binding, Binding) and binding.id:
@@ -61,7 +61,7 @@ def keys_of(bindings: Iterable[BindingType], overrides: Mapping[str, str]) -> li
 def sections(
     sources: Sequence[tuple[str, Iterable[BindingType]]], overrides: Mapping[str, str]
 ) -> list[tuple[str, list[Key]]]:
-    """Headed lists of keys, empty ones left out."""
+    """Return lists of keys with headings; empty lists are left out."""
     listed = [(title, keys_of(bindings, overrides)) for title, bindings in sources]
     return [(title, keys) for title, keys in listed if keys]
 
@@ -73,13 +73,13 @@ def all_keys(
     first: Sequence[str] = (),
     without: Container[str] = (),
 ) -> list[tuple[str, list[Key]]]:
-    """All documented keys.
+    """Return all documented keys, in lists with headings.
 
     Args:
-        everywhere: The app's own.
-        overrides: The operator's keys, by id.
+        everywhere: The app's own bindings.
+        overrides: The operator's keys, by binding id.
         first: Headings that come before the others.
-        without: Ids of keys to leave out.
+        without: Binding ids to leave out.
     """
     sources: list[tuple[str, Iterable[BindingType]]] = [("Everywhere", everywhere)]
     sources += [(entry.screen.HELP_TITLE, entry.screen.BINDINGS) for entry in SCREENS]
@@ -90,7 +90,7 @@ def all_keys(
 
 
 def markdown(listed: Sequence[tuple[str, Sequence[Key]]]) -> str:
-    """docs/keys.md."""
+    """Return the contents of docs/keys.md."""
     parts = [
         "# Keys",
         "",
@@ -105,7 +105,7 @@ def markdown(listed: Sequence[tuple[str, Sequence[Key]]]) -> str:
 
 
 class HelpScreen(Modal[None]):
-    """All keys, by where they work."""
+    """The help screen: all keys, by where they work."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,question_mark,q", "close", "Close", id="help.close", tooltip="Close the help"),
@@ -122,7 +122,7 @@ class HelpScreen(Modal[None]):
         self._listed = listed
 
     def compose(self) -> ComposeResult:
-        """A scrolling list."""
+        """Make a scrolling list."""
         with Vertical(classes="dialog keys") as dialog:
             dialog.border_title = "Keys"
             with VerticalScroll(classes="help-text"):
@@ -130,11 +130,11 @@ class HelpScreen(Modal[None]):
             yield Static("up and down scroll, esc closes, ctrl+p finds every command by name", classes="dialog-foot")
 
     def on_mount(self) -> None:
-        """Arrow keys scroll."""
+        """Focus the list, so that arrow keys scroll it."""
         self.query_one(VerticalScroll).focus()
 
     def on_resize(self, event: events.Resize) -> None:
-        """Show them in one column, or in two."""
+        """Show the keys in one column, or in two where there is room."""
         blocks = [self._block(title, keys) for title, keys in self._listed]
         wide = event.size.width >= 2 * _COLUMN + _FRAME
         self.query_one(".dialog").set_class(wide, "two")
@@ -145,7 +145,7 @@ class HelpScreen(Modal[None]):
             for one, two in itertools.zip_longest(left, right, fillvalue=())
         ]
         self.query_one(Rows).show(lines)
-        # All but the border and the foot; at full height the list scrolls.
+        # All lines except border and foot; the list scrolls beyond that.
         self.query_one(VerticalScroll).styles.max_height = max(1, event.size.height - (4 if wide else 3))
 
     def _block(self, title: str, keys: Sequence[Key]) -> list[Line]:
@@ -153,12 +153,12 @@ class HelpScreen(Modal[None]):
         return [((title, "strong"),), *rows]
 
     def action_close(self) -> None:
-        """Back."""
+        """Close the help."""
         self.dismiss()
 
 
 def _stacked(blocks: Sequence[Sequence[Line]]) -> list[Line]:
-    """Blocks below each other, an empty line between them."""
+    """Return the lines of blocks below each other, with an empty line between them."""
     lines = [line for block in blocks for line in (*block, ())]
     return lines[:-1]
 

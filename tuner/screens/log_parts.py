@@ -1,4 +1,4 @@
-"""Older parts of a log, fetched from the host: what to ask for next, and where the answer belongs."""
+"""Older parts of a log, fetched from the host: what to request next, and where the lines of an answer belong."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tuner.messages import LogPartArrived
 from tuner.widgets.log_view import LogView
 
 PART_BYTES = 262_144
-"""How much is fetched at once."""
+"""Bytes that are fetched at a time."""
 OLDER_LINES_MAX = 20_000
-"""How many fetched lines are held in front of the live part; farther back one goes by search."""
+"""Most fetched lines held in front of the live part; farther back one gets by search."""
 
 
 class Wanted(Struct, frozen=True):
-    """Bytes to fetch, and what for: `hit`, `older` or `newer`."""
+    """Bytes to fetch, and the purpose: `hit`, `older` or `newer`."""
 
     purpose: str
     offset: int
@@ -24,7 +24,8 @@ class Wanted(Struct, frozen=True):
 
 
 def held(log: LogState, offset: int) -> LogBlock | None:
-    """What holds the byte at an offset; nothing where it is not in memory: a long log has a hole before its tail."""
+    """Return the block that holds a byte offset; None where it is not in memory (a long log has a gap before its tail).
+    """
     return next((block for block in reversed(log.blocks) if block.start <= offset < block.end), None)
 
 
@@ -35,17 +36,17 @@ class LogParts:
         self._view = view
         self._asked: set[str] = set()
         self._part: tuple[int, int] | None = None
-        """The bytes of the part shown apart."""
+        """First and end byte offset of the part that is shown apart; None while none is."""
         self.about = 0
-        """The byte one goes to."""
+        """Byte offset to go to when a requested part arrives."""
 
     def around(self, offset: int) -> Wanted | None:
-        """The part in which a hit lies."""
+        """Return the request for the part around a hit."""
         self.about = offset
         return self._want("hit", max(0, offset - PART_BYTES // 2), PART_BYTES)
 
     def older(self, server: ServerState) -> Wanted | None:
-        """The part before the oldest line shown."""
+        """Return the request for the part before the oldest line shown; None if there is none or it was requested."""
         view = self._view
         if view.index.building:
             return None
@@ -55,16 +56,16 @@ class LogParts:
 
     @property
     def full(self) -> bool:
-        """No more is held in front of the live part."""
+        """Return whether no more lines may be held in front of the live part."""
         view = self._view
         return view.index is view.live and sum(len(each.lines) for each in view.live.fetched) >= OLDER_LINES_MAX
 
     def reached_live(self, server: ServerState) -> int | None:
-        """The offset at which the part shown apart meets what is held; None while it does not."""
+        """Return the offset at which the part shown apart meets the lines held; None while it does not."""
         return self._part[1] if self._part is not None and held(server.log, self._part[1]) else None
 
     def newer(self) -> Wanted | None:
-        """What follows the part shown apart."""
+        """Return the request for the part that follows the one shown apart."""
         return self._want("newer", self._part[1], PART_BYTES) if self._part else None
 
     def _want(self, purpose: str, offset: int, length: int) -> Wanted | None:
@@ -74,7 +75,7 @@ class LogParts:
         return Wanted(purpose, offset, length)
 
     def arrived(self, answer: LogPartArrived) -> None:
-        """Put the lines where they belong."""
+        """Show the lines of an answer where they belong."""
         self._asked.discard(answer.purpose)
         view, lines = self._view, answer.lines
         if not lines:

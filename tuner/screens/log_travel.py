@@ -1,4 +1,4 @@
-"""Going through a log: to a line wherever it is, and on into parts that are fetched from the host."""
+"""Go to any line of a log, fetching parts of it from the host where needed."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from tuner.widgets.log_view import LogView
 
 
 class LogTraveller(Explained):
-    """A screen with a log that is longer than what is held of it."""
+    """A screen with a log of which only a part is held in memory."""
 
     _of: tuple[str, str] | None
-    """Host and server whose log it is."""
+    """Host and server key of the log on screen; None for none."""
     _parts: LogParts
     _filter: LogFilter
 
     @property
     def view(self) -> LogView:
-        """The log."""
+        """Return the view of the log."""
         return self.query_one(LogView)
 
     def _apply(self, log_filter: LogFilter) -> None:
-        """Show other lines."""
+        """Change the filter."""
         raise NotImplementedError
 
     def _draw_filters(self) -> None:
-        """Say where we are."""
+        """Draw the line above the log."""
         raise NotImplementedError
 
     def show_place(self, at: int) -> None:
-        """Show a place of the log."""
+        """Show a byte offset of the log."""
         self.go_to_offset(at)
 
     def go_to_offset(self, offset: int) -> None:
-        """Show the line at a byte offset of the current log."""
+        """Show the line at a byte offset of the current log, fetching it if needed."""
         view, server = self.view, self.shell.server()
         if server is None:
             return
@@ -62,7 +62,7 @@ class LogTraveller(Explained):
             self._fetch(self._parts.around(offset))
 
     def _show_also(self, lines: Sequence[LogLine], offset: int) -> bool:
-        """Take filters away that would hide the line one goes to. Returns whether there were any."""
+        """Remove filters that would hide the line to go to. Returns whether there were any."""
         hidden = bool(lines) and self._filter.active and hides(self._filter, lines, offset)
         if hidden:
             self._apply(LogFilter())
@@ -75,7 +75,7 @@ class LogTraveller(Explained):
             self.post_message(message)
 
     def on_older_lines_requested(self, message: OlderLinesRequested) -> None:
-        """The reader is at the oldest line held: fetch more."""
+        """Fetch lines before the oldest one held."""
         message.stop()
         server = self.shell.server()
         if self._parts.full:
@@ -84,7 +84,7 @@ class LogTraveller(Explained):
             self._fetch(self._parts.older(server))
 
     def on_newer_lines_requested(self, message: NewerLinesRequested) -> None:
-        """The reader is at the end of a part shown apart: go on, with what is held if it is that."""
+        """Continue behind a part that is shown apart: with the lines held if they follow, or else by fetching."""
         message.stop()
         server = self.shell.server()
         offset = self._parts.reached_live(server) if server is not None else None
@@ -94,7 +94,7 @@ class LogTraveller(Explained):
             self._fetch(self._parts.newer())
 
     def on_log_part_arrived(self, message: LogPartArrived) -> None:
-        """Older or later lines came from the host."""
+        """Show older or later lines that came from the host."""
         message.stop()
         if message.purpose == "hit":
             self._show_also(message.lines, self._parts.about)

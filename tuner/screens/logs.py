@@ -1,4 +1,4 @@
-"""The whole log: live tail, filter by rank, level and text, search here and on the host, jump to errors."""
+"""The log screen: live tail, filters by rank, level and text, search in memory and on the host, jumps to errors."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tuner.widgets.rows import Rows
 from tuner.widgets.search_panel import SearchPanel, regex_problem
 
 SHOWN = LogFilter(level=Level.INFO)
-"""What is shown as long as nothing was chosen: servers log our own requests for numbers, and those are no news."""
+"""The initial filter. It hides debug lines, which include the access lines of our own requests for numbers."""
 
 
 class LogsScreen(LogTraveller):
-    """A log of any size, from its end backwards."""
+    """A log of any size, read from its end backwards."""
 
     DEFAULT_CSS = """
     LogsScreen {
@@ -57,14 +57,14 @@ class LogsScreen(LogTraveller):
     ]
 
     def compose_content(self) -> ComposeResult:
-        """Filters, the log, hits, and one line to type in."""
+        """Make the line of filters, the log, the list of hits, and an input line."""
         yield Rows(id="filters")
         yield LogView(self.glyphs, id="log")
         yield SearchPanel(self.glyphs)
         yield Entry(id="entry")
 
     def on_mount(self) -> None:
-        """Start with what a server tells of itself, folded, following."""
+        """Begin with the initial filter, folded and following."""
         super().on_mount()
         self._of = None
         self._filter = SHOWN
@@ -75,13 +75,13 @@ class LogsScreen(LogTraveller):
 
     @property
     def entry(self) -> Entry:
-        """The line to type in."""
+        """Return the input line."""
         return self.query_one(Entry)
 
     # Drawing -------------------------------------------------------------------------------------------------
 
     def draw(self, state: HostState | None, server: ServerState | None) -> None:
-        """Take in new blocks and say where we are."""
+        """Take in new blocks, and draw the reader's position."""
         if state is None:
             return
         view = self.view
@@ -111,7 +111,7 @@ class LogsScreen(LogTraveller):
         """Index older lines in slices, so that keys are answered in between."""
         if self.view.building and not self._building:
             self._building = True
-            # By timer, not by message: a pump with messages waiting does not let the loop read keys or paint.
+            # By timer and not by message: while messages wait, the event loop neither reads keys nor paints.
             self.set_timer(0.005, self._work)
 
     def _work(self) -> None:
@@ -137,7 +137,7 @@ class LogsScreen(LogTraveller):
             self.refresh_bindings()
 
     def on_log_moved(self, message: LogMoved) -> None:
-        """The view shows another place."""
+        """Draw the reader's new position."""
         message.stop()
         self._draw_filters()
 
@@ -145,7 +145,7 @@ class LogsScreen(LogTraveller):
 
     @property
     def card(self) -> Card | None:
-        """That of the current line, else that of the root cause."""
+        """Return the card of the current line, or else that of the root cause."""
         view = self.view
         here = None if view.following else view.cards.get(view.current)
         return here or super().card
@@ -167,13 +167,13 @@ class LogsScreen(LogTraveller):
         self.draw_cards()
 
     def draw_cards(self) -> None:
-        """A card takes more or fewer lines."""
+        """Redraw the log after a card took more or fewer lines."""
         self.view.repaint()
         self._draw_filters()
         self.refresh_bindings()
 
     async def on_log_view_card_entered(self, message: LogView.CardEntered) -> None:
-        """Go where a line of a card leads."""
+        """Go where a card's line refers to."""
         message.stop()
         await self.enter(message.line)
 
@@ -186,7 +186,7 @@ class LogsScreen(LogTraveller):
         self._draw_filters()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Escape is shown where it would do something."""
+        """Enable escape only where it would do something."""
         if action == "back" and self.is_mounted:
             opened = self.entry.display or self.query_one(SearchPanel).open
             unfolded = any(card.unfolded for card in self.cards)
@@ -194,7 +194,7 @@ class LogsScreen(LogTraveller):
         return super().check_action(action, parameters)
 
     def action_rank(self, step: int) -> None:
-        """Show only the next rank."""
+        """Show only the lines of the next rank."""
         server = self.shell.server()
         tags = [rank.tag for rank in server.ranks] if server else []
         tags += [tag for tag in self.view.live.ranks if tag not in tags]
@@ -203,25 +203,25 @@ class LogsScreen(LogTraveller):
         self._apply(replace(self._filter, rank=choices[(at + step) % len(choices)]))
 
     def action_level(self) -> None:
-        """Show from another severity on."""
+        """Show only lines from the next severity on."""
         level = LEVELS[(LEVELS.index(self._filter.level) + 1) % len(LEVELS)]
         self._apply(replace(self._filter, level=level))
 
     def action_fold(self) -> None:
-        """Fold equal lines, or not."""
+        """Fold equal lines of several ranks, or stop folding them."""
         self._folding = not self._folding
         self._apply(self._filter)
 
     def action_wrap(self) -> None:
-        """Break long lines, or not."""
+        """Wrap long lines, or cut them."""
         self.view.toggle_wrap()
 
     def action_follow(self) -> None:
-        """Go to the newest line."""
+        """Go to the newest line and follow."""
         self.view.action_follow()
 
     def action_back(self) -> None:
-        """Close what is open, innermost first."""
+        """Close what is open, the innermost first."""
         if self.entry.display:
             self._close_entry()
         elif self.fold_all():
@@ -238,15 +238,15 @@ class LogsScreen(LogTraveller):
     # The line to type in -------------------------------------------------------------------------------------
 
     def action_filter(self) -> None:
-        """Type a text that shown lines contain."""
+        """Open the input line for a filter."""
         self.entry.open_filter(self._filter.text)
 
     def action_search(self) -> None:
-        """Type what to search for."""
+        """Open the input line for a search."""
         self.entry.open_search()
 
     def action_regex(self) -> None:
-        """Search for a regular expression, or for plain text."""
+        """Switch between searching for regular expressions and plain text."""
         what = "regular expressions" if self.entry.toggle_regex() else "plain text"
         self.notify(f"Searching for {what}", timeout=2)
 
@@ -255,12 +255,12 @@ class LogsScreen(LogTraveller):
         self.set_focus(self.view)
 
     def on_entry_filtered(self, message: Entry.Filtered) -> None:
-        """Filter while typing."""
+        """Filter while the text is typed."""
         message.stop()
         self._apply(replace(self._filter, text=message.text))
 
     def on_entry_done(self, message: Entry.Done) -> None:
-        """Done typing."""
+        """Close the input line; search if it was open for that."""
         message.stop()
         self._close_entry()
         if message.search:
@@ -269,7 +269,7 @@ class LogsScreen(LogTraveller):
     # Search --------------------------------------------------------------------------------------------------
 
     def search(self, text: str) -> None:
-        """Find a text: at once in what is held, then on the host in the whole log."""
+        """Search for a text, first in the lines held, then on the host in the whole log."""
         if self.entry.regex and (why := regex_problem(text)):
             self.notify(f"Not a regular expression: {why}", severity="error")
             return
@@ -278,7 +278,7 @@ class LogsScreen(LogTraveller):
             return
         asked = SearchRequested(self, state.name, server.identity.key, text, regex=self.entry.regex)
         self.query_one(SearchPanel).begin(asked)
-        # An expression may take minutes on one line. Only the host tries it: there a time limit ends it.
+        # A regular expression may take minutes on one line. It is only run on the host, where a time limit ends it.
         view.pattern = None if self.entry.regex else re.compile(re.escape(text), re.IGNORECASE)
         found = None if self.entry.regex else view.index.find(text, view.current, -1)
         if found is not None:
@@ -292,7 +292,7 @@ class LogsScreen(LogTraveller):
         self.view.repaint()
 
     def on_search_progressed(self, message: SearchProgressed) -> None:
-        """Hits of the host, newest first."""
+        """Show hits from the host, newest first."""
         message.stop()
         panel = self.query_one(SearchPanel)
         if message.asked is not panel.asked:
@@ -306,7 +306,7 @@ class LogsScreen(LogTraveller):
             panel.focus_hits()
 
     def on_search_panel_chosen(self, message: SearchPanel.Chosen) -> None:
-        """Go to a hit, fetching its part of the log when it is not held."""
+        """Go to a hit, fetching its part of the log when that is not held."""
         message.stop()
         self.set_focus(self.view)
         self.go_to_offset(message.hit.offset)
@@ -319,7 +319,7 @@ class LogsScreen(LogTraveller):
             self.notify("No older hit was found" if step > 0 else "No newer hit was found", timeout=3)
 
     def action_hit(self, step: int) -> None:
-        """The next line that matches, older or newer."""
+        """Go to the next matching line: older, or newer."""
         view, asked = self.view, self.query_one(SearchPanel).asked
         if asked is None:
             self.notify("Nothing is searched for: press /", timeout=3)
@@ -334,7 +334,7 @@ class LogsScreen(LogTraveller):
             view.go_to(found)
 
     def action_error(self, step: int) -> None:
-        """The next or previous error; from the end the first one."""
+        """Go to the next or previous error; while following, the next is the first of the log."""
         self.view.when_built(lambda: self._go_to_error(step))
 
     def _go_to_error(self, step: int) -> None:
@@ -352,7 +352,7 @@ class LogsScreen(LogTraveller):
     # Lines ---------------------------------------------------------------------------------------------------
 
     def on_line_opened(self, message: LineOpened) -> None:
-        """Show a line in full, or what a marker stands for."""
+        """Show a line in full, or go to the lines that a marker stands for."""
         message.stop()
         if message.line.marker:
             self.go_to_offset(message.line.offset)
@@ -360,7 +360,7 @@ class LogsScreen(LogTraveller):
         self.app.push_screen(LineDialog(message.line, message.ranks, self.glyphs))
 
     def copy_text(self) -> str:
-        """The current line."""
+        """Return the current line."""
         current = self.view.current_row()
         return current[0].text if current else ""
 
@@ -369,7 +369,7 @@ class LogsScreen(LogTraveller):
         self.put_on_clipboard(self.view.visible_text())
 
     def on_click(self, event: events.Click) -> None:
-        """A click on the filters changes them."""
+        """Change a filter by a click on its name."""
         if event.widget is self.query_one("#filters"):
             actions = {
                 "rank": lambda: self.action_rank(1),

@@ -1,4 +1,4 @@
-"""The screen people leave open: is it up, is it healthy, is memory fine, how fast is it."""
+"""The main screen: whether a server is up and healthy, its memory, and its speed."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from tuner.widgets.rows import Rows
 from tuner.widgets.spans import Line, Span, clean, spread, text_of, wrap_parts
 
 CHART_FROM = 136
-"""Columns from which a chart stands beside the table; below, the speed over time is a sparkline."""
+"""Columns from which on a chart is shown beside the table; on narrower terminals there is a sparkline."""
 _CHART_SHARE = 0.31
 _CHART_HEIGHT = 15
 _LOG_MIN = 4
 _LOG_WITH_CARD = 3
 _LOG_BELOW_CARD = 1
-"""Lines of log that an unfolded card leaves."""
+"""Lines of log left beside an unfolded card."""
 _TALL = 40
-"""Lines from which on a failure is unfolded by itself, and what is no failure has a card too."""
+"""Height in lines from which on a failure is unfolded by itself, and findings that are no failure have a card too."""
 _TABLE_MIN = 3
 _ENDED_MAX = 3
-"""Servers that ended and are named; a key shows the others too."""
+"""Most ended servers that are listed; a key shows the others."""
 _PROBLEMS_MAX = 3
-"""What does not work on the host, at most so many; the details have all."""
+"""Most problems of the host that are listed; the Details screen has all."""
 
 
 class OverviewScreen(Explained):
-    """Ranks, memory, speed, what is wrong, and the end of the log."""
+    """Ranks, memory, speed, problems and findings, and the end of the log."""
 
     DEFAULT_CSS = """
     OverviewScreen {
@@ -83,7 +83,7 @@ class OverviewScreen(Explained):
     ]
 
     def compose_content(self) -> ComposeResult:
-        """From top to bottom in the order in which the eye needs it."""
+        """Make the parts, from top to bottom in the order of importance."""
         yield Rows(id="status")
         yield Rows(id="phases")
         yield Rows(id="servers")
@@ -101,7 +101,7 @@ class OverviewScreen(Explained):
         yield LogTail(self.glyphs, index, id="tail")
 
     def on_mount(self) -> None:
-        """Know which log the tail belongs to."""
+        """Begin without a log, with the first curve."""
         super().on_mount()
         self._tail_of: tuple[str, str] | None = None
         self._curve = CURVES[0]
@@ -109,11 +109,11 @@ class OverviewScreen(Explained):
 
     @property
     def wide(self) -> bool:
-        """Whether there is room for a chart."""
+        """Return whether there is room for a chart."""
         return self.size.width >= CHART_FROM
 
     def draw(self, state: HostState | None, server: ServerState | None) -> None:
-        """Draw each part that changed."""
+        """Draw each part that has changed."""
         if state is None:
             return
         width = self.size.width
@@ -146,7 +146,7 @@ class OverviewScreen(Explained):
             self.refresh_bindings()
 
     def _server_lines(self, state: HostState, server: ServerState | None, width: int) -> list[Line]:
-        """All servers that run, and the newest of those that ended, by PID: whoever tunes starts the same one often."""
+        """Return the servers that run and the newest that ended, by PID: one that is tuned is started often."""
         if len(state.servers) < 2:
             return []
         ended = [each for each in state.servers if each.gone]
@@ -173,7 +173,7 @@ class OverviewScreen(Explained):
     def _draw_table(
         self, state: HostState, server: ServerState | None, width: int, age: float | None, *, stale: bool
     ) -> int:
-        """Draw the table and its legend; returns the table's height."""
+        """Draw the table and its legend. Returns the table's height in lines."""
         table, legend = self.query_one("#table", Rows), self.query_one("#legend", Rows)
         title: Span = ("ranks" if server and server.ranks else "GPUs", "head")
         old = None if stale else status.samples_age(state)
@@ -191,7 +191,7 @@ class OverviewScreen(Explained):
         return len(table.lines)
 
     def _draw_card(self, server: ServerState | None, width: int, *, stale: bool) -> None:
-        """Draw what is wrong, as much of it as there is room for."""
+        """Draw the first finding, as much of it as fits."""
         tall = self.size.height >= _TALL
         rows, card = self.query_one("#card", Rows), None
         self.keep_cards(server)
@@ -215,7 +215,7 @@ class OverviewScreen(Explained):
 
     @property
     def _card_room(self) -> int:
-        """The most lines of an unfolded card: table and log keep a few, and what wants a look two."""
+        """Return the most lines of an unfolded card: table and log keep a few, and the notes two."""
         return max(5, self.size.height - self._frame - _TABLE_MIN - _LOG_BELOW_CARD - 2)
 
     @property
@@ -225,7 +225,7 @@ class OverviewScreen(Explained):
         return _LOG_BELOW_CARD if self.card.unfolded else _LOG_WITH_CARD
 
     def _draw_notes(self, state: HostState, server: ServerState | None, width: int, table: int) -> int:
-        """Draw what wants a look, as much as there is room for; returns its height."""
+        """Draw the notes, as many as fit. Returns their height in lines."""
         rows_below = self.query_one("#notes", Rows)
         masks = str([sample.throttle_mask for sample in state.samples])
         parts = (state.link, state.problems, state.foreign, state.xids, state.lost_lines, state.gpu_table, masks)
@@ -235,7 +235,7 @@ class OverviewScreen(Explained):
             else ()
         )
         silence = notes.silence(state, server)
-        # The card says it all, and better than the first words of the log, which stand below.
+        # The card tells the failure better than the first lines of the log, which are shown below.
         explained = self.card is not None and self.card.finding.severity is Severity.FATAL
         rest = (silence, explained, width, self.size.height, table, self._fixed)
         if self.changed("notes", *parts, *about, *rest):
@@ -254,12 +254,12 @@ class OverviewScreen(Explained):
 
     @property
     def _fixed(self) -> int:
-        """Lines of everything but table, notes and log."""
+        """Return the number of lines of everything except table, notes and log."""
         return self._frame + len(self.query_one("#card", Rows).lines)
 
     @property
     def _frame(self) -> int:
-        """The same without the card."""
+        """Return the number of lines of everything except table, notes, log and card."""
         rows = sum(len(self.query_one(name, Rows).lines) for name in ("#tabs", "#servers", "#replay"))
         return rows + len(("status", "phases", "legend", "log head", "footer"))
 
@@ -268,7 +268,7 @@ class OverviewScreen(Explained):
         return round(self.size.width * _CHART_SHARE)
 
     def _lay_out(self, table: int, noted: int, *, with_chart: bool) -> None:
-        """Share the height: all rows of the table if it leaves some lines of log, else it scrolls."""
+        """Divide the height: all rows of the table are shown if some lines of log remain, else the table scrolls."""
         legend = len(self.query_one("#legend", Rows).lines)
         box = max(_TABLE_MIN, min(table, self.size.height - self._fixed - noted - self._log_min)) if table else 0
         left = box + legend + noted
@@ -279,7 +279,7 @@ class OverviewScreen(Explained):
             chart.styles.width = self._chart_width
             self.query_one("#table-box").styles.height = box
             self.query_one("#body").styles.height = height
-            # The chart draws to its size, which is known after the layout.
+            # The chart draws to its size, which is known only after the layout.
             self.call_after_refresh(self.catch_up)
 
     def _draw_chart(self, state: HostState, server: ServerState, *, stale: bool) -> None:
@@ -313,12 +313,12 @@ class OverviewScreen(Explained):
         tail.show_log(log, dimmed=stale)
 
     def _curve_of(self, server: ServerState) -> Curve:
-        """What was chosen, where this server tells it."""
+        """Return the chosen curve where this server has values for it, else the first that it has."""
         told = curves_of(server)
         return self._curve if self._curve in told or not told else told[0]
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """No key is shown before it works."""
+        """Hide keys that would do nothing now."""
         if action == "next_server":
             return self.shell.snapshot is not None and len(self.shell.snapshot.servers) > 1
         if action in ("move", "fold"):
@@ -326,7 +326,7 @@ class OverviewScreen(Explained):
         if action == "enter":
             return self.card is not None
         if action == "remedy" and self.is_mounted and not self.query_one("#card", Rows).lines:
-            return False  # what is only worth knowing has no card on a small screen
+            return False  # A finding that is no failure has no card on a small screen.
         if action == "next_curve":
             server = self.shell.server()
             return server is not None and len(curves_of(server)) > 1
@@ -341,7 +341,7 @@ class OverviewScreen(Explained):
         self.post_message(ServerRequested(keys[(keys.index(server.identity.key) + 1) % len(keys)]))
 
     def action_next_curve(self) -> None:
-        """Draw the next number over time."""
+        """Draw the next curve."""
         server = self.shell.server()
         told = curves_of(server) if server is not None else ()
         if server is not None and told:
@@ -349,7 +349,7 @@ class OverviewScreen(Explained):
             self.catch_up()
 
     def draw_cards(self) -> None:
-        """A card was folded or unfolded: the rest makes room."""
+        """Draw all parts again after a card was folded or unfolded."""
         super().draw_cards()
         self.catch_up()
 
@@ -359,7 +359,7 @@ class OverviewScreen(Explained):
             await self.enter(self.card.chosen(self.size.width - 2))
 
     def action_move(self, step: int) -> None:
-        """Choose the next line of an unfolded card that leads somewhere."""
+        """Select the next line of an unfolded card that refers to something."""
         if self.card is not None and self.card.move(step, self.size.width - 2, self._card_room):
             self.catch_up()
 
@@ -372,16 +372,16 @@ class OverviewScreen(Explained):
         self.post_message(ScreenRequested("logs"))
 
     def on_click(self, event: events.Click) -> None:
-        """A card is a door to all findings."""
+        """Open the findings by a click on the card."""
         if event.widget is self.query_one("#card"):
             self.post_message(ScreenRequested("findings"))
 
     def on_log_tail_clicked(self) -> None:
-        """The tail is a door to the whole log."""
+        """Open the log by a click on its tail."""
         self.post_message(ScreenRequested("logs"))
 
     def copy_text(self) -> str:
-        """Everything above the log: what one pastes into a chat."""
+        """Return everything above the log as text, for a chat or an issue."""
         parts = ("#status", "#phases", "#servers", "#table", "#legend", "#notes")
         lines = [text_of(line).rstrip() for part in parts for line in self.query_one(part, Rows).lines]
         return "\n".join([*lines, *(card.text() for card in self.cards[:1])])

@@ -1,4 +1,4 @@
-"""What a coming start would need: knobs to turn, and the memory that follows."""
+"""Plan a start: change knobs, and see the memory it would take."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TALL = 40
 
 
 class PlanScreen(TunerScreen):
-    """A start that has not happened, beside the one it is made from."""
+    """The forecast of a start, beside the start that it is planned from."""
 
     DEFAULT_CSS = """
     PlanScreen {
@@ -36,7 +36,7 @@ class PlanScreen(TunerScreen):
     }
     """
     AUTO_FOCUS = ""
-    """Not the line to type in: the arrows turn knobs."""
+    """No input is focused at first: the arrow keys change knobs."""
     ENTRY = "plan"
     HELP_TITLE = "Plan"
     COPIES = "the command"
@@ -52,7 +52,7 @@ class PlanScreen(TunerScreen):
     ]
 
     def compose_content(self) -> ComposeResult:
-        """From what, the panel, a line to type in, and the command at the bottom."""
+        """Make the line that names the start, the panel, an input line, and the command at the bottom."""
         yield Rows(id="status")
         yield Rows(id="base")
         with VerticalScroll(id="plan-box", can_focus=False):
@@ -61,7 +61,7 @@ class PlanScreen(TunerScreen):
         yield Rows(id="command")
 
     def on_mount(self) -> None:
-        """Nothing turned."""
+        """Begin without changes."""
         super().on_mount()
         self._of: tuple[str, str] | None = None
         self._start: Start | None = None
@@ -73,7 +73,7 @@ class PlanScreen(TunerScreen):
         self.query_one("#value").display = False
 
     def draw(self, state: HostState | None, server: ServerState | None) -> None:
-        """Ask anew when another start is on screen, and draw what is known."""
+        """Request a forecast when another start is on screen, and draw what is known."""
         if state is None:
             return
         width, stale = self.size.width, self.shell.stale()
@@ -125,7 +125,7 @@ class PlanScreen(TunerScreen):
             self.post_message(ForecastRequested(self, *self._of, self._values))
 
     def on_forecast_arrived(self, message: ForecastArrived) -> None:
-        """Show it, unless it answers for another server."""
+        """Show the forecast, unless it is for another server."""
         message.stop()
         if self._of != (message.asked.host, message.asked.key):
             return
@@ -141,19 +141,19 @@ class PlanScreen(TunerScreen):
         return knobs[min(self._at, len(knobs) - 1)] if knobs else None
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """No key is shown before it works."""
+        """Hide keys that would do nothing now."""
         if action in ("choose", "turn", "type", "reset", "reset_all"):
             return self.is_mounted and self._knob is not None
         return super().check_action(action, parameters)
 
     def action_choose(self, step: int) -> None:
-        """The next knob."""
+        """Select the next knob."""
         if self._planned is not None:
             self._at = (self._at + step) % len(self._planned.knobs)
             self.catch_up()
 
     def action_turn(self, step: int) -> None:
-        """The next value."""
+        """Change the knob to its next value."""
         if (each := self._knob) is not None:
             self._set(each, next_value(each, self._values.get(each.knob.name, each.value), step))
 
@@ -167,19 +167,19 @@ class PlanScreen(TunerScreen):
         self.catch_up()
 
     def action_reset(self) -> None:
-        """The value as it is now."""
+        """Change the knob back to its present value."""
         if (each := self._knob) is not None:
             self._set(each, each.value)
 
     def action_reset_all(self) -> None:
-        """All values as they are now."""
+        """Change all knobs back to their present values."""
         if self._values:
             self._values = {}
             self._ask()
             self.catch_up()
 
     def action_type(self, first: str = "") -> None:
-        """Type a value."""
+        """Open the input line for a value."""
         if (each := self._knob) is None:
             return
         field = self.query_one("#value", Input)
@@ -189,14 +189,14 @@ class PlanScreen(TunerScreen):
         self.set_focus(field)
 
     def on_key(self, event: events.Key) -> None:
-        """A digit begins to type a value."""
+        """Open the input line when a digit is typed."""
         digit = event.character or ""
         if (digit.isdigit() or digit == ".") and self._knob is not None and not isinstance(self.focused, Input):
             event.stop()
             self.action_type(digit)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Take the typed value."""
+        """Change the knob to the typed value."""
         event.stop()
         each = self._knob
         if each is not None and event.value.strip():
@@ -211,18 +211,18 @@ class PlanScreen(TunerScreen):
             self.action_leave()
 
     def action_leave(self) -> None:
-        """Leave the line to type in."""
+        """Close the input line."""
         self.query_one("#value").display = False
         self.set_focus(None)
 
     def action_copy(self) -> None:
-        """Copy the command, and say what is not in it."""
+        """Copy the command, and tell which parts are masked."""
         super().action_copy()
         if "***" in self.copy_text():
             self.notify("What was secret in it is *** here: put it in again", timeout=6, markup=False)
 
     def copy_text(self) -> str:
-        """The command; without a change what is shown."""
+        """Return the command; without a change, the panel's text."""
         server, planned = self.shell.server(), self._planned
         if server is None or planned is None:
             return ""

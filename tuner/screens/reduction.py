@@ -1,9 +1,11 @@
-"""How the ranks of a server add up their tensors: a section of the Details screen."""
+"""The section of the Details screen about all-reduce: which implementation the ranks use, and why."""
 
 from __future__ import annotations
 
-from tuner.core.gates import all_reduce, hardware_of, start_of
+from tuner.core.gates import all_reduce, hardware_of
 from tuner.core.reduction_words import headline, rows
+from tuner.core.scene import with_host
+from tuner.domain.starts import Start
 from tuner.domain.state import HostState, ServerState
 from tuner.screens.explain_requests import engines
 from tuner.screens.sections import Section
@@ -11,11 +13,12 @@ from tuner.widgets.glyphs import Glyphs
 
 
 def all_reduce_section(state: HostState, server: ServerState, glyphs: Glyphs) -> Section | None:
-    """Each way to add up a tensor with its gates; None where there is nothing to add up."""
+    """Return each way with its gates; None where there is no all-reduce."""
     engine = engines().get(server.identity.engine)
     if engine is None:
         return None
-    told = all_reduce(start_of(server), engine, hardware_of(state, server))
+    start = with_host(server.start or Start(engine=engine.name), server)
+    told = all_reduce(start, engine, hardware_of(state, server))
     if told is None:
         return None
     section = Section("all-reduce")

@@ -1,4 +1,4 @@
-"""A recording's controls: what the screens need of its player, its keys, and the line that says where it is."""
+"""The controls of a recording: what the screens need of its player, its keys, and the line with its position."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ KEYS: list[BindingType] = [
     Binding("plus", "replay_speed(2.0)", "Faster", show=False, id="replay.faster", tooltip="Replay twice as fast"),
     Binding("minus", "replay_speed(0.5)", "Slower", show=False, id="replay.slower", tooltip="Replay half as fast"),
 ]
-"""They work only in a replay."""
+"""Keys that work only in a replay."""
 
 
 class Player(Protocol):
-    """The controls of a recording."""
+    """The controls of a recording that is played."""
 
     position: float
-    """Seconds of it that were played."""
+    """Seconds of the recording that were played."""
     duration: float
     paused: bool
     speed: float
-    """1 is as it was; 0 is as fast as possible."""
+    """Factor of the recorded speed; 0 plays as fast as possible."""
 
     def seek(self, position: float) -> None:
-        """Go to a second of it."""
+        """Go to a second of the recording."""
 
     def pause(self) -> None:
-        """Hold still."""
+        """Stop playing."""
 
     def resume(self) -> None:
-        """Go on."""
+        """Continue playing."""
 
 
 def replay_lines(player: Player | None, *, ended: bool) -> Sequence[Line]:
-    """Where a recording is and which keys move it; nothing for a host."""
+    """Return the position of a recording and the keys that move it; nothing for a host."""
     if player is None:
         return ()
     if ended:

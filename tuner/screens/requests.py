@@ -1,4 +1,4 @@
-"""What screens ask of a session, and how its answers come back to them as messages."""
+"""Pass the requests of screens to a session, and its answers back to them as messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tuner.widgets.log_part import lines_of
 
 
 class SessionLike(Protocol):
-    """What the app needs of `tuner.session.session.Session`."""
+    """The part of `tuner.session.session.Session` that the app uses."""
 
     state: HostState
     player: Player | None
@@ -38,10 +38,10 @@ class SessionLike(Protocol):
         """Connect and stay connected until closed."""
 
     def snapshots(self) -> AsyncIterator[HostState]:
-        """States, newest wins, until the session ends."""
+        """Yield states until the session ends; older ones are dropped for newer."""
 
     def reconnect(self) -> None:
-        """Try the link now."""
+        """Try to connect now."""
 
     def search(
         self,
@@ -59,14 +59,14 @@ class SessionLike(Protocol):
         """Read a part of a log."""
 
     async def checks(self) -> CheckResult:
-        """Ask what works on the host."""
+        """Check what works on the host."""
 
     async def aclose(self) -> None:
-        """End."""
+        """End the session."""
 
 
 async def answer(session: SessionLike, ask: Asked, read: ReadStarts | None) -> None:
-    """Answer whatever a screen asks; `read` is for log files of this machine."""
+    """Answer a request of a screen; `read` reads log files of this machine."""
     match ask:
         case SearchRequested():
             await search(session, ask)
@@ -83,7 +83,7 @@ async def answer(session: SessionLike, ask: Asked, read: ReadStarts | None) -> N
 
 
 async def search(session: SessionLike, ask: SearchRequested) -> None:
-    """Pass on the hits of a search as they come; the last message says that it has ended, and how."""
+    """Pass on the hits of a search as they come. The last message says that the search has ended, and why."""
     scanned, done, error = 0, False, None
     post = ask.reply_to.post_message
     try:
@@ -98,7 +98,7 @@ async def search(session: SessionLike, ask: SearchRequested) -> None:
 
 
 async def log_part(session: SessionLike, ask: LogPartRequested) -> None:
-    """Fetch a part of a log and hand it back as lines."""
+    """Fetch a part of a log and return it as lines."""
     post = ask.reply_to.post_message
     try:
         result = await session.read_log(ask.key, ask.offset, ask.length)
@@ -111,7 +111,7 @@ async def log_part(session: SessionLike, ask: LogPartRequested) -> None:
 
 
 async def checks(session: SessionLike, ask: ChecksRequested) -> None:
-    """Ask the host what works there."""
+    """Check what works on the host and return the results."""
     asked = time.time()
     try:
         facts = (await session.checks()).checks

@@ -1,4 +1,4 @@
-"""What the Details screen is made of: headings with their lines, and long lines cut into several."""
+"""Parts of the Details screen: sections of lines, and the breaking of long lines."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _VALUE_AT = _KEY_WIDTH + 4
 
 
 class Section:
-    """A heading and its lines: (key, value) pairs or free lines."""
+    """A heading with its lines."""
 
     def __init__(self, title: str) -> None:
         self.title = title
         self.lines: list[Line] = []
 
     def pair(self, key: str, value: Any) -> None:
-        """A named value; None is shown as missing."""
+        """Add a named value; None is shown as `n/a`."""
         text = "n/a" if value is None else clean(value if isinstance(value, str) else json.dumps(value, default=str))
         self.lines.append(((f"   {clean(key):<{_KEY_WIDTH}} ", "dim"), (text, "dim" if value is None else "text")))
 
     def verdict(self, check: Check, glyphs: Glyphs) -> None:
-        """A check: whether it is well, what was found, and what it costs."""
+        """Add the result of a check: verdict, value, and what a failure costs."""
         sign, style = {
             Verdict.OK: (glyphs.ok, "ok"),
             Verdict.WARN: (glyphs.warn, "warn"),
@@ -41,7 +41,7 @@ class Section:
         self.lines.append(((name, "dim"), (f"{sign} ", style), (clean(words), "text")))
 
     def sign(self, key: str, text: str, good: bool | None, glyphs: Glyphs) -> None:
-        """Something that is so, is not so, or is neither; without a key it belongs to the line before."""
+        """Add a statement that is true, false, or neither (None); without a key it continues the line before."""
         sign, style = {True: (glyphs.ok, "ok"), False: (glyphs.bad, "dim"), None: (glyphs.dash if key else "?", "dim")}[
             good
         ]
@@ -49,14 +49,14 @@ class Section:
         self.lines.append(((name, "dim"), (f"{sign} ", style), (clean(text), "text" if key else "dim")))
 
     def line(self, text: str, style: str = "text") -> None:
-        """A free line."""
+        """Add a line of text."""
         self.lines.append(((f"   {text}", style),))
 
 
 def broken(line: Line, width: int) -> list[Line]:
-    """A line that is too long as several, its last piece going on under its own beginning.
+    """Break a line that is too long; its last piece is continued under its own beginning.
 
-    A long name stands on a line of its own, so that values keep their column.
+    A long name is put on a line of its own, so that values keep their column.
     """
     *before, (text, style) = line
     indent = width_of(before)
@@ -69,7 +69,7 @@ def broken(line: Line, width: int) -> list[Line]:
 
 
 def pieces(text: str, room: int) -> list[str]:
-    """A text cut into pieces of at most `room` cells, at a space where there is one in the second half of a piece."""
+    """Cut a text into pieces of at most `room` cells, at a space where one is in the second half of a piece."""
     found: list[str] = []
     while text_width(text) > room:
         head = chop_cells(text[:room], room)[0]
@@ -82,7 +82,7 @@ def pieces(text: str, room: int) -> list[str]:
 
 
 def argv_lines(argv: Sequence[str]) -> list[str]:
-    """One flag with its value per line, so that a long command can be read."""
+    """Return a command as lines with one flag and its value each, so that a long one can be read."""
     lines: list[str] = []
     for word in argv:
         if word.startswith("-") or not lines or not lines[-1].startswith("-") or " " in lines[-1]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from tuner.core.hang import HANGS, late
+from tuner.core.hang import HANGS, late, stopped_parts
 from tuner.domain.link import LinkPhase
 from tuner.domain.server import Phase
 from tuner.domain.state import HostState, ServerState
 from tuner.errors import sentences
 from tuner.units import format_duration, format_gib
 from tuner.widgets.glyphs import GUESTS, TERMS, Glyphs
-from tuner.widgets.rank_table import DEAD, ENDED, Row, halted, throttled
+from tuner.widgets.rank_table import DEAD, ENDED, Row, throttled
 from tuner.widgets.spans import Line, Span, clean, clip, clip_line, fit, width_of
 from tuner.widgets.status import PHASE_DOING
 from tuner.widgets.wording import problem_text
@@ -153,8 +153,9 @@ def failure_items(server: ServerState, width: int, glyphs: Glyphs, most: int, *,
         add(f"{glyphs.bad} error{ranks}", "bad", clean(first.text))
     elif server.phase is Phase.STOPPED:
         add(f"{glyphs.down} stopped:", "warn", clean(server.phase_evidence or "its processes are gone"))
-    for tag, pid in halted(server).items():
-        words = f"{clean(tag)} was stopped by a signal or a debugger and does nothing; `kill -CONT {pid}` lets it go on"
+    for part in stopped_parts(server):
+        words = f"{clean(part.name)} was stopped by a signal or a debugger and does nothing; "
+        words += f"`kill -CONT {part.pid}` lets it go on"
         add(f"{glyphs.bad} halted:", "bad", words)
     if server.left_pids:
         pids = ", ".join(str(pid) for pid in server.left_pids[:6])

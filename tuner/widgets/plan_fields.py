@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.core.knobs import read_value
 from tuner.core.remedies import as_typed
-from tuner.domain.knobs import KnobType, Turning
+from tuner.domain.knobs import Knob, KnobType, Turning
 from tuner.domain.planning import PlanKnob
 from tuner.widgets.spans import clean
 
@@ -119,7 +119,7 @@ def command_line(argv: Sequence[str], knobs: Sequence[PlanKnob], values: Mapping
         if each.env:
             variables += ["-u", each.env] if value is None else [f"{each.env}={_typed(each, value)}"]
         elif each.flag:
-            words = _without(words, each.flag)
+            words = _without(words, each.knob)
             words += _argument(each, value).split(" ", 1) if _argument(each, value) else []
     # Variables to unset come first: `env` reads its options before the assignments.
     unset = [word for at, word in enumerate(variables) if word == "-u" or (at and variables[at - 1] == "-u")]
@@ -140,21 +140,23 @@ def _argument(each: PlanKnob, value: Any) -> str:
     return f"{each.flag}" if value is True else f"{each.flag} {_typed(each, value)}"
 
 
-def _without(words: Sequence[str], flag: str) -> list[str]:
-    """Return a command without one argument and its value, in either spelling (`--a b`, `--a=b`)."""
+def _without(words: Sequence[str], knob: Knob) -> list[str]:
+    """Return a command without a knob's flag and its value, under whatever name it was given."""
+    names = {_name(name) for name in (knob.name, *knob.also, *(spelled.text for spelled in knob.spellings))}
+    names = {name for name in names if len(name) > 1}  # people's `f` and `u` are options of Python and the shell
     kept: list[str] = []
     dropping = False
     for word in words:
-        if _is_flag(word, flag):
-            dropping = "=" not in word
+        if word.startswith("-") and _name(word.partition("=")[0]) in names:
+            dropping = "=" not in word and knob.type is not KnobType.BOOL
             continue
         if dropping and not word.startswith("--"):
-            dropping = False
+            dropping = knob.type is KnobType.INTS
             continue
         dropping = False
         kept.append(word)
     return kept
 
 
-def _is_flag(word: str, flag: str) -> bool:
-    return word.partition("=")[0].replace("_", "-") == flag.replace("_", "-")
+def _name(flag: str) -> str:
+    return flag.lstrip("-").replace("_", "-")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec import Struct
 
 from tuner.core import throttle
+from tuner.core.hang import stopped_parts
 from tuner.domain.gpu import GpuInfo, GpuSample
 from tuner.domain.server import Phase
 from tuner.domain.state import ForeignProcess, HostState, RankMemory, RankState, ServerState
@@ -150,12 +151,6 @@ def rows_of(state: HostState, server: ServerState | None) -> list[Row]:
     return rows
 
 
-def halted(server: ServerState) -> dict[str, int]:
-    """Return the PID of each rank whose process is stopped by a signal or a debugger, by tag."""
-    pids = {member.pid for member in server.identity.members if member.state == "T"}
-    return {rank.tag: rank.pid for rank in server.ranks if rank.alive and rank.pid is not None and rank.pid in pids}
-
-
 def _note(
     rank: RankState | None,
     owner: ServerState | None,
@@ -166,7 +161,7 @@ def _note(
 ) -> Span:
     if rank and not rank.alive:
         return ENDED if owner and owner.phase in (Phase.STOPPING, Phase.STOPPED) else DEAD
-    if rank and owner and rank.tag in halted(owner):
+    if rank and owner and any(part.pid == rank.pid for part in stopped_parts(owner)):
         return ("halted", "bad")
     limits = throttle.limits(sample.throttle_mask) if sample else ()
     if limits:

@@ -228,7 +228,7 @@ def _phase(state: HostState, server: ServerState, record: PhaseRecord, glyphs: G
             spans.append((f" ({'' if overdue else 'usually '}{_range(usual, '-')})", "dim"))
         return tuple(spans)
     took = format_duration(record.ended - record.started) if record.ended is not None else glyphs.dash
-    # Who failed while serving did so after its start.
+    # A server that failed while serving did so after its start.
     failed = server.phase is Phase.FAILED and record is server.phases[-1] and server.started_in_s is None
     return ((f"{name} ", "bad" if failed else "dim"), (took, "bad" if failed else "text"))
 
@@ -246,12 +246,12 @@ def _last_that_fit(pieces: Sequence[Line], room: int, separator: Span, ellipsis:
 
 
 def latency(seconds: float, places: int) -> str:
-    """Milliseconds, from ten seconds on seconds."""
+    """Return a latency in milliseconds; in seconds from ten seconds on."""
     return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds * 1e3:.{places}f} ms"
 
 
 def metric_parts(metrics: ServerMetrics, *, old: bool = False) -> list[Line]:
-    """The numbers of a serving server, each with its name; one that this server does not tell is left out."""
+    """Return the numbers of a serving server, each with its name; unknown ones are left out."""
 
     def part(name: str, text: str) -> Line:
         return ((f"{name} ", "dim"), (text, "dim" if old else "strong"))
@@ -260,7 +260,7 @@ def metric_parts(metrics: ServerMetrics, *, old: bool = False) -> list[Line]:
     if metrics.tok_s is not None:
         parts.append(part("tok/s", f"{metrics.tok_s:7.1f}"))
     if metrics.source is not None:
-        # These two come and go with the source; their places stay.
+        # These two may be unknown for a moment; they keep their places.
         parts.append(part("run", "  -" if metrics.running is None else f"{metrics.running:3d}"))
         parts.append(part("queue", "  -" if metrics.queued is None else f"{metrics.queued:3d}"))
     if metrics.token_usage_ratio is not None:
@@ -277,7 +277,7 @@ def metric_parts(metrics: ServerMetrics, *, old: bool = False) -> list[Line]:
 
 
 def metric_grid(metrics: ServerMetrics, width: int) -> list[Line]:
-    """The numbers below the chart: names and right-aligned values in columns that do not move."""
+    """Return the numbers below the chart: names and right-aligned values in columns that do not move."""
 
     def cell(name: str, text: str | None, size: int) -> Line:
         value = "-" if text is None else text
@@ -313,7 +313,7 @@ def metric_grid(metrics: ServerMetrics, width: int) -> list[Line]:
 def serving_line(
     state: HostState, server: ServerState, width: int, glyphs: Glyphs, sparkline: str, drawn: str = "tok/s"
 ) -> Line:
-    """The second line on a narrow screen while the server serves: phase and numbers, one of them drawn over time."""
+    """Return the second line of a narrow screen for a serving server: phase and numbers, one with a sparkline."""
     head: list[Span] = [(" ", "text"), phase_word(server, glyphs), ("  ", "text")]
     old = metrics_age(state, server)
     parts = metric_parts(server.metrics, old=old is not None)
@@ -327,7 +327,7 @@ def serving_line(
 
 
 def no_server_line(state: HostState, glyphs: Glyphs) -> Line:
-    """In place of phases when nothing serves."""
+    """Return the line shown in place of phases when no server runs."""
     if state.link.phase is LinkPhase.CONNECTING and state.hello is None:
         return ((f" {glyphs.waiting} connecting to {clean(state.name)} {glyphs.ellipsis}", "busy"),)
     if state.hello is None:

@@ -1,4 +1,4 @@
-"""One tab per host, shown only when there are several: name, link and server in a sign each."""
+"""The tab bar: one tab per host with its name and the states of link and server; hidden for a single host."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from tuner.widgets.spans import Line, Span, clean, width_of
 
 
 class HostTab(Struct, frozen=True):
-    """What a tab tells about its host."""
+    """The contents of a tab."""
 
     name: str
     chosen: bool
     link: LinkPhase
     phase: Phase | None
-    """Of the host's first server."""
+    """Phase of the host's first server; None without a server."""
     ended: bool = False
-    """A recording that was played to its end."""
+    """The host is a recording that was played to its end."""
 
     @property
     def word(self) -> str:
-        """The state of the link; a recording has none that could be lost."""
+        """Return the state of the link in a word; a recording at its end has none."""
         return "ended" if self.ended else str(self.link)
 
 
 def tab_of(name: str, state: HostState, *, chosen: bool, ended: bool = False) -> HostTab:
-    """The tab of a host."""
+    """Return the tab of a host."""
     phase = state.servers[0].phase if state.servers else None
     return HostTab(name, chosen, state.link.phase, phase, ended)
 
@@ -57,7 +57,7 @@ class HostTabs(Rows):
         self._ends: list[tuple[int, str]] = []
 
     def show_tabs(self, tabs: Sequence[HostTab]) -> None:
-        """Show these hosts; one alone needs no tab."""
+        """Show the tabs of these hosts; none for a single host."""
         if len(tabs) < 2:
             self.show([])
             return
@@ -66,7 +66,7 @@ class HostTabs(Rows):
             pieces = [self._piece(tab, words=False) for tab in tabs]
         chosen = next((at for at, tab in enumerate(tabs) if tab.chosen), 0)
         first, room = chosen, self.app.size.width - 6 - width_of(pieces[chosen])
-        # As many neighbours as fit; the chosen one is always there.
+        # Show as many neighbours of the chosen tab as fit.
         while first > 0 and width_of(pieces[first - 1]) <= room:
             first -= 1
             room -= width_of(pieces[first])

@@ -1,4 +1,4 @@
-"""Our themes, and the colours of memory in every theme."""
+"""The themes of this app, and the colours of memory in every theme."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ THEMES: tuple[Theme, ...] = (
         variables={**CONTRAST_MEMORY, "foreground-muted": "#d0d0d0"},
     ),
 )
-"""Registered beside Textual's own; the first is the default."""
+"""Themes that are registered beside Textual's own; the first is the default."""
 
 
 def memory_colors(*, dark: bool) -> dict[str, str]:
-    """Colours of memory for themes that do not bring their own."""
+    """Return the colours of memory for themes that do not define them."""
     return DARK_MEMORY if dark else LIGHT_MEMORY

@@ -1,4 +1,4 @@
-"""What each problem of the probe means for the operator, in one table: what is wrong, and what to do about it."""
+"""Text for each problem code of the probe: what is wrong, and what the operator can do about it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from tuner.widgets.spans import clean
 
 
 class Wording(Struct, frozen=True):
-    """One clear line for one code."""
+    """The text for one problem code."""
 
     what: str
-    """Empty where the detail says it in a sentence."""
+    """What is wrong; empty where the problem's detail says it in a sentence."""
     todo: str
     serious: bool = False
-    """Something the operator relies on is broken, not only a number missing."""
+    """Whether something that the operator relies on is broken, as opposed to one number missing."""
 
 
 WORDING: dict[str, Wording] = {
@@ -77,16 +77,16 @@ _SOURCES = {
 
 
 def source_words(source: str) -> str:
-    """Where numbers come from, in words: `http+log+nvml` is the server, its log, the driver."""
+    """Return the sources of numbers in words: `http+log+nvml` is the server, its log, the driver."""
     return ", ".join(_SOURCES.get(part, part) for part in source.split("+") if part)
 
 
 def problem_text(code: str, subject: str, detail: str) -> tuple[str, bool]:
-    """One line for a problem, and whether it is serious.
+    """Return a problem as one line, and whether it is serious.
 
     Args:
-        code: Of the closed list; an unknown one is shown as it is.
-        subject: What it is about; empty where that is plain from where the line stands.
+        code: A code of the closed list; an unknown one is shown as it is.
+        subject: What has the problem; empty where the line's place on screen says it.
         detail: The probe's evidence.
     """
     words = WORDING.get(code, Wording(code, "this version of gputuner has no advice for it"))
