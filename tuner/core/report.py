@@ -17,7 +17,18 @@ from msgspec import UNSET, Struct, UnsetType
 from tuner.core.redact import mask
 from tuner.core.report_comparison import SCHEMA, ComparisonReport, Locate, digits
 from tuner.core.share import KNOBS, down, up
-from tuner.domain.findings import MOST_EVIDENCE, Confidence, Evidence, Finding, Move, Number, Outcome, Remedy, Severity
+from tuner.domain.findings import (
+    MOST_EVIDENCE,
+    Confidence,
+    Evidence,
+    Finding,
+    Meaning,
+    Move,
+    Number,
+    Outcome,
+    Remedy,
+    Severity,
+)
 from tuner.domain.forecast import Fit, Forecast, ForecastRow, Source
 from tuner.domain.server import Phase
 from tuner.domain.starts import Figure, PhaseSpan, RankStory, Start
@@ -372,13 +383,13 @@ def _as_seen(plan: PlanReport, findings: tuple[Finding, ...]) -> PlanReport:
     if not findings or findings[0].severity is not Severity.FATAL or plan.f_max is None:
         return plan
     moves = [each for each in findings[0].remedies if each.knob in KNOBS]
-    if not moves and any(each.what == "tried to allocate" for each in findings[0].evidence):
+    meanings = {each.meaning for each in findings[0].evidence}
+    if not moves and Meaning.FAILED_ALLOCATION in meanings:
         return msgspec.structs.replace(plan, f_max=None, fit=Fit.UNKNOWN)
     lowered = [each for each in moves if each.move is Move.LOWER]
     most = next((each.max for each in lowered if each.max is not None), None)
     # The multiplier of a start lies between what is asked and what is planned with.
-    asked = any(each.what == f"requested {KNOBS[0]}" for each in findings[0].evidence)
-    if most is None or asked or most >= plan.f_max:
+    if most is None or Meaning.MULTIPLIED_FRACTION in meanings or most >= plan.f_max:
         return plan
     fit = Fit.TOO_HIGH if plan.fraction is not None and plan.fraction > most else plan.fit
     return msgspec.structs.replace(plan, f_max=down(float(most)), fit=fit)

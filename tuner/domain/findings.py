@@ -64,6 +64,15 @@ class Move(enum.StrEnum):
     OTHER = "other"
 
 
+class Meaning(enum.StrEnum):
+    """What the code concludes from a piece of evidence, whatever words name it for the reader."""
+
+    FAILED_ALLOCATION = "failed-allocation"
+    """The size of an allocation that failed."""
+    MULTIPLIED_FRACTION = "multiplied-fraction"
+    """The requested memory fraction of a start whose engine multiplies it."""
+
+
 class Evidence(Struct, frozen=True, kw_only=True):
     """One number or word that a finding rests on."""
 
@@ -77,6 +86,8 @@ class Evidence(Struct, frozen=True, kw_only=True):
     file: str | None = None
     line: int | None = None
     """Counted from 1, where lines are counted."""
+    meaning: Meaning | None = None
+    """What the code concludes from it; None for evidence that only the reader weighs."""
 
     @property
     def derived(self) -> bool:

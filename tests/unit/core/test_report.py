@@ -19,7 +19,17 @@ from tuner.core.report import Report, as_data, report
 from tuner.core.report_comparison import report_comparison
 from tuner.core.share import up
 from tuner.domain.comparison import Group, Origin, Role
-from tuner.domain.findings import MOST_EVIDENCE, Confidence, Evidence, Finding, Move, Outcome, Remedy, Severity
+from tuner.domain.findings import (
+    MOST_EVIDENCE,
+    Confidence,
+    Evidence,
+    Finding,
+    Meaning,
+    Move,
+    Outcome,
+    Remedy,
+    Severity,
+)
 from tuner.domain.forecast import Fit, Forecast, ForecastRow, Source
 from tuner.domain.server import Phase
 from tuner.domain.starts import Failure, Figure, GraphCapture, PhaseSpan, RankStory, Start
@@ -333,7 +343,7 @@ def test_every_key_is_documented() -> None:
 
 
 def test_a_failure_bounds_the_interval_that_was_forecast() -> None:
-    tried = (Evidence(what="tried to allocate", value=92, unit="MiB", at=7),)
+    tried = (Evidence(what="lacking", value=92, unit="MiB", at=7, meaning=Meaning.FAILED_ALLOCATION),)
     lower = Remedy(knob="mem_fraction_static", move=Move.LOWER, value=0.5, min=0.3, max=0.5)
     failed = msgspec.structs.replace(FINDING, evidence=tried, remedies=(lower,))
     plan = made(failed).plan
@@ -341,5 +351,5 @@ def test_a_failure_bounds_the_interval_that_was_forecast() -> None:
     unhelped = made(msgspec.structs.replace(failed, remedies=())).plan
     assert (unhelped.f_max, unhelped.fit) == (None, Fit.UNKNOWN), "what was lacking is not what a fraction leaves"
     assert made(msgspec.structs.replace(failed, severity=Severity.INFO)).plan.f_max == 0.945
-    asked = (*tried, Evidence(what="requested mem_fraction_static", value=0.9, at=1))
+    asked = (*tried, Evidence(what="asked", value=0.9, at=1, meaning=Meaning.MULTIPLIED_FRACTION))
     assert made(msgspec.structs.replace(failed, evidence=asked)).plan.f_max == 0.945

@@ -18,7 +18,7 @@ from tuner.core.roots import Root, signs_at
 from tuner.core.share import Share, share_of
 from tuner.core.sign_index import SignIndex
 from tuner.core.story import Layout
-from tuner.domain.findings import MOST_EVIDENCE, Confidence, Evidence, Finding, Move, Number, Remedy, Severity
+from tuner.domain.findings import MOST_EVIDENCE, Confidence, Evidence, Finding, Meaning, Move, Number, Remedy, Severity
 from tuner.domain.gates import AllReduce
 from tuner.domain.starts import Figure, RankStory, Sign, Start
 
@@ -170,15 +170,17 @@ class Case:
 
     # --- Evidence ---------------------------------------------------------------------------------------------------
 
-    def quote(self, what: str, sign: Sign, field: str, unit: str = "") -> Evidence | None:
+    def quote(
+        self, what: str, sign: Sign, field: str, unit: str = "", meaning: Meaning | None = None
+    ) -> Evidence | None:
         """Cite a field of a sign as printed; None if the sign lacks it. A unit in the field overrides `unit`."""
         value = sign.fields.get(field)
         if value is None:
             return None
         amount = quantity(value) if isinstance(value, str) else None
         if amount is not None and amount.unit:
-            return Evidence(what=what, value=_plain(amount.value), unit=amount.unit, at=sign.at)
-        return Evidence(what=what, value=value, unit=unit, at=sign.at)
+            return Evidence(what=what, value=_plain(amount.value), unit=amount.unit, at=sign.at, meaning=meaning)
+        return Evidence(what=what, value=value, unit=unit, at=sign.at, meaning=meaning)
 
     def figure(self, what: str, figure: Figure | None, unit: str = _UNIT_OF_ENGINE) -> Evidence | None:
         """Cite a number of a rank's story or of the start's limits; None if it is unknown."""

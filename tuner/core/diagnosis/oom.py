@@ -7,7 +7,7 @@ from msgspec import Struct
 from tuner.core.diagnosis.case import Case, gib_of
 from tuner.core.diagnosis.fraction import asked_of
 from tuner.core.diagnosis.proposals import variable
-from tuner.domain.findings import Evidence, Move, Remedy
+from tuner.domain.findings import Evidence, Meaning, Move, Remedy
 from tuner.domain.starts import Sign
 
 
@@ -53,9 +53,10 @@ def oom_of(case: Case) -> Oom | None:
 
 def evidence_of(case: Case, oom: Oom) -> list[Evidence | None]:
     """Cite the numbers of a failed allocation as torch prints them, and the requested fraction."""
-    quote = [("tried to allocate", "tried"), ("free", "free"), ("GPU capacity", "capacity"),
+    tried = case.quote("tried to allocate", oom.sign, "tried", meaning=Meaning.FAILED_ALLOCATION)
+    quote = [("free", "free"), ("GPU capacity", "capacity"),
              ("allocated by PyTorch", "allocated"), ("private pools", "private_pools")]  # fmt: skip
-    facts: list[Evidence | None] = [case.quote(what, oom.sign, name) for what, name in quote]
+    facts: list[Evidence | None] = [tried, *(case.quote(what, oom.sign, name) for what, name in quote)]
     told = asked_of(case)
     if told is not None and case.start.settings_at is not None and case.setting(told.knob) is not None:
         facts.insert(2, Evidence(what=told.knob, value=told.value, at=case.start.settings_at))

@@ -9,7 +9,7 @@ from tuner.core.diagnosis.fraction import FORWARD_SPARE, asked_of, lowered
 from tuner.core.diagnosis.oom import Oom, evidence_of, fragmentation
 from tuner.core.diagnosis.proposals import engine_variable
 from tuner.core.share import KNOBS
-from tuner.domain.findings import Confidence, Evidence, Finding, Move
+from tuner.domain.findings import Confidence, Evidence, Finding, Meaning, Move
 from tuner.domain.starts import Sign
 
 _LEAK_S = 60.0
@@ -72,7 +72,7 @@ def _leak(case: Case, oom: Oom) -> Finding | None:
         evidence=[
             case.figure("available after start", ready),
             case.quote("free at failure", oom.sign, "free"),
-            case.quote("tried to allocate", oom.sign, "tried"),
+            case.quote("tried to allocate", oom.sign, "tried", meaning=Meaning.FAILED_ALLOCATION),
             *(case.quote("other process", _with(oom.sign, amount), "in_use") for amount in others),
             Evidence(what="token usage", value=told.fields["token_usage"], at=told.at) if told is not None else None,
         ],

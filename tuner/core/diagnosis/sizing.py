@@ -18,7 +18,7 @@ from tuner.core.diagnosis.fraction import (
 from tuner.core.diagnosis.proposals import engine_variable, option, smaller_tokens
 from tuner.core.diagnosis.tenants import FOREIGN_GIB, foreign_at_load, less_than_before, poor_rank
 from tuner.core.share import down, least
-from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
+from tuner.domain.findings import Confidence, Evidence, Finding, Meaning, Move, Remedy
 from tuner.domain.starts import Sign
 
 _HALF, _ANY = 0.5, 0.1
@@ -180,10 +180,17 @@ def _pool_evidence(case: Case, told: Asked | None, sign: Sign) -> list[Evidence 
     start, share = case.start, case.share
     facts: list[Evidence | None] = []
     if told is not None:
-        requested = "requested mem_fraction_static" if told.factor != 1.0 else told.knob
+        multiplied = told.factor != 1.0
         at = start.settings_at if start.setting(told.knob) is not None else sign.at
-        facts.append(Evidence(what=requested, value=told.value, at=at))
-        if told.factor != 1.0:
+        facts.append(
+            Evidence(
+                what="requested mem_fraction_static" if multiplied else told.knob,
+                value=told.value,
+                at=at,
+                meaning=Meaning.MULTIPLIED_FRACTION if multiplied else None,
+            )
+        )
+        if multiplied:
             facts.append(told.told or case.derived("effective mem_fraction_static", round(told.effective, 4)))
     if share is not None:
         facts.append(case.figure("avail after weights", share.after))

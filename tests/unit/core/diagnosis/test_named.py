@@ -10,7 +10,7 @@ import pytest
 import tuner.core.diagnosis
 import tuner.engines
 from tests.support.small_logs import proposed, raised, sglang, shown, verdict, vllm
-from tuner.domain.findings import Confidence
+from tuner.domain.findings import Confidence, Meaning
 
 UNREAD: dict[str, str] = {}
 """Signs of a failure that no judge reads, and why."""
@@ -67,6 +67,8 @@ def test_the_numbers_of_cudas_own_allocator() -> None:
     finding = verdict(sglang("weight-load", tp=1) + raised("", load, error=NUMBERS))
     assert finding.cause == "weights-do-not-fit"
     assert shown(finding)["tried to allocate"] == 4.07
+    failed = [each.value for each in finding.evidence if each.meaning is Meaning.FAILED_ALLOCATION]
+    assert failed == [4.07]
     without = verdict(sglang("weight-load", tp=1) + raised("", load, error=NUMBERS.partition("\n")[0]))
     assert (without.cause, without.confidence) == ("weights-do-not-fit", Confidence.LOW)
 

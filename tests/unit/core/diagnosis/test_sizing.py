@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.small_logs import verdict, vllm
 from tests.support.startlogs import ENGINES, POOL_FRAMES, SGLang, findings, read
-from tuner.domain.findings import Confidence, Move
+from tuner.domain.findings import Confidence, Meaning, Move
 
 OLD = "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
 NEW = (
@@ -125,6 +125,7 @@ def test_a_multiplier_of_a_backend_goes_with_it(backend: str) -> None:
     assert told is not None and told.multiplied_by == ("attention_backend" if multiplied else "")
     finding = findings(log.lines)[0]
     assert any(remedy.knob == "attention_backend" for remedy in finding.remedies) == multiplied
+    assert any(each.meaning is Meaning.MULTIPLIED_FRACTION for each in finding.evidence) == multiplied
 
 
 def test_the_check_for_equal_memory_blames_the_rank_that_does_not_raise() -> None:
