@@ -1,6 +1,6 @@
-"""The inference engines gputuner knows: one folder each, found by being there.
+"""The supported inference engines, one sub-package each, discovered at run time.
 
-A sub-package that defines `ENGINE`, an object with the methods of `core.engine.Engine`, is an engine.
+A sub-package is an engine if it defines `ENGINE`, an object with the methods of `core.engine.Engine`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from tuner.core.engine import Engine
 
 
 def load_engines() -> dict[str, Engine]:
-    """Every engine by name.
+    """Import all engines and return them by name.
 
     Raises:
-        CatalogError: An engine's data files are wrong.
+        CatalogError: An engine's data files are invalid.
     """
     engines: dict[str, Engine] = {}
     for module in pkgutil.iter_modules(__path__):

@@ -1,13 +1,13 @@
-"""Uvicorn's access lines: both engines have them, and a busy log is full of them."""
+"""Regular expression for uvicorn's access lines, which both engines print and a busy log is full of."""
 
 from __future__ import annotations
 
 
 def routine(changing: str) -> str:
-    """Expression of an access line of a request that went well and changed nothing about the server.
+    """Return a regular expression for access lines of successful requests that did not change the server's state.
 
     Args:
-        changing: Expression of what paths begin with, after the slash, that change it.
+        changing: Regular expression of how paths that change its state begin, after the leading slash.
     """
     return (
         r"INFO: {2,}(?:[\dA-Fa-f.:%\[\]]+|localhost|testclient|None):\d+ - "

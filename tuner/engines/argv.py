@@ -1,4 +1,4 @@
-"""Flags of a command line as server args. No parser of the engine is imitated: unknown flags are kept by name."""
+"""Read server args from a command line without imitating the engine's parser: unknown flags are kept by name."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _GREATEST = 1 << 20
+"""Largest absolute value accepted as a size; larger ones are taken for garbage."""
 _LONGEST = 40
-"""Characters of a number."""
+"""Largest number of characters of a number."""
 
 
 def read_flags(
     argv: Sequence[str], aliases: Mapping[str, str], *, positional: str = "", takes: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """Flags by canonical (underscored) name.
+    """Return the flags of a command line by canonical (underscored) name.
 
-    A flag without value is True, several values are a list, the last mention wins. Values are numbers where they
-    look like numbers.
+    A flag without a value is True, one with several values is a list. If a flag is repeated, the last one wins. Values
+    that look like numbers become numbers.
 
     Args:
-        argv: The command line.
-        aliases: Other spellings, without dashes and underscored, to the canonical name.
-        positional: Name of the one argument without a flag; empty: there is none, and words are the flag's before them.
-        takes: How many words a flag takes, by canonical name. Of any other flag's numbers a word that is none ends
-            the list where `positional` is wanted.
+        argv: The command line after the program.
+        aliases: Canonical name by other spelling, without leading dashes and with underscores.
+        positional: Name of the one argument without a flag. If empty, there is none, and every word is a value of the
+            flag before it.
+        takes: Number of values that a flag takes, by canonical name; used with `positional`. Any other flag takes all
+            words up to the next flag; if its values are numbers, only up to a word that is none.
     """
     flags: dict[str, Any] = {}
     name: str | None = None
@@ -49,14 +51,14 @@ def read_flags(
 
 
 def _has_all(name: str, values: Sequence[Any], word: Any, takes: Mapping[str, int]) -> bool:
-    """Whether a flag with these values cannot take another word."""
+    """Return whether a flag that has `values` takes no further word."""
     if name in takes or name.startswith("no_"):
         return len(values) >= takes.get(name, 0)
     return bool(values) and isinstance(word, str) and not any(isinstance(value, str) for value in values)
 
 
 def as_int(value: Any, default: int) -> int:
-    """A setting as whole number, whatever it came as; the default for one that is no size of any server."""
+    """Convert a setting to int; return `default` if it is none or too large to be a size of a server."""
     if isinstance(value, bool) or value is None:
         return default
     try:

@@ -1,4 +1,4 @@
-"""Reads an engine's `logs.toml`. A format without an example is refused: an unproven pattern is a guess."""
+"""Read an engine's `logs.toml`; a format without an example is refused, since nothing shows that it matches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tuner.errors import CatalogError
 
 
 class Example(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line that the format must recognise, and what it must read from it."""
+    """A line that the format must match, and what it must read from it."""
 
     line: str
     fields: dict[str, Any] = {}
@@ -24,14 +24,14 @@ class Example(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class NearMiss(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line that looks alike and must not be recognised, by this format or any other."""
+    """A similar line that neither this format nor any other may match."""
 
     line: str
     why: str = ""
 
 
 class FormatEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[format]]` as written."""
+    """One `[[format]]` table as written in the file."""
 
     id: str
     kind: str
@@ -51,16 +51,16 @@ def read_formats(path: Path) -> tuple[LogFormat, ...]:
     """Load and check a file of log formats.
 
     Raises:
-        CatalogError: With the line of the format that is wrong.
+        CatalogError: A format is invalid; the error names its line.
     """
     return tuple(log_format for _, log_format in read_entries(path))
 
 
 def read_entries(path: Path) -> list[tuple[FormatEntry, LogFormat]]:
-    """As `read_formats`, with the examples, for tests and tools.
+    """Load and check a file of log formats with their examples, for tests and tools.
 
     Raises:
-        CatalogError: With the line of the format that is wrong.
+        CatalogError: A format is invalid; the error names its line.
     """
     entries = []
     seen: set[str] = set()

@@ -1,4 +1,4 @@
-"""What an engine has from the data files of its folder; the rest of it is code, one class for each engine."""
+"""The part of an engine that comes from the data files in its folder; the rest is code, one class for each engine."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ class EngineFolder:
         split: Callable[[str], LinePrefix],
         torn: Callable[[str, int], int],
     ) -> None:
-        """Keep where things are.
+        """Store where the data is; nothing is read yet.
 
         Args:
-            folder: With `logs.toml`, `signs.toml`, `gates.toml`, `knobs.toml` and `behaviour.toml`.
-            traits: What tells a version by the wording of its log.
-            split: The engine's `prefix`.
-            torn: Index at or after a given one where another record begins inside the text, or -1.
+            folder: Folder with `logs.toml`, `signs.toml`, `gates.toml`, `knobs.toml` and `behaviour.toml`.
+            traits: Wordings from which the version of a log is inferred.
+            split: Function that splits a line into prefix and message; the engine's `prefix`.
+            torn: Function of a text and a start index that returns the index at which another record begins inside
+                the text, or -1.
         """
         self._folder = folder
         self._traits = traits
@@ -48,31 +49,31 @@ class EngineFolder:
         return read_signs(COMMON, self._folder / "signs.toml", self._folder / "gates.toml")
 
     def facts(self, text: str, prefix: LinePrefix, offset: int) -> Sequence[LogFact]:
-        """What a line states."""
+        """Return the facts that a line states."""
         return self._reader.facts(text, prefix, offset)
 
     def signs(self, message: str, *, prefixed: bool) -> Sequence[Sign]:
-        """What a message says that a diagnosis needs."""
+        """Return the signs of a message, for the diagnosis."""
         return self._signs.match(message, prefixed)
 
     def knobs(self) -> KnobTable:
-        """Everything that can be turned."""
+        """Return all knobs of the engine."""
         return load_knobs(self._folder / "knobs.toml")
 
     def knob(self, name: str, version: str | None) -> Spelling | None:
-        """How a version spells a knob."""
+        """Return a version's spelling of a knob; None if the version does not have it."""
         return self.knobs().spelling(name, version)
 
     def gates(self) -> GateRules:
-        """Its ways to add up a tensor, and the gates before each."""
+        """Return the engine's all-reduce implementations and the gates of each."""
         return load_gates(self._folder / "gates.toml")
 
     def behaviour(self) -> Behaviour:
-        """How it behaves where no line of its log tells."""
+        """Return the properties of the engine that no line of its log states."""
         return load_behaviour(self._folder / "behaviour.toml")
 
     def infer_version(self, start: Start) -> tuple[str | None, bool]:
-        """The version as the log states it, else by its wording."""
+        """Return the version, and whether it was inferred from the wording because the log does not state it."""
         if start.version is not None:
             return start.version, False
         return infer(self._traits, [line.text for line in start.lines if not self._signs.of_client(line.text)]), True

@@ -1,4 +1,4 @@
-"""Reads `gates.toml`: the ways of an engine to add up a tensor, and the gates before each. Examples are checked."""
+"""Read `gates.toml`: an engine's all-reduce implementations and the gates of each."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tuner.engines.tables import read_document
 from tuner.errors import CatalogError
 
 CARDS = File(__file__).with_name("gates.toml")
-"""GPUs by name, the same for every engine."""
+"""Data file of GPU properties by name, shared by all engines."""
 
 
 class PathEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[path]]` as written."""
+    """One `[[path]]` table as written in the file."""
 
     id: str
     title: str
@@ -40,10 +40,10 @@ class PathEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @functools.cache
 def load_gates(file: File) -> GateRules:
-    """The rules of an engine.
+    """Load and check the all-reduce rules of an engine.
 
     Raises:
-        CatalogError: With the line of the table that is wrong.
+        CatalogError: A table is invalid; the error names its line.
     """
     own, cards = read_document(file, "variable", "overwrite"), read_document(CARDS, "card")
     return GateRules(
@@ -55,10 +55,10 @@ def load_gates(file: File) -> GateRules:
 
 
 def read_paths(file: File) -> list[PathEntry]:
-    """The paths of a file with their examples, for tests and tools.
+    """Load and check the paths of a file with their examples.
 
     Raises:
-        CatalogError: With the line of the path that is wrong.
+        CatalogError: A path is invalid or has no example; the error names its line.
     """
     entries: list[PathEntry] = []
     for line, entry in read_document(file, "path").read("path", PathEntry):

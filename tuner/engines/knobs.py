@@ -1,4 +1,4 @@
-"""Reads the catalogues of knobs: `knobs.toml` of both engines, and of each. An entry without an example is refused."""
+"""Read the catalogues of knobs: each engine's `knobs.toml` and the shared one; an entry must have an example."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tuner.engines.tables import read_document
 from tuner.errors import CatalogError
 
 SHARED = Path(__file__).with_name("knobs.toml")
-"""Variables of NCCL, CUDA and PyTorch, which mean the same to every engine."""
+"""Data file of environment variables of NCCL, CUDA and PyTorch, which mean the same to every engine."""
 
 
 class KnobExample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a version calls the knob; an empty text: it does not have it."""
+    """The spelling of a knob in one version; an empty text if the version does not have it."""
 
     version: str
     text: str = ""
 
 
 class KnobEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[knob]]` as written."""
+    """One `[[knob]]` table as written in the file."""
 
     name: str
     kind: KnobKind = KnobKind.FLAG
@@ -45,19 +45,19 @@ class KnobEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Catalogue(Struct, frozen=True):
-    """One file."""
+    """The content of one `knobs.toml`."""
 
     newest: str
-    """The newest version that it was checked against."""
+    """Newest engine version that the file was checked against; empty if it states none."""
     entries: tuple[KnobEntry, ...]
 
 
 @functools.cache
 def load_knobs(path: Path) -> KnobTable:
-    """The knobs of an engine: those of its own file, then the shared ones.
+    """Load and check the knobs of an engine: those of its own file, then the shared ones.
 
     Raises:
-        CatalogError: With the line of the entry that is wrong.
+        CatalogError: An entry is invalid; the error names its line.
     """
     own = read_knobs(path)
     knobs = [_knob(entry) for entry in own.entries]
@@ -67,10 +67,10 @@ def load_knobs(path: Path) -> KnobTable:
 
 
 def read_knobs(path: Path) -> Catalogue:
-    """One file with its examples, for tests and tools.
+    """Load and check one file of knobs with its examples.
 
     Raises:
-        CatalogError: With the line of the entry that is wrong.
+        CatalogError: An entry is invalid; the error names its line.
     """
     document = read_document(path, "knob")
     entries: list[KnobEntry] = []

@@ -1,4 +1,4 @@
-"""The level names of Python's logging, which both engines and uvicorn print."""
+"""Severity by level name of Python's `logging`, as both engines and uvicorn print it."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ LEVELS = {
 }
 
 LEVEL_HEADS = frozenset(name[:4] for name in LEVELS)
-"""Four characters tell that no level follows, before any expression is tried."""
+"""First four characters of the level names: a cheap test before any regular expression is tried."""

@@ -1,4 +1,4 @@
-"""What both engines do with a log line: find the facts in it, also where another process wrote on in the same line."""
+"""Find the facts in a log line by an engine's formats, even if a second process wrote into the same line."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from tuner.domain.logs import LogFact
 from tuner.engines.catalogue import read_formats
 
 KEPT_TEXT = 2000
-"""Characters of a message that a fact keeps."""
+"""Number of characters of a message that a fact keeps."""
 KEPT_ARGS = 120
-"""Of a settings line only the beginning: it may hold secrets, and is long."""
+"""Number of characters kept of the line of server args: it is long and may hold secrets."""
 
 
 class LogReader:
-    """Facts out of lines by one catalogue of formats, which is read at first use."""
+    """Finds facts in log lines by one catalogue of formats, which is read at first use."""
 
     def __init__(self, path: Path, split: Callable[[str], LinePrefix], torn: Callable[[str, int], int]) -> None:
-        """Keep what is needed to read lines.
+        """Store the catalogue's path and the engine's functions; nothing is read yet.
 
         Args:
             path: The engine's `logs.toml`.
-            split: The engine's `prefix`.
-            torn: Index at or after a given one where another record begins inside the text, or -1.
+            split: Function that splits a line into prefix and message; the engine's `prefix`.
+            torn: Function of a text and a start index that returns the index at which another record begins inside
+                the text, or -1.
         """
         self._path = path
         self._split = split
@@ -35,19 +36,19 @@ class LogReader:
 
     @functools.cached_property
     def formats(self) -> FormatSet:
-        """The catalogue.
+        """The compiled formats, read at first use.
 
         Raises:
-            CatalogError: It is wrong.
+            CatalogError: The catalogue is invalid.
         """
         return FormatSet(read_formats(self._path))
 
     def interesting(self, text: str, start: int) -> bool:
-        """Whether `facts` could say anything of a line whose message begins at `start`, or a little before."""
+        """Return whether `facts` could find any in a line whose message begins at or shortly after index `start`."""
         return self.formats.interesting(text, start)
 
     def facts(self, text: str, prefix: LinePrefix, offset: int) -> list[LogFact]:
-        """Facts of one line; two when two processes wrote into it."""
+        """Return the facts of one line: usually none or one, and one more for each other record written into it."""
         found: list[LogFact] = []
         start = prefix.message_start
         while True:

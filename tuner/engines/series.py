@@ -1,4 +1,4 @@
-"""Prometheus series as engines export them: labels taken apart, and the sums that mean something."""
+"""Read the Prometheus series that engines export: split off labels, and reduce the series of all ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 
 
 class Sample(Struct, frozen=True):
-    """One series and its value."""
+    """One Prometheus series with its value."""
 
     name: str
     labels: Mapping[str, str]
@@ -22,7 +22,7 @@ class Sample(Struct, frozen=True):
 
 @functools.lru_cache(maxsize=4096)
 def parse_name(series: str) -> tuple[str, Mapping[str, str]]:
-    """`name{a="b"}` to name and labels. Escapes in values are undone."""
+    """Split `name{a="b"}` into name and labels; escapes in label values are resolved."""
     name, brace, rest = series.partition("{")
     if not brace:
         return name, {}
@@ -30,7 +30,7 @@ def parse_name(series: str) -> tuple[str, Mapping[str, str]]:
 
 
 def read_series(series: Mapping[str, float]) -> dict[str, list[Sample]]:
-    """Samples by name; what is not a number (an idle gauge is NaN) is left out."""
+    """Return samples by name; values that are not finite (an idle gauge is NaN) are left out."""
     samples: dict[str, list[Sample]] = {}
     for text, value in series.items():
         if isinstance(value, (int, float)) and math.isfinite(value):
@@ -40,7 +40,7 @@ def read_series(series: Mapping[str, float]) -> dict[str, list[Sample]]:
 
 
 def per_replica(samples: Iterable[Sample], replica: str, ranks: tuple[str, ...]) -> list[float]:
-    """One value for each replica.
+    """Return one value for each replica, sorted by replica label.
 
     Ranks of one replica work on the same requests and report the same numbers, so only the lowest of them counts.
     Series of that rank that differ in other labels (streaming or not) are parts of one number and are added.
@@ -59,7 +59,7 @@ def per_replica(samples: Iterable[Sample], replica: str, ranks: tuple[str, ...])
 
 
 def mean(values: list[float]) -> float | None:
-    """Arithmetic mean, None of nothing."""
+    """Return the arithmetic mean; None for an empty list."""
     return sum(values) / len(values) if values else None
 
 

@@ -1,4 +1,4 @@
-"""Reads the tables of a data file, each with its line: an error in data is one line that names the place."""
+"""Read the tables of a TOML data file with their line numbers, so that an error in data names its place."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _Table = TypeVar("_Table", bound=Struct)
 
 
 class Document(Struct, frozen=True):
-    """A data file, taken apart."""
+    """The parsed content of a data file."""
 
     path: Path
     tables: dict[str, list[tuple[int, Any]]]
-    """Line and content of each `[[name]]` table, by name."""
+    """Line number and content of each `[[name]]` table, by name."""
     values: dict[str, Any]
-    """What stands outside of tables."""
+    """Top-level values outside of tables."""
 
     def read(self, name: str, kind: type[_Table]) -> list[tuple[int, _Table]]:
-        """The tables of a name as values.
+        """Convert all tables of a name to a struct type; return each with its line number.
 
         Raises:
-            CatalogError: With the line of the table that is wrong.
+            CatalogError: A table does not fit the type; the error names its line.
         """
         return [(line, self._convert(line, name, table, kind)) for line, table in self.tables[name]]
 
@@ -40,10 +40,10 @@ class Document(Struct, frozen=True):
 
 
 def read_document(path: Path, *names: str) -> Document:
-    """A file with its `[[name]]` tables.
+    """Read a file and the line numbers of its `[[name]]` tables.
 
     Raises:
-        CatalogError: It cannot be read, or is not TOML.
+        CatalogError: The file cannot be read, or is not TOML.
     """
     try:
         source = path.read_text("utf-8")

@@ -1,4 +1,4 @@
-"""SGLang."""
+"""The SGLang engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fraction that a start gets when none is given, seen against one that is known."""
+"""The memory fraction of a start to come, derived from a known start: given, kept or chosen by SGLang itself."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from tuner.engines.sglang.defaults import AutoInputs, auto_fraction, card_of
 from tuner.engines.sglang.shape import Shape
 
 _SAME = 0.0006
-"""A fraction that differs from the automatic one by less was chosen by SGLang itself."""
+"""Largest difference from the automatic fraction at which a fraction counts as chosen by SGLang itself."""
 _VISION = (0.7, 1.0)
-"""Factors that a multimodal model may get."""
+"""Range of the factor that SGLang applies to the fraction for a multimodal LLM."""
 
 
 def card_mib(start: Start) -> tuple[float | None, bool]:
-    """memory.total of the smallest card, and whether it is sure: as told, else by what was free and who took it."""
+    """Return the memory of the smallest GPU in MiB (`memory.total`), and whether it is certain.
+
+    It is what the log states, else inferred from the free memory and what the communicators took; None if unknown.
+    """
     told = [rank.total_gib.value for rank in start.ranks if rank.total_gib is not None]
     if told:
         return min(told) * 1024, True
@@ -30,7 +33,7 @@ def card_mib(start: Start) -> tuple[float | None, bool]:
 
 
 def chosen(shape: Shape, gpu_mib: float) -> float:
-    """What SGLang chooses for a shape, before any factor for a multimodal model."""
+    """Return the fraction that SGLang chooses for a shape, before any factor for a multimodal LLM."""
     return auto_fraction(
         shape.version,
         AutoInputs(
@@ -50,13 +53,13 @@ def chosen(shape: Shape, gpu_mib: float) -> float:
 
 
 def new_fraction(base: Start, old: Shape, new: Shape, changes: Mapping[str, Any]) -> tuple[float | None, list[str]]:
-    """The effective fraction of a start to come, and what is to be said about it.
+    """Return the effective fraction of a start to come, None if unknown, and notes about it for the operator.
 
     Args:
-        base: The start it is made from.
-        old: Its shape.
-        new: The shape of the start to come.
-        changes: Canonical name to value.
+        base: The start that the forecast is made from.
+        old: Shape of `base`.
+        new: Shape of the start to come.
+        changes: New value by canonical knob name.
     """
     effective = memory.effective_fraction(base)
     gpu_mib, sure = card_mib(base)
@@ -65,7 +68,7 @@ def new_fraction(base: Start, old: Shape, new: Shape, changes: Mapping[str, Any]
     factor = factor if abs(factor - 1) > 0.01 else 1.0
     notes: list[str] = []
     if memory.hidden_factor(base)[0] != 1.0 and changes.get("attention_backend") not in (None, "aiter"):
-        factor = 1.0  # it goes with the backend
+        factor = 1.0  # only aiter has the hidden factor, and the new start uses another backend
     if factor != 1.0 and effective is not None:
         notes.append(f"fractions here are those in effect; what is given counts {factor:.2f} times: {effective.how}")
     if "mem_fraction_static" not in changes:
@@ -89,7 +92,10 @@ def new_fraction(base: Start, old: Shape, new: Shape, changes: Mapping[str, Any]
 
 
 def _vision(said: float, automatic: float) -> float:
-    """The factor of a multimodal model: its product has more digits than anybody gives by hand."""
+    """Return the factor that a start's fraction got for a multimodal LLM; 1.0 if it got none.
+
+    A fraction of at most three decimals counts as given by hand, since products with the factor have more.
+    """
     least, most = _VISION
     by_hand = abs(said * 1000 - round(said * 1000)) < 1e-6
     factor = said / automatic if automatic > 0 else 1.0

@@ -1,7 +1,7 @@
-"""What SGLang chooses by itself: fraction, prefill chunk and CUDA graph sizes, by version and by the card's memory.
+"""Values that SGLang chooses by itself, by version and GPU memory: fraction, prefill chunk and CUDA graph sizes.
 
-`gpu_mib` is what `nvidia-smi` calls memory.total, the smallest of all GPUs of the host. Found in `server_args.py`
-(0.4.6, 0.4.9, 0.5.3, 0.5.9, 0.5.12, 0.5.14, 0.5.16) and `arg_groups/memory_hook.py` (0.5.23).
+`gpu_mib` is `memory.total` of `nvidia-smi`, the smallest of all GPUs of the host. Source: `server_args.py` (0.4.6,
+0.4.9, 0.5.3, 0.5.9, 0.5.12, 0.5.14, 0.5.16) and `arg_groups/memory_hook.py` (0.5.23).
 """
 
 from __future__ import annotations
@@ -14,34 +14,36 @@ CARDS_MIB = (
     15_360, 16_384, 23_028, 23_034, 24_564, 32_607, 32_768, 40_960, 46_068, 49_140, 81_559, 81_920, 95_830, 97_871,
     97_887, 143_771, 183_359, 196_592,
 )  # fmt: skip
-"""memory.total of cards that serve LLMs: T4, V100, A10, L4, 4090, 5090, A100, L40S, A6000, H100, H20, RTX PRO 6000,
-H200, B200, MI300X. The driver and the context take a few hundred MiB of it before anything is printed."""
+"""`memory.total` in MiB of GPUs that serve LLMs: T4, V100, A10, L4, 4090, 5090, A100, L40S, A6000, H100, H20, RTX PRO
+6000, H200, B200, MI300X. Driver and CUDA context take a few hundred MiB of it before any line is printed."""
 
 _CONTEXT_MIB = (100, 2_600)
-"""What is gone from a card when a rank has its context and its communicators: more than the least, rarely more than
-the most."""
+"""Range of the memory that a rank's CUDA context and communicators take, MiB; the upper end is rarely exceeded."""
 
 
 class AutoInputs(Struct, frozen=True, kw_only=True):
-    """What the automatic fraction is made from."""
+    """The values from which SGLang computes the automatic fraction."""
 
     gpu_mib: float
+    """`memory.total` of the smallest GPU."""
     tp: int = 1
     pp: int = 1
     dp: int = 1
     dp_attention: bool = False
     chunk: int = 8192
+    """`chunked_prefill_size`, tokens; 0 or less without chunks."""
     max_prefill_tokens: int = 16384
     graph_bs: int = 0
-    """Largest batch of decode graphs; 0 where they are off."""
+    """Largest batch size of the decode graphs; 0 if they are off."""
     prefill_sizes: int = 0
-    """Number of prefill or piecewise graphs; 0 where they are off."""
+    """Number of prefill or piecewise graphs; 0 if they are off."""
     mla: bool = False
+    """Whether attention is latent (MLA)."""
     speculative: str | None = None
 
 
 def auto_fraction(version: str | None, inputs: AutoInputs) -> float:
-    """The fraction that SGLang takes when none is given, before any factor for multimodal models."""
+    """Return the fraction that SGLang uses if none is given, before any factor for multimodal LLMs."""
     gpu, parallel = inputs.gpu_mib, inputs.tp * inputs.pp
     if not since(version, "0.4.7"):
         if gpu <= 81_920:
@@ -78,7 +80,7 @@ def auto_fraction(version: str | None, inputs: AutoInputs) -> float:
 
 
 def auto_chunk(version: str | None, gpu_mib: float) -> int:
-    """Tokens of a prefill step when none are given."""
+    """Return the tokens of a prefill chunk that SGLang uses if none are given."""
     if not since(version, "0.4.7"):
         return 2048 if gpu_mib < 25_000 else 8192
     if gpu_mib >= 160 * 1024:
@@ -93,7 +95,7 @@ def auto_chunk(version: str | None, gpu_mib: float) -> int:
 
 
 def auto_graph_bs(version: str | None, gpu_mib: float, tp: int, max_running_requests: int | None = None) -> int:
-    """The largest batch with a decode graph when none is given."""
+    """Return the largest batch size of a decode graph that SGLang uses if none is given."""
     wide = tp >= 4
     if not since(version, "0.4.7"):
         if gpu_mib < 25_000:
@@ -120,7 +122,7 @@ def auto_graph_bs(version: str | None, gpu_mib: float, tp: int, max_running_requ
 
 
 def graph_sizes(version: str | None, largest: int, *, speculative: bool = False, padding: bool = True) -> list[int]:
-    """Batch sizes of decode graphs up to a largest one."""
+    """Return the batch sizes of the decode graphs that SGLang captures up to `largest`."""
     if largest <= 0:
         return []
     if not since(version, "0.5.3"):
@@ -150,17 +152,16 @@ def _old_graph_sizes(largest: int, *, speculative: bool, padding: bool) -> list[
 
 
 def prefill_sizes(largest: int) -> list[int]:
-    """Token counts of prefill (piecewise) graphs up to a largest one, 0.5.4 and later."""
+    """Return the token counts of the prefill (piecewise) graphs up to `largest`, for 0.5.4 and later."""
     steps = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256), (4608, largest + 1, 512))
     return [size for first, end, step in steps for size in range(first, end, step) if size <= largest]
 
 
 def card_of(free_mib: float) -> tuple[float, bool]:
-    """memory.total of the card on which so much was free beside context and communicators.
+    """Infer a GPU's `memory.total` from what was free beside CUDA context and communicators.
 
     Returns:
-        MiB, and whether it is a card that is known. One that is not is taken to be a context larger than what was
-        free.
+        MiB, and whether it is that of a known GPU. Otherwise the MiB are `free_mib` and 600 for the context.
     """
     least, most = _CONTEXT_MIB
     known = [card for card in CARDS_MIB if free_mib + least <= card <= free_mib + most]

@@ -1,4 +1,4 @@
-"""SGLang, 0.4.6 to 0.5.23 and, with less, whatever comes after."""
+"""The SGLang engine, checked for 0.4.6 to 0.5.23; later versions may be read less completely."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _PLAN = EnginePlan(
 
 
 class SGLang(EngineFolder):
-    """One inference engine; see `core.engine.Engine`."""
+    """SGLang as an implementation of `core.engine.Engine`, where the methods are described."""
 
     name = "sglang"
     title = "SGLang"
@@ -77,7 +77,7 @@ class SGLang(EngineFolder):
         super().__init__(Path(__file__).parent, TRAITS, lines.split, lines.torn)
 
     def plan(self) -> EnginePlan:
-        """What the probe looks for and asks."""
+        """Return what the probe looks for and which endpoints it asks."""
         return _PLAN
 
     def prefix(self, text: str) -> LinePrefix:
@@ -85,33 +85,33 @@ class SGLang(EngineFolder):
         return lines.split(text)
 
     def message(self, text: str, prefix: LinePrefix) -> str:
-        """What a line says without its prefix."""
+        """Return a line without its prefix."""
         return text[prefix.message_start :]
 
     def level(self, message: str) -> Level:
-        """Severity by the words of the message."""
+        """Return the severity of a message by its words; SGLang prints no levels."""
         return lines.level(message)
 
     def interesting(self, text: str) -> bool:
-        """Whether `facts` could say anything."""
+        """Return whether `facts` could find any in a line; a cheap test."""
         start = lines.quick_start(text)
         return start < 0 or self._reader.interesting(text, start)
 
     def routine(self) -> bytes:
-        """Lines that a busy log is full of."""
+        """Return a regular expression of the routine lines."""
         return ROUTINE
 
     def read(self, answer: HttpAnswer) -> Reading:
-        """What an HTTP answer means."""
+        """Interpret an HTTP answer."""
         return http.read(answer)
 
     def model(self, identity: ServerIdentity) -> str | None:
-        """`--model-path` of the command line."""
+        """Return `--model-path` of the command line; None if it is not given."""
         model = self.settings_from_argv(identity).get("model_path")
         return model if isinstance(model, str) else None
 
     def settings_from_argv(self, identity: ServerIdentity) -> dict[str, Any]:
-        """Flags by the name of the server arg they set."""
+        """Return the flags of the command line by the name of the server arg they set."""
         return read_flags(_arguments(identity.argv), _ALIASES)
 
     def effective_fraction(self, start: Start) -> Effective | None:
@@ -119,20 +119,23 @@ class SGLang(EngineFolder):
         return memory.effective_fraction(start)
 
     def cap(self, start: Start) -> str | None:
-        """The knob that bounds the KV pool in place of the fraction."""
+        """Return the knob that bounds the KV pool in place of the fraction; None if the fraction does."""
         return "max_total_tokens" if memory.capped(start) else None
 
     def forecast(self, base: Start, changes: Mapping[str, Any], past: Sequence[Start] = ()) -> Forecast:
-        """The memory of a start that has not happened."""
+        """Forecast the memory of a start like `base` with some knobs changed."""
         return forecast.forecast(base, changes, past, self.knobs())
 
     def layout(self, settings: dict[str, Any]) -> tuple[int, int, int, bool]:
-        """Sizes of tensor, pipeline and data parallelism, and whether replicas share the TP ranks."""
+        """Return the sizes of tensor, pipeline and data parallelism, and whether replicas share the TP ranks."""
         replicas, shared = _replicas(settings)
         return as_int(settings.get("tp_size"), 1), as_int(settings.get("pp_size"), 1), replicas, shared
 
     def ranks(self, identity: ServerIdentity, settings: dict[str, Any]) -> Sequence[RankPlace]:
-        """Schedulers by title; before they have one, the ranks that the arguments order."""
+        """Return the ranks by the titles of the scheduler processes.
+
+        Before processes have titles, the ranks follow from the server args and have no PID.
+        """
         known = {**self.settings_from_argv(identity), **settings}
         places: dict[str, RankPlace] = {}
         for member in identity.members:
@@ -158,14 +161,14 @@ def _order(tag: str) -> list[tuple[str, int]]:
 
 
 def _replicas(settings: dict[str, Any]) -> tuple[int, bool]:
-    """Replicas of data parallelism, and whether they share the TP ranks (attention DP)."""
+    """Return the number of data parallel replicas, and whether they share the TP ranks (attention DP)."""
     attention = as_int(settings.get("attn_dp_size"), 1)
     shared = bool(settings.get("enable_dp_attention")) or attention > 1
     return max(as_int(settings.get("dp_size"), 1), attention), shared
 
 
 def _visible_index(numbers: dict[str, int], settings: dict[str, Any]) -> int:
-    """Index into the visible devices by SGLang's placement formula (stable 0.4.6 to 0.5.23)."""
+    """Return a rank's index into the visible devices by SGLang's placement formula (unchanged 0.4.6 to 0.5.23)."""
     tp_size, pp_size = as_int(settings.get("tp_size"), 1), as_int(settings.get("pp_size"), 1)
     nodes = max(as_int(settings.get("nnodes"), 1), 1)
     step = as_int(settings.get("gpu_id_step"), 1)
@@ -181,7 +184,10 @@ def _visible_index(numbers: dict[str, int], settings: dict[str, Any]) -> int:
 
 
 def _ordered_ranks(settings: dict[str, Any]) -> list[RankPlace]:
-    """Ranks of one node with plain tensor, pipeline and data parallelism; other layouts wait for their titles."""
+    """Return the ranks that the server args imply, for one node with plain tensor, pipeline and data parallelism.
+
+    Empty for other layouts, whose ranks are only known once their processes have titles.
+    """
     sizes = [as_int(settings.get(name), 1) for name in ("ep_size", "nnodes", "attn_cp_size", "moe_dp_size")]
     tp_size, pp_size = as_int(settings.get("tp_size"), 1), as_int(settings.get("pp_size"), 1)
     replicas, shared = _replicas(settings)

@@ -1,4 +1,7 @@
-"""The memory of a start of SGLang that has not happened, made from one that has. Terms are in docs/forecast.md."""
+"""Forecast the memory of an SGLang start from an earlier one; docs/forecast.md explains the terms.
+
+T is the free memory before the weights, A the free memory when the KV pool is sized, f the fraction.
+"""
 
 from __future__ import annotations
 
@@ -30,31 +33,34 @@ from tuner.engines.sglang.shape import Shape, changed, same_draft, shape_of
 from tuner.units import GIB
 
 _MOST_BESIDE = 0.25
-"""Of T. What needs more beside the static share is one request's logits or a leak, and no matter of the fraction."""
+"""Largest share of T needed beside the static share that is attributed to the fraction. More than that is one request's
+logits or a leak."""
 _MOST_KEPT = 4.0
-"""For each byte of the target's pool: a draft of its own LLM had 1.0 and EAGLE's 0.03. More was read off wrongly."""
+"""Largest plausible draft pool in bytes per byte of the target's: a draft of the same LLM had 1.0, EAGLE's 0.03."""
 _MOST_ASSUMED = 0.07
-"""Of T: what is assumed beside a pool that no start has allocated, head-room included; 2 GiB at least. At 0.93 of an
-H200 40 layers worked with chunks of 16,384 and graphs to 256."""
+"""Share of T assumed to be needed beside the pool, head-room included and at least 2 GiB, if no start has allocated a
+pool: at f = 0.93 of an H200 40 layers worked with chunks of 16,384 and graphs to 256."""
 _HIDDEN_GIB = 0.12
-"""T is read a moment before the line that tells it: 0.03 and 0.10 GiB more were free on two H200 hosts."""
+"""Upper bound of T minus its printed value, GiB, since T is read shortly before the line that prints it: 0.03 and 0.10
+GiB more were free on two H200 hosts."""
 _HIDDEN_ERROR_GIB = 0.03
-"""The pools of twenty starts on one H200 tell 0.09 to 0.12 of it, as far as their rounding lets them."""
+"""Least error of that difference, GiB: the pools of twenty starts on one H200 imply 0.09 to 0.12 within rounding."""
 _LOADED_ERROR_GIB = 0.05
-"""Five starts with 4 layers on two H200 loaded 3.69 to 3.73, fourteen with 80 all 64.26."""
+"""Error of weights that another start loaded, GiB: five starts with 4 layers on two H200 loaded 3.69 to 3.73, fourteen
+with 80 all 64.26."""
 _SCALED_ERROR = 0.1
-"""Of the weights that move to or from other ranks: embeddings and shared parts are not divided. Halves were up to 1.5 %
-more than a half on two H200."""
+"""Error as a share of the weights that move to or from other ranks, since embeddings and shared parts are not divided.
+Measured halves were up to 1.5 % more than a half on two H200."""
 
 
 def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], knobs: KnobTable) -> Forecast:
-    """The forecast of a start like `base` with some knobs at other values.
+    """Forecast the memory of a start like `base` with some knobs changed.
 
     Args:
-        base: A start whose memory is known; best one that became ready.
-        changes: Canonical knob name to value; None lets SGLang choose.
-        past: Other starts of the same LLM on this host: they make the estimates better.
-        knobs: SGLang's.
+        base: A start whose memory is known, preferably one that became ready.
+        changes: New value by canonical knob name; None lets SGLang choose.
+        past: Other starts of the same LLM on this host, which improve the estimates.
+        knobs: SGLang's knobs.
     """
     base, past = sound(base), [sound(start) for start in past]
     gpu_mib, _ = card_mib(base)
@@ -82,7 +88,7 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
     lacked, note = _lacked(base, old, new, total)
     said += note
     if cell is None:
-        # No start came as far as its pool: what lies beside it is assumed, which must not talk a good fraction away.
+        # No start has allocated its pool, so what is needed beside it is assumed; it must not rule out a good fraction.
         beside = min(beside, max(HEADROOM_GIB, _MOST_ASSUMED * terms.total - HEADROOM_GIB))
     f_min, f_max = interval(terms.total, terms.available, max(beside, lacked) + HEADROOM_GIB)
     if new.cap is not None and plan.tokens >= new.cap - new.page and left >= HEADROOM_GIB:
@@ -95,9 +101,9 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
 
 
 def _lacked(base: Start, old: Shape, new: Shape, total: float) -> tuple[float, list[str]]:
-    """What a start that ran out of memory beside its pool would have needed there at least, and a word about it.
+    """Return the least GiB that a start which ran out of memory would have needed beside the static share, and notes.
 
-    The number holds for as many graphs and as long a chunk, or more; with less only the word does.
+    The number only holds for at least as many graphs and as long a chunk; for less it is 0.0, and only the note counts.
     """
     effective, shortage = memory.effective_fraction(base), shortage_gib(base)
     if effective is None or shortage is None or memory.capped(base):
@@ -132,7 +138,7 @@ def _plan(
 
     pool = 0.0
     if fraction is not None:
-        # f_min is that of the printed numbers: above it there is a pool, whatever T hides.
+        # f_min follows from the printed numbers, so above it there must be a pool whatever the error of T.
         told = line_of(terms.total, terms.available).pool(fraction) + terms.rounding
         pool = told - terms.hidden * (1 - fraction)
         pool = pool if pool > 0 else told
@@ -199,7 +205,7 @@ def _terms(
 
 
 def _loaded(base: Start, past: Sequence[Start], new: Shape) -> float | None:
-    """Weights of the poorest rank as another start loaded them on as many ranks, GiB."""
+    """Return the largest weights of a rank, GiB, of a past start with as many ranks; None if there is none."""
     kind = [base.setting(name) for name in ("quantization", "dtype")]
     for start in past:
         shape = shape_of(start, None)
@@ -212,9 +218,9 @@ def _loaded(base: Start, past: Sequence[Start], new: Shape) -> float | None:
 
 
 def _drafted(base: Start, past: Sequence[Start], old: Shape, new: Shape) -> Start | None:
-    """The start that tells what a draft takes: the one that is planned from, or another with as many ranks.
+    """Return a start that shows the draft's memory: `base`, or a past one with as many ranks; None if none does.
 
-    Another algorithm has another draft, which tells nothing of it.
+    Only a start with the same draft counts; another algorithm has another draft.
     """
     if old.drafts and (not new.drafts or same_draft(old, new)):
         return base
@@ -230,7 +236,10 @@ def _drafted(base: Start, past: Sequence[Start], old: Shape, new: Shape) -> Star
 
 
 def _kept_for_draft(drafted: Start | None) -> float:
-    """For each byte of the target's pool, what the share keeps for the draft's: by layers, not by what it takes."""
+    """Return the bytes kept for the draft's pool for each byte of the target's pool.
+
+    SGLang reserves them by the number of layers, whatever the draft really takes.
+    """
     rank, fraction = _draft_rank(drafted), None if drafted is None else memory.effective_fraction(drafted)
     if drafted is None or rank is None or rank.kv_gib is None or rank.kv_gib.value <= 0:
         return 0.0
@@ -256,12 +265,13 @@ def _draft_rank(start: Start | None) -> RankStory | None:
 def _calibration(
     base: Start, old: Shape, total: float, available: float, cell: fit.Cell | None
 ) -> tuple[float, float | None, float]:
-    """What the printed A and T hide, by the pool that really came of them.
+    """Estimate the errors of the printed A and T from the pool that was allocated.
 
-    T is read before the line that tells it, when a little more was free: `off = rounding - hidden x (1 - f)`.
+    T is read before the line that prints it, when a little more was free: `off = rounding - hidden x (1 - f)`.
 
     Returns:
-        Hidden of T, what it may be more or less, and the rounding, GiB; no error where no pool tells of any.
+        T minus its printed value (`hidden`), the error of that, and the rounding of A and T, all in GiB. The error is
+        None, and the others are 0.0, if no pool of the start shows them.
     """
     effective, tokens = memory.effective_fraction(base), least_value(base.ranks, lambda rank: rank.kv_tokens)
     plain = not (old.drafts or old.pp > 1 or any(rank.mamba_gib is not None for rank in base.ranks))
@@ -276,7 +286,7 @@ def _calibration(
 
 
 def _kv_share(rank: RankStory, old: Shape, new: Shape) -> float:
-    """The KV pool's part of what it shares with states of linear attention."""
+    """Return the KV pool's share of the memory that it divides with states of linear attention; 1.0 without them."""
     if rank.mamba_gib is None or rank.kv_gib is None or rank.mamba_gib.value <= 0:
         return 1.0
     if new.mamba_ratio is not None and new.mamba_ratio != old.mamba_ratio:
@@ -285,7 +295,7 @@ def _kv_share(rank: RankStory, old: Shape, new: Shape) -> float:
 
 
 def _helps(shape: Shape) -> str:
-    """What would make room where no fraction works."""
+    """Return, in words, the changes that would make room if no fraction works."""
     ways = ["more GPUs (tp_size, pp_size) or smaller weights"]
     if shape.decode_sizes and max(shape.decode_sizes) > 8:
         ways.append(f"a smaller cuda_graph_max_bs than {max(shape.decode_sizes)}")

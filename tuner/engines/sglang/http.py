@@ -1,7 +1,7 @@
-"""SGLang over HTTP: what is asked, how gently, and what the answers mean.
+"""SGLang's HTTP endpoints: which are asked, how often, and what their answers mean.
 
-`/health` is never asked: each call is a real one-token generation and two log lines. `/ready` (0.5.20) costs
-nothing. Names and labels: 18 metrics in 0.4.6, 177 in 0.5.23. Sizes called gb are GiB.
+`/health` is never asked: each call generates a token and prints two log lines. `/ready` (0.5.20) costs nothing. There
+are 18 metrics in 0.4.6 and 177 in 0.5.23. Sizes named gb are GiB.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SUMS = {
     "sglang:inter_token_latency_seconds_sum": "itl_sum",
     "sglang:inter_token_latency_seconds_count": "itl_count",
 }
-"""Added over replicas."""
+"""Series that are summed over replicas, with the metric each becomes."""
 _MEANS = {
     "sglang:token_usage": "token_usage",
     "sglang:cache_hit_rate": "cache_hit",
@@ -43,25 +43,26 @@ _MEMORY = {
     "sglang:kv_cache_memory_usage_gb": "kv_bytes",
     "sglang:graph_memory_usage_gb": "graphs_bytes",
 }
-"""Per rank, since 0.5.23; graphs in parts by phase."""
+"""Series of GPU memory per rank (since 0.5.23); that of graphs is split by phase, and summed."""
 _REALTIME = "sglang:realtime_tokens_total"
 
 _RANKS = ("pp_rank", "tp_rank", "moe_ep_rank")
 _STATE_KEYS = ("memory_usage",)
-"""Each state repeats all server args. What changes with the load is left out, so that an answer is sent once."""
+"""Keys kept of each internal state. The rest repeats all server args or changes with the load; without it an answer
+stays equal and is sent only once."""
 _LOAD_KEYS = (
     "num_running_reqs", "num_waiting_reqs", "num_used_tokens", "max_total_num_tokens", "token_usage", "gen_throughput",
     "cache_hit_rate", "memory", "speculative",
 )  # fmt: skip
-"""Each replica tells the time beside its numbers, which would make every answer a new one."""
+"""Keys kept of each replica's load; the time among the others would make every answer differ from the last."""
 _NOT_SETTINGS = frozenset(
     {"internal_states", "version", "status", "max_total_num_tokens", "max_req_input_len", "startup_time",
      "launch_command", "memory_usage", "last_gen_throughput", "avg_spec_accept_length", "env", "environment",
      "token_capacity"}
 )  # fmt: skip
 
-# Every request leaves a line in the server's access log, so nothing is asked more often than it can be read, and an
-# idle server hardly at all.
+# Every request adds a line to the server's access log, so endpoints are asked no more often than the screen needs, and
+# those of an idle server rarely.
 ENDPOINTS = (
     EndpointPlan(
         id="metrics",
@@ -102,7 +103,7 @@ ENDPOINTS = (
 
 
 def read(answer: HttpAnswer) -> Reading:
-    """What an answer means. Unknown endpoints and shapes say nothing."""
+    """Interpret an HTTP answer; one of an unknown endpoint or of unexpected form gives an empty reading."""
     if answer.status is None:
         return Reading()
     if answer.endpoint == "ready":
@@ -133,7 +134,7 @@ def _metrics(series: dict[str, float]) -> Reading:
     for name, key in _MEANS.items():
         replicas = s.per_replica(samples.get(name, ()), "dp_rank", _RANKS)
         if key == "accept_length":
-            # A replica without work says 0, which is no length.
+            # An idle replica exports 0, which must not lower the mean.
             replicas = [value for value in replicas if value]
         average = s.mean(replicas)
         if average is not None:
@@ -148,7 +149,7 @@ def _metrics(series: dict[str, float]) -> Reading:
     pools = s.per_replica(samples.get("sglang:max_total_num_tokens", ()), "dp_rank", _RANKS)
     models = {sample.labels.get("model_name") for found in samples.values() for sample in found} - {None, ""}
     return Reading(
-        # Requests are counted when they end, and the first to end is the warm-up's: it is over then.
+        # Requests are counted when they end, and the first one is the warm-up's, so one request means ready.
         ready=True if values.get("requests_total", 0.0) >= 1 or values.get("tok_s", 0.0) > 0 else None,
         model=next(iter(models)) if len(models) == 1 else None,
         metrics=values or None,
@@ -158,7 +159,7 @@ def _metrics(series: dict[str, float]) -> Reading:
 
 
 def _drop_idle_speculation(values: dict[str, float]) -> None:
-    """An acceptance length of 0 is exported where nothing speculates; below 1 it cannot be."""
+    """Remove an acceptance length below 1, which is impossible: 0 is exported without speculation."""
     if values.get("accept_length", 1.0) < 1.0:
         del values["accept_length"]
 
@@ -167,7 +168,7 @@ def _rank_memory(samples: dict[str, list[s.Sample]]) -> dict[str, MemoryTerms] |
     found = [(key, sample) for name, key in _MEMORY.items() for sample in samples.get(name, ())]
     if not found:
         return None
-    # A tag names a dimension only where its size is above 1, as the log does.
+    # As in the log, a tag names a dimension only if its size is above 1.
     wide = [
         label
         for label in ("pp_rank", "tp_rank", "moe_ep_rank")
@@ -188,9 +189,9 @@ _TAGS = {"pp_rank": "PP", "tp_rank": "TP", "moe_ep_rank": "EP"}
 
 
 def _loads(body: Any) -> Reading:
-    """`/v1/loads`, or `/get_load` of older versions, which tells only requests and tokens.
+    """Interpret `/v1/loads`, or `/get_load` of older versions, which only has requests and tokens.
 
-    The replicas are added here: the answer's own `avg_throughput` is a mean over them.
+    The replicas' numbers are summed here, since the answer's own `avg_throughput` is a mean over them.
     """
     if isinstance(body, list):
         rows = [row for row in body if isinstance(row, dict)]
@@ -231,10 +232,10 @@ def _loads(body: Any) -> Reading:
 
 
 def _drop_unmeasured_speed(metrics: dict[str, float]) -> None:
-    """Two zeros that lie, each the other way round.
+    """Correct a throughput that contradicts the number of requests.
 
-    Without --enable-metrics the scheduler keeps no throughput, and answers zero while it decodes; with them, the last
-    speed stands for up to 30 s after the last request has gone.
+    Without --enable-metrics the scheduler measures no throughput and answers zero while it decodes: it is removed. With
+    it the last throughput is repeated for up to 30 s after the last request ended: it is set to zero.
     """
     if metrics.get("running"):
         if not metrics.get("tok_s"):
@@ -252,7 +253,7 @@ def _load_terms(row: dict[str, Any]) -> MemoryTerms | None:
 
 def _info(body: dict[str, Any]) -> Reading:
     states = body.get("internal_states")
-    # 0.4.6 has the one state's keys at the top.
+    # 0.4.6 has a single state, whose keys are at the top level.
     rows = [row for row in states if isinstance(row, dict)] if isinstance(states, list) else [body]
     settings = {key: value for key, value in body.items() if key not in _NOT_SETTINGS}
     tokens = _number(body.get("max_total_num_tokens"))
@@ -283,7 +284,10 @@ def _terms(weights: Any, kv: Any, graphs: Any) -> MemoryTerms | None:
 
 
 def _replica_memory(replicas: list[MemoryTerms | None], settings: dict[str, Any]) -> dict[str, MemoryTerms] | None:
-    """Each replica's first rank answers for all its ranks. One replica: for every rank of the server."""
+    """Return the memory terms by rank tag; each replica's first rank answers for all ranks of the replica.
+
+    With one replica the tag is empty and stands for every rank of the server.
+    """
     if len(replicas) == 1:
         return None if replicas[0] is None else {"": replicas[0]}
     tp_size = as_int(settings.get("tp_size"), 1)

@@ -1,8 +1,8 @@
-"""SGLang's line prefix: `[2026-11-29 16:24:10 DP1 TP3] message`. It has no level, so severity comes from the text.
+"""Read SGLang's line prefix: `[2026-11-29 16:24:10 DP1 TP3] message`. It has no level; severity follows from the text.
 
-Tags vary by version: `TP` always up to 0.4.6, later only where the size of that dimension is above 1; `PP` moved
-before `TP` in 0.5.8; `ATTN_CP` and `MOE_DP` since 0.5.9. Uvicorn writes its own level into the same prefix, and
-without any prefix up to 0.4.x.
+Tags vary by version: `TP` is always there up to 0.4.6, later only if the size of that dimension is above 1; `PP` stands
+before `TP` since 0.5.8; `ATTN_CP` and `MOE_DP` exist since 0.5.9. Uvicorn's lines have their own level after the
+prefix, and no prefix up to 0.4.x.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tuner.engines.levels import LEVEL_HEADS, LEVELS
 
 _STAMP = re.compile(r"\[(?:(\d{4}-\d\d-\d\d) )?(\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)((?: [A-Z][A-Z_]*\d+)*)\] ")
 _TAGS_ONLY = re.compile(r"\[((?:DP|PP|ATTN_CP|MOE_DP|TP|EP)\d+(?: (?:DP|PP|ATTN_CP|MOE_DP|TP|EP)\d+)*)\] ")
-"""Somebody cut the time off."""
+"""A prefix whose time was cut off by a tool."""
 _LONGEST_STAMP = 120
 _LEVEL = re.compile(r"(INFO|WARNING|ERROR|CRITICAL|DEBUG):? +(?:[\w.-]+\.py:\d+: )?")
 _ACTOR = re.compile(r"\([^()\s]+ pid=\d+(?:, ip=[\d.]+)?\) ")
@@ -26,7 +26,8 @@ _RECORD = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]{0,60}\] ")
 
 _POLLED = re.compile(r'"GET /(?:metrics|v1/loads|get_load|ready|health|(?:get_)?server_info)[/? ]')
 _ROUTINE = ("Decode batch", "Prefill batch")
-"""What a busy server prints most, and never a warning; to look for words in it would cost more than all the rest."""
+"""Beginnings of the lines that a busy server prints most. They are never warnings, and searching them would dominate
+the cost of `level`."""
 _ERROR = re.compile(
     r"hit an exception|crashed with exit code|[Ww]atchdog timeout \(|scheduler is dead|died during initialization"
     r"|SIGQUIT received|[Rr]eceived sigquit|Initialization failed|Health check failed|^Traceback"
@@ -54,7 +55,7 @@ def split(text: str) -> LinePrefix:
     if text[:4] in LEVEL_HEADS and (found := _UVICORN.match(text)) is not None:
         return LinePrefix(None, None, found.end(), _uvicorn_level(found[1], text))
     if text[:1] == "(" and (found := _ACTOR.match(text)) is not None:
-        # Ray puts the actor in front of what it prints.
+        # Ray prints the actor before the line.
         inner = split(text[found.end() :])
         if inner.prefixed:
             return LinePrefix(inner.rank, inner.at, found.end() + inner.message_start, inner.level)
@@ -63,7 +64,7 @@ def split(text: str) -> LinePrefix:
 
 @functools.lru_cache(maxsize=1024)
 def _stamp(text: str) -> LinePrefix | None:
-    """`[time tags] ` as a prefix; a second's lines of one rank share it."""
+    """Parse `[time tags] `; None if the text is no prefix. Cached: lines of one rank and second share it."""
     found = _STAMP.fullmatch(text)
     if found is None:
         bare = _TAGS_ONLY.fullmatch(text)
@@ -76,7 +77,10 @@ _BARE = LinePrefix(None, None, 0, None, False)
 
 
 def torn(text: str, start: int) -> int:
-    """Where another record begins in a line, or -1: ranks share one stream without a lock."""
+    """Return the index after `start` at which another record begins in the line, or -1.
+
+    Ranks share one stream without a lock, so one may write into another's line.
+    """
     if text.find("[2", start + 1) < 0:
         return -1
     found = _RECORD.search(text, start + 1)
@@ -84,7 +88,7 @@ def torn(text: str, start: int) -> int:
 
 
 def quick_start(text: str) -> int:
-    """Where the message begins, found cheaply; -1 for the few lines that need `split` to tell."""
+    """Return the index at which the message begins, by a cheap test; -1 if only `split` can tell."""
     start = 0
     if text[:1] == "[" and (text[1:2].isdigit() or text[1:3] in ("TP", "DP", "PP")):
         start = text.find("] ") + 2
@@ -94,7 +98,7 @@ def quick_start(text: str) -> int:
 
 
 def level(message: str) -> Level:
-    """Severity by the words of a message."""
+    """Return the severity of a message by its words."""
     if message.startswith(_ROUTINE):
         return Level.INFO
     if _ERROR.search(message) is not None:
@@ -103,7 +107,7 @@ def level(message: str) -> Level:
 
 
 def _uvicorn_level(name: str, text: str) -> Level:
-    """Access lines that our own reading causes are noise, answers 5xx to others are not."""
+    """Return the severity of uvicorn's line: DEBUG for requests of the probe, WARNING for other answers of 5xx."""
     if ' HTTP/1.1" ' in text:
         if '"GET /' in text and _POLLED.search(text) is not None:
             return Level.DEBUG

@@ -1,4 +1,4 @@
-"""What communicators and all-reduce buffers take before T is read, and what a change of them gives back."""
+"""Estimate how T (free memory before the weights) changes with communicators and all-reduce buffers."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from tuner.engines.sglang.graphs import same_links, same_model
 from tuner.engines.sglang.shape import Shape, shape_of
 
 _COMMUNICATORS = 2
-"""NCCL communicators whose buffers are connected when T is read: the world's and the TP group's."""
+"""Number of NCCL communicators whose buffers are connected when T is read: the world's and the TP group's."""
 _TOLD_GIB = 0.05
-"""Less than this told of the communicators is no measurement: 0.5.21 and later print it of an empty region."""
+"""GiB below which the printed size of the communicators is no measurement: 0.5.21 and later measure an empty region."""
 _FIXED_GIB = 0.40
-"""Of what distributed initialisation takes with several ranks, what is no buffer: 0.32 to 0.44 on two hosts."""
+"""Memory of distributed initialisation with several ranks without its buffers, GiB: 0.32 to 0.44 on two hosts."""
 _ALONE_GIB = 0.09
-"""The same with one rank: two H200 hosts."""
+"""Memory of distributed initialisation with one rank, GiB, measured on two H200 hosts."""
 _FIRST_GIB = 24 / 1024
-"""Buffers of the first implementation of custom all-reduce: two of 8 MiB and 8 MiB of rank data."""
+"""Buffers of the first implementation of custom all-reduce, GiB: two of 8 MiB and 8 MiB of rank data."""
 _SECOND_GIB = 0.10
-"""The second, 0.5.12 and later, as measured on two H200 (0.5.16)."""
+"""Buffers of the second implementation (0.5.12 and later), GiB, measured on two H200 (0.5.16)."""
 _OF_TOLD = 1.2
-"""What it takes of what it tells: 82 MiB are 0.08 GiB, and two starts on two H200 with and without it, all else alike,
-have 138.18 and 138.28 GiB free before the weights: 0.10 +- 0.01."""
+"""Memory that custom all-reduce takes divided by what it prints: 82 MiB are 0.08 GiB, and two starts on two H200 with
+and without it, all else alike, have 138.18 and 138.28 GiB free before the weights: 0.10 +- 0.01."""
 _CONFIG = re.compile(r"All Reduce config: symmetric_memory = ([\d.]+) MB, local_buffer = ([\d.]+) MB")
 
 
 def shift(base: Start, past: Sequence[Start], old: Shape, new: Shape, total: float) -> Row:
-    """What T gains, or loses where it is negative.
+    """Return the change of T, GiB; negative if less memory is free.
 
     Args:
-        base: The start that is planned from.
-        past: Others; one with the links of the start to come tells it.
+        base: The start that the forecast is made from.
+        past: Other starts; one with the links of the start to come gives its measured T.
         old: Shape of `base`.
         new: Shape of the start to come.
         total: T of `base`, GiB.
@@ -66,7 +66,7 @@ def shift(base: Start, past: Sequence[Start], old: Shape, new: Shape, total: flo
 
 
 def _all_reduce(base: Start, shape: Shape) -> float:
-    """Buffers of custom all-reduce on each GPU, as the log tells or as the version allocates them."""
+    """Return the buffers of custom all-reduce on each GPU, GiB: by the log, else as the version allocates them."""
     if not shape.custom_all_reduce or shape.tp < 2:
         return 0.0
     for line in base.lines:
@@ -80,9 +80,10 @@ def _buffers(shape: Shape) -> float:
 
 
 def _fewer(base: Start, old: Shape, new: Shape) -> tuple[float, float]:
-    """What NCCL's buffers become less by, and its error: of what the communicators took, else by their count.
+    """Return the GiB by which NCCL's buffers shrink (negative: grow), and the error.
 
-    What more of them take is not to be had from a start that had few.
+    If they shrink, the measured size of the communicators is scaled. If they grow, or if it was not measured, the
+    computed size of the buffers counts, since a start with few buffers does not show what more of them take.
     """
     before, after = _buffers(old), _buffers(new)
     if before <= 0 or before == after:

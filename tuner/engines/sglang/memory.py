@@ -1,8 +1,8 @@
-"""What a start of SGLang tells of its memory: the terms of the pool's formula, the fraction it really ran with.
+"""Read an SGLang start's memory: the terms of the KV pool's formula and the effective fraction.
 
-`pool = A - T x (1 - f)`: T is free memory before the weights, A when the pool is sized (after the draft's weights too
-from 0.5.14 on), both the least of all ranks. `ModelRunner.profile_max_num_token` up to 0.5.6, later
-`KVCacheConfigurator._profile_available_bytes`.
+`pool = A - T x (1 - f)`: T is the free memory before the weights, A the free memory when the pool is sized (from 0.5.14
+on after the draft's weights), both the least of all ranks, f the fraction. Source: `ModelRunner.profile_max_num_token`
+up to 0.5.6, later `KVCacheConfigurator._profile_available_bytes`.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ from tuner.units import GIB
 _REDUCED = re.compile(r"Automatically reduce --mem-fraction-static to ([\d.]+) because this is a multimodal model")
 _SAID = re.compile(r"mem[-_]fraction[-_]static=([\d.]+)")
 _HIDDEN_AITER = "- 0.5.3"
-"""Versions that multiply after they printed their arguments: `ModelRunner`, read in 0.4.9 and 0.5.3. What is older is
-taken to do the same; a version that is only known as a range counts by its first."""
+"""Versions that multiply the fraction after printing the server args: `ModelRunner`, read in 0.4.9 and 0.5.3. Older
+versions are assumed to do so too; a version known only as a range counts by its lower end."""
 _AITER_CONTEXT = 8192
+"""Context length, tokens, above which those versions multiply the fraction for the aiter backend."""
 _AITER = 0.85
+"""Factor of the fraction for the aiter backend."""
 _TOLERANCE = 0.01
-"""Arguments and pool that differ by less say the same."""
+"""Largest difference of two fractions, from the args and from the pool, that counts as equal."""
 _DTYPE_BYTES = (("fp4", 0.5625), ("nvfp4", 0.5625), ("mxfp8", 1.03125), ("fp8", 1.0), ("float8", 1.0), ("int8", 1.0),
                 ("float32", 4.0), ("bf16", 2.0), ("float16", 2.0), ("bfloat16", 2.0), ("half", 2.0))  # fmt: skip
 _LATENT_BACKENDS = frozenset({"flashmla", "trtllm_mla", "cutlass_mla", "nsa", "dsa"})
 
 
 def before_weights(start: Start) -> float | None:
-    """T in GiB."""
+    """Return T in GiB, the free memory before the weights; None if the log does not tell it."""
     return least_value(start.ranks, lambda rank: rank.before_weights)
 
 
 def when_sized(start: Start) -> float | None:
-    """A in GiB; where only the weights are known, what they leave of T."""
+    """Return A in GiB, the free memory when the pool is sized, else T minus the weights; None if unknown."""
     known = least_value(start.ranks, lambda rank: rank.after_weights)
     if known is not None:
         return known
@@ -52,28 +54,31 @@ def when_sized(start: Start) -> float | None:
 
 
 def counts(start: Start) -> bool:
-    """Whether this version sizes the pool with the draft's weights already loaded."""
+    """Return whether this version loads the draft's weights before it sizes the pool."""
     return since(start.version, "0.5.14")
 
 
 def speculates(settings: Mapping[str, Any]) -> bool:
-    """Whether a draft is configured that takes memory of its own."""
+    """Return whether speculation is configured with a draft that takes memory of its own."""
     algorithm = settings.get("speculative_algorithm")
     return bool(algorithm and algorithm != "NGRAM")
 
 
 def static_gib(rank: RankStory, *, with_draft: bool) -> float | None:
-    """What the pool's share went into on one rank: KV, states of linear attention, the draft's pool."""
+    """Return the GiB allocated from the pool's budget on one rank; None if the rank allocated no pool.
+
+    They are keys and values, states of linear attention and, with `with_draft`, the draft's pool.
+    """
     if rank.kv_gib is None and rank.mamba_gib is None:
         return None
     return _value(rank.kv_gib) + _value(rank.mamba_gib) + (_value(rank.draft_kv_gib) if with_draft else 0.0)
 
 
 def effective_fraction(start: Start) -> Effective | None:
-    """The fraction a start really ran with, or failed with; None where neither arguments nor pool nor error tell it.
+    """Return the effective fraction of a start; None if neither server args nor pool nor an error tells it.
 
-    The arguments say it, unless the version multiplies it afterwards or the pool shows another value. Without the line
-    of arguments it follows from the pool, unless a cap on the tokens made that smaller.
+    The server args tell it, unless the version multiplies it afterwards or the pool shows another value. Without the
+    line of server args it follows from the pool, unless a cap on the tokens bounds that.
     """
     said, at = said_fraction(start)
     factor, why = hidden_factor(start)
@@ -92,8 +97,8 @@ def effective_fraction(start: Start) -> Effective | None:
     if told is None:
         return shown
     if capped(start) or speculates(start.settings):
-        # Up to 0.5.5 a draft enlarges the pool; from 0.5.14 on room is kept for one with as large a cell per layer as
-        # the target's, whatever it really takes.
+        # The pool of such a start does not show the fraction. Up to 0.5.5 a draft enlarges the pool; from 0.5.14 on
+        # room is reserved for a draft with as large a cell per layer as the target's, whatever it really takes.
         return told
     return Effective(
         value=shown.value, error=shown.error, said=said, how=f"{shown.how}; its arguments say {said}", at=at
@@ -101,7 +106,7 @@ def effective_fraction(start: Start) -> Effective | None:
 
 
 def said_fraction(start: Start) -> tuple[float | None, int | None]:
-    """The fraction that the arguments say, else the one that an error quotes, and where."""
+    """Return the fraction in the server args, else the one quoted by an error, and its log position."""
     said = start.setting("mem_fraction_static")
     if isinstance(said, (int, float)) and not isinstance(said, bool) and 0 <= said <= 1:
         return float(said), start.settings_at
@@ -113,9 +118,9 @@ def said_fraction(start: Start) -> tuple[float | None, int | None]:
 
 
 def hidden_factor(start: Start) -> tuple[float, str]:
-    """What a version multiplies its fraction by after it printed it, and why; 1 where nothing.
+    """Return the factor by which a version multiplies the fraction after printing it, and why; 1.0 and '' if none.
 
-    A context that is not given is the LLM's own, and those that aiter is used for have long ones.
+    Without a given context the LLM's own counts, which is assumed to be long for LLMs that aiter is used with.
     """
     version = parse_version(start.version)
     context = start.limits["context_len"].value if "context_len" in start.limits else start.setting("context_length")
@@ -130,7 +135,7 @@ def hidden_factor(start: Start) -> tuple[float, str]:
 
 
 def capped(start: Start) -> bool:
-    """Whether `max_total_tokens`, not memory, bounds the pool."""
+    """Return whether `max_total_tokens`, not memory, bounds the pool."""
     cap = start.setting("max_total_tokens")
     tokens = least_value(start.ranks, lambda rank: rank.kv_tokens)
     page = whole(start.setting("page_size")) or 1
@@ -138,7 +143,10 @@ def capped(start: Start) -> bool:
 
 
 def latent(start: Start) -> bool:
-    """Whether attention is latent (MLA), so every rank holds the whole cell: by the pool's line, else the backend."""
+    """Return whether attention is latent (MLA), so that every rank holds the complete cell.
+
+    The pool's line tells it, else the attention backend.
+    """
     lines = [fact.text for fact in start.facts if fact.kind == f.KV_POOL and "KV size" in fact.text]
     if lines:
         return any("Post-capture" not in text for text in lines)
@@ -147,7 +155,7 @@ def latent(start: Start) -> bool:
 
 
 def dtype_bytes(name: Any) -> float | None:
-    """Bytes of one element of a KV data type, with its scales; None for `auto` and what is not known."""
+    """Return the bytes of one element of a KV data type including its scales; None for `auto` and unknown types."""
     if not isinstance(name, str):
         return None
     text = name.lower().removeprefix("torch.")
@@ -155,7 +163,7 @@ def dtype_bytes(name: Any) -> float | None:
 
 
 def pool_dtype_bytes(start: Start) -> float:
-    """Bytes of one element of the start's pool: as printed, as set, or 2."""
+    """Return the bytes of one element of the start's pool: as printed, else as configured, else 2.0."""
     printed = next(
         (fact.fields["dtype"] for fact in start.facts if fact.kind == f.KV_POOL and "dtype" in fact.fields), None
     )
@@ -163,12 +171,20 @@ def pool_dtype_bytes(start: Start) -> float:
 
 
 def request_table_gib(requests: int, context: int, draft_tokens: int = 0) -> float:
-    """The table of each request's tokens: 4 bytes for every request and position. `ReqToTokenPool`."""
+    """Return the GiB of the request table: 4 bytes for every request and position (`ReqToTokenPool`)."""
     return max(requests, 0) * (max(context, 0) + 4 + max(draft_tokens, 0)) * 4 / GIB
 
 
 def request_slots(version: str | None, tokens: int, context: int, asked: int | None, replicas: int = 1) -> int:
-    """Requests that the table has room for. `resolve_max_num_reqs`."""
+    """Return the number of requests in the request table (`resolve_max_num_reqs`).
+
+    Args:
+        version: Version of SGLang.
+        tokens: Tokens of the KV pool.
+        context: Context length, tokens.
+        asked: `max_running_requests`; None if it was not given.
+        replicas: Number of replicas that divide the requests among them.
+    """
     if asked is not None and asked > 0:
         return min(asked // max(replicas, 1), tokens // 2) if since(version, "0.5.10") else asked // max(replicas, 1)
     estimated = int(tokens / context * 512) if context > 0 else 4096
@@ -177,7 +193,7 @@ def request_slots(version: str | None, tokens: int, context: int, asked: int | N
 
 
 def whole(value: Any) -> int | None:
-    """A setting that counts something; None for everything else."""
+    """Return a numeric setting as int; None for anything else."""
     return (
         int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1 << 62 else None
     )
@@ -192,7 +208,7 @@ def _shown(start: Start) -> Effective | None:
     value = line_of(total, available).fraction(pool)
     if not 0 < value < 1:
         return None
-    # A and the sizes are rounded, and T is in the divisor, where its own rounding hardly counts.
+    # A and the sizes are rounded. The rounding of T, in the divisor, is negligible.
     parts = 1 + 2 * len({fact.text[:12] for fact in start.facts if fact.kind == f.KV_POOL})
     return Effective(
         value=round(value, 5),

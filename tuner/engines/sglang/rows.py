@@ -1,4 +1,4 @@
-"""The rows of a forecast, rank by rank: what each purpose takes, and what is left."""
+"""The rows of a forecast: memory by purpose on each rank, and what remains free."""
 
 from __future__ import annotations
 
@@ -17,102 +17,117 @@ from tuner.engines.sglang.shape import GATE_GIB, Shape
 from tuner.units import GIB
 
 _CONTEXT_GIB = 0.5
+"""Assumed size of a CUDA context, GiB."""
 _UNSEEN = Row(0.3, Source.ESTIMATE, 0.3, "allocator rounding and small buffers")
+"""Row `other` for a start whose log does not show it."""
 _LEAST_ACTIVATION_GIB = 0.6
-"""Seen under load with prefill graphs: 0.56 on two H200."""
+"""Least activation beyond the prefill graphs, GiB: 0.56 was seen under load on two H200."""
 _STRANGE_GIB = 4.0
-"""More than this that no term explains is no rounding: 2.5 were seen where nobody else was on the GPU."""
+"""Unexplained memory, GiB, from which another process is suspected: up to 2.5 was seen with nobody else on the GPU."""
 _STAGES_DIFFER = 0.02
+"""Relative difference from which the cells of pipeline stages count as different."""
 _TOLD_GIB = 0.02
-"""More than this that T hides is told with it."""
+"""Least difference of T from its printed value, GiB, that the note of the pool mentions."""
 _TABLE_SEEN_GIB = 0.05
-"""A request table that is smaller than its formula by more is not the formula's."""
+"""GiB by which a measured request table must be below its formula for the measurement to be quoted."""
 
 
 class Terms(Struct, frozen=True, kw_only=True):
     """The terms of the pool's formula for the start to come, GiB."""
 
     total: float
-    """T."""
+    """T, the free memory before the weights."""
     available: float
-    """A."""
+    """A, the free memory when the pool is sized."""
     hidden: float = 0.0
-    """What T really was above what is printed."""
+    """T minus its printed value."""
     unsure: float = 0.0
-    """What that may make of the pool."""
+    """Error of the pool that follows from `hidden`."""
     rounding: float = 0.0
-    """What the rounding of A and T hides, by the pool that came of them."""
+    """Error of the pool from the rounding of A and T, as the pool of the earlier start shows it."""
     shift: Row
-    """What T gained over the start it is made from."""
+    """Change of T from the start that the forecast is made from."""
     weights_scale: float = 1.0
+    """Weights of a rank divided by those of the earlier start."""
     weights: float | None = None
-    """Of a rank, where another start loaded them on as many ranks."""
+    """Weights of a rank as another start loaded them on as many ranks; None: they are scaled."""
     cell_scale: float = 1.0
+    """Bytes of a token on a rank divided by those of the earlier start."""
     draft_share: float = 0.0
-    """The draft's pool for each byte of the target's, where one share pays for both."""
+    """Bytes of the draft's pool for each byte of the target's, if both come out of one budget."""
     kv_share: float = 1.0
-    """The KV pool's part of a share from which states of linear attention take too."""
+    """KV pool's share of the budget that it divides with states of linear attention."""
     error: float = 0.0
-    """Of A."""
+    """Error of A."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
     """Everything that is the same for all ranks of the start to come."""
 
     base: Start
+    """The start that the forecast is made from."""
     old: Shape
+    """Shape of `base`."""
     new: Shape
+    """Shape of the start to come."""
     terms: Terms
     graphs: Graphs
     draft: RankStory | None
-    """A rank that had the draft of the start to come."""
+    """A rank of an earlier start that had the draft of the start to come; None without one."""
     activation: Row
     fraction: float
+    """Effective fraction; 0.0 if unknown."""
     pool: float
-    """What the formula gives, GiB."""
+    """Size of the pool by the formula, GiB."""
     cell: float
     """Bytes of a token of the target's pool."""
     cell_error: float
+    """Relative error of `cell`."""
     tokens: int
+    """Tokens of the pool."""
     slots: int
+    """Requests in the request table."""
     table: float
-    """The request table, GiB."""
+    """Size of the request table, GiB."""
     most_table: float
-    """That of the largest pool that fits."""
+    """Size of the request table with the largest pool that fits, GiB."""
 
 
 class _Rank(Struct, frozen=True, kw_only=True):
-    """What one rank spends, GiB."""
+    """The memory of one rank by purpose, GiB."""
 
     number: int
+    """Global rank."""
     free: float
-    """Before the weights."""
+    """Free memory before the weights."""
     weights: Row
     kv: float
     draft_weights: float
     draft_kv: float
     mamba: float
     table: float
-    """The request table."""
+    """Request table."""
     most_table: float
+    """Request table with the largest pool that fits."""
     other: Row
     context: Row
 
     def after_pool(self, plan: Plan) -> float:
-        """Free when the pools are allocated; from 0.5.14 on the draft is loaded by then."""
+        """Return the free GiB once the pools are allocated; from 0.5.14 on the draft is loaded by then."""
         draft = self.draft_weights + self.draft_kv if memory.counts(plan.base) else 0.0
         return self.free - self.weights.gib - self.kv - self.mamba - draft - self.table - self.other.gib
 
     def late(self, plan: Plan) -> float:
-        """What the draft takes after the graphs, up to 0.5.13."""
+        """Return the GiB that the draft takes after the target's graphs (up to 0.5.13); later versions: 0.0."""
         return 0.0 if memory.counts(plan.base) else self.draft_weights + self.draft_kv
 
 
 def rank_rows(plan: Plan) -> tuple[list[ForecastRow], float, float]:
-    """The rows of all ranks.
+    """Build the rows of all ranks.
 
     Returns:
-        Rows; what the worst rank needs beside the static share, without head-room; what the worst rank has left.
+        The rows, the GiB that the worst rank needs beside the static share without head-room, and the GiB that the
+        worst rank has left.
     """
     rows: list[ForecastRow] = []
     beside, left = [0.0], []
@@ -121,7 +136,7 @@ def rank_rows(plan: Plan) -> tuple[list[ForecastRow], float, float]:
         activation = _activation(plan, captures_prefill=plan.graphs.prefill.gib > 0 and not off)
         remains = rank.after_pool(plan) - rank.late(plan) - captured.gib - activation.gib
         left.append(remains)
-        # Prefill graphs that give way when room is short bound nothing.
+        # SGLang drops gated prefill graphs when memory is short, so they do not bound the fraction.
         bound = captured.gib + activation.gib
         if plan.new.gate and not off:
             bound += plan.activation.gib - activation.gib - plan.graphs.prefill.gib
@@ -131,7 +146,7 @@ def rank_rows(plan: Plan) -> tuple[list[ForecastRow], float, float]:
 
 
 def warnings_of(plan: Plan) -> Iterator[str]:
-    """What is worth knowing of a start even when it fits."""
+    """Yield warnings about a start to come, even if it fits."""
     ranks = list(_ranks(plan))
     strange = max((rank.other.gib for rank in ranks), default=0.0)
     if strange > _STRANGE_GIB:
@@ -198,7 +213,7 @@ def _weights(plan: Plan, story: RankStory) -> Row:
 
 
 def _kv(plan: Plan, story: RankStory) -> float:
-    """A rank's own pool of the same tokens: stages of a pipeline hold different layers."""
+    """Return the KV pool of a rank, GiB; pipeline stages hold different layers and so have different cells."""
     cell = plan.cell
     told = story.kv_gib is not None and story.kv_tokens is not None and story.kv_tokens.value > 0
     if plan.old.pp > 1 and told and story.kv_gib is not None and story.kv_tokens is not None:
@@ -208,23 +223,23 @@ def _kv(plan: Plan, story: RankStory) -> float:
 
 
 def draft_share(rank: RankStory | None) -> float:
-    """The draft's pool for each byte of the target's."""
+    """Return the bytes of the draft's pool for each byte of the target's; 0.0 without a draft."""
     if rank is None or rank.draft_kv_gib is None or rank.kv_gib is None or rank.kv_gib.value <= 0:
         return 0.0
     return rank.draft_kv_gib.value / rank.kv_gib.value
 
 
 def _draft(plan: Plan, kv: float) -> tuple[float, float]:
-    """Weights and pool of the draft, GiB."""
+    """Return weights and pool of the draft on a rank, GiB; zeros without a draft."""
     if plan.draft is None or plan.draft.draft_weights_gib is None:
         return 0.0, 0.0
     return plan.draft.draft_weights_gib.value * plan.terms.weights_scale, kv * draft_share(plan.draft)
 
 
 def _other(story: RankStory, base: Start, old: Shape) -> tuple[Row, float]:
-    """What the start's own log shows to be gone and no term explains, and the part of the table that was there.
+    """Return the memory of `base` that no term explains, and the share of its request table that the log shows.
 
-    That is rounding of the allocator, which the size of the pool changes, and buffers of the kernels.
+    The former is rounding of the allocator, which changes with the size of the pool, and buffers of kernels.
     """
     end = story.available_at_ready or story.last_available
     static = memory.static_gib(story, with_draft=True)
@@ -252,9 +267,9 @@ def _table_of(base: Start, old: Shape, story: RankStory) -> float:
 
 
 def _captured(plan: Plan, rank: _Rank) -> tuple[Row, bool]:
-    """A rank's graphs, and whether those for prefill are left out for want of room.
+    """Return a rank's graphs, and whether SGLang leaves out the prefill graphs for lack of memory.
 
-    Where what is free is not known well enough to tell, all of them are the error.
+    If the free memory is too uncertain to tell, the prefill graphs' full size is added to the error.
     """
     prefill, free = plan.graphs.prefill, rank.after_pool(plan)
     gated = prefill.gib > 0 and plan.new.gate
@@ -268,12 +283,12 @@ def _captured(plan: Plan, rank: _Rank) -> tuple[Row, bool]:
 
 
 def _at_gate(plan: Plan, rank: _Rank) -> bool:
-    """Whether what is free after the pool may be more or less than what prefill graphs ask for."""
+    """Return whether the free memory after the pool is within its error of `GATE_GIB`, so the gate is uncertain."""
     return abs(rank.after_pool(plan) - GATE_GIB) < plan.terms.error + plan.terms.unsure + rank.other.error
 
 
 def _activation(plan: Plan, *, captures_prefill: bool) -> Row:
-    """What a forward pass takes beyond the graphs: those for prefill hold the activations of the steps they cover."""
+    """Return the activation memory beyond the graphs; prefill graphs hold the activations of the steps they cover."""
     shared = plan.graphs.prefill.gib - len(plan.new.prefill_sizes) * fit.PREFILL_GRAPH_GIB
     if not captures_prefill or shared <= 0 or plan.activation.source is Source.MEASURED:
         return plan.activation

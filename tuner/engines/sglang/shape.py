@@ -1,4 +1,4 @@
-"""What of a start's settings decides its memory, and how a change of knobs alters it."""
+"""The shape of a start: the settings that decide its memory, and how a change of knobs alters them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from tuner.engines.sglang.defaults import auto_chunk, auto_graph_bs, graph_sizes
 from tuner.engines.sglang.memory import whole
 
 GATED = "0.5.16 - 0.5.17"
-"""Versions that leave prefill graphs out when less than `GATE_GIB` is free: 0.5.16 does, 0.5.14 and 0.5.18 do not."""
+"""Versions that leave prefill graphs out if less than `GATE_GIB` is free: 0.5.16 does, 0.5.14 and 0.5.18 do not."""
 GATE_GIB = 4.0
+"""Free memory after the KV pool that those versions ask for before they capture prefill graphs, GiB."""
 
 _NCCL_CHANNELS = 16
-"""What NCCL chooses where nothing is known of the topology."""
+"""Number of NCCL channels that is assumed if no variable sets it."""
 _NCCL_BUFFER = 4 << 20
+"""NCCL's default buffer size, bytes."""
 _OFF = "disabled"
 _LARGEST = 1 << 16
-"""Graphs of more requests are not reckoned with: their sizes are too many to list."""
+"""Largest batch size or token count of a graph that is considered; the list of sizes would grow too long."""
 _PHASE = r"{}=PhaseConfig\((?P<body>[^()]*)\)"
 _BACKEND = re.compile(r"backend='(\w+)'")
 _SIZES = re.compile(r"\bbs=\[([\d, ]*)\]")
@@ -40,7 +42,7 @@ _SWITCHES = {
     "disable_prefill_cuda_graph": "prefill_forbidden",
     "enable_piecewise_cuda_graph": "prefill_wanted",
 }
-"""Knobs that are on or off, and what of a shape they are."""
+"""Field of `Shape` that each on/off knob sets."""
 _FIELDS = {
     "mem_fraction_static": "fraction",
     "tp_size": "tp",
@@ -60,88 +62,104 @@ _FIELDS = {
     "cuda_graph_backend_prefill": "prefill_backend",
     "cuda_graph_max_bs_prefill": "prefill_longest",
 }
-"""Knobs whose value is taken as it is."""
+"""Field of `Shape` that each knob with a value sets unchanged."""
 _DECODE = frozenset({"cuda_graph_max_bs", "cuda_graph_bs", "disable_cuda_graph_padding", "speculative_algorithm"})
+"""Knobs that change the sizes of the decode graphs."""
 _PREFILL = frozenset({"chunked_prefill_size", "cuda_graph_max_bs_prefill", "max_total_tokens", "context_length"})
-"""Knobs by which the sizes of the graphs are listed anew."""
+"""Knobs that change the sizes of the prefill graphs."""
 
 
 class Shape(Struct, frozen=True, kw_only=True):
-    """The memory-relevant settings of one start."""
+    """The settings of one start that decide its memory."""
 
     version: str | None = None
     fraction: float | None = None
-    """As given; None: chosen by SGLang."""
+    """Memory fraction as given; None: SGLang chooses it."""
     tp: int = 1
     pp: int = 1
     dp: int = 1
     dp_attention: bool = False
     context: int | None = None
+    """Context length, tokens; None if unknown."""
     requests: int | None = None
-    """`max_running_requests` as asked; None: by the size of the pool."""
+    """`max_running_requests` as given; None: it follows from the size of the pool."""
     chunk: int = 8192
+    """`chunked_prefill_size`, tokens; 0 or less without chunks."""
     max_prefill: int = 16384
     page: int = 1
+    """Tokens of a page."""
     cap: int | None = None
-    """`max_total_tokens`."""
+    """`max_total_tokens`; None if it was not given."""
     kv_bytes: float = 2.0
+    """Bytes of one element of the KV pool."""
     decode_sizes: tuple[int, ...] = ()
+    """Batch sizes of the decode graphs; empty if they are off."""
     decode_listed: tuple[int, ...] = ()
-    """Their sizes where they are on."""
+    """Batch sizes of the decode graphs that would be captured if graphs were on."""
     every_size: bool = False
-    """A decode graph for each batch size: nothing is padded."""
+    """Whether each batch size gets its own decode graph (no padding)."""
     prefill_graphs: bool = False
+    """Whether prefill graphs are captured."""
     prefill_sizes: tuple[int, ...] = ()
+    """Token counts of the prefill graphs."""
     prefill_longest: int | None = None
-    """Of the prefill graphs, as asked; None: by the chunk."""
+    """Largest token count of a prefill graph as given; None: it follows from the chunk."""
     graphs_off: bool = False
-    """All of them, by flag."""
+    """Whether a flag switches all graphs off."""
     decode_backend: str | None = None
-    """As it was named."""
+    """Backend of the decode graphs as given; None if it was not."""
     prefill_backend: str | None = None
-    """As it was named, which lifts the 4 GiB rule."""
+    """Backend of the prefill graphs as given, which lifts the 4 GiB gate; None if it was not."""
     prefill_forbidden: bool = False
+    """Whether a flag forbids prefill graphs (0.5.10 and later)."""
     prefill_wanted: bool = False
-    """Flags of prefill graphs: up to 0.5.9 one asks for them, later one forbids them."""
+    """Whether a flag asks for prefill graphs (up to 0.5.9)."""
     speculative: str | None = None
+    """`speculative_algorithm`; None without speculation."""
     draft: str | None = None
-    """The draft model, where it was named."""
+    """Path or name of the draft model as given; None if it was not."""
     draft_tokens: int = 0
     mamba_ratio: float | None = None
+    """`mamba_full_memory_ratio`: states of linear attention per byte of KV; None if it was not given."""
     latent: bool = False
+    """Whether attention is latent (MLA)."""
     custom_all_reduce: bool = True
     symmetric: bool = False
+    """Whether NCCL symmetric memory is on."""
     symmetric_asked: float | None = None
-    """NCCL symmetric memory that is taken ahead where it is on, GiB; None: by SGLang."""
+    """NCCL symmetric memory to preallocate if it is on, GiB, as given; None: SGLang's default."""
     channels: int = _NCCL_CHANNELS
+    """NCCL channels."""
     buffer_bytes: int = _NCCL_BUFFER
+    """NCCL buffer size."""
     channels_known: bool = False
+    """Whether a variable sets the channels, so that `channels` is not assumed."""
 
     @property
     def attention_tp(self) -> int:
-        """Ranks that share the heads of one request."""
+        """Number of ranks that divide the attention heads of one request."""
         return max(1, self.tp // self.dp) if self.dp_attention else self.tp
 
     @property
     def world(self) -> int:
-        """Ranks of one replica."""
+        """Number of ranks of one replica."""
         return self.tp * self.pp
 
     @property
     def drafts(self) -> bool:
-        """A draft takes memory of its own."""
+        """Whether a draft takes memory of its own."""
         return self.speculative is not None and self.speculative != "NGRAM"
 
     @property
     def symmetric_gib(self) -> float:
-        """NCCL symmetric memory that is taken ahead."""
+        """Preallocated NCCL symmetric memory, GiB."""
         if not self.symmetric or not since(self.version, "0.5.9"):
             return 0.0
         return 4.0 if self.symmetric_asked is None else max(0.0, self.symmetric_asked)
 
     @property
     def wants_prefill(self) -> bool:
-        """Whether prefill graphs are asked for; what names their backend says it, and the flags where nothing does."""
+        """Whether the settings ask for prefill graphs: by their backend, else by the flags, else by the version."""
         if self.graphs_off:
             return False
         if self.prefill_backend is not None:
@@ -150,13 +168,18 @@ class Shape(Struct, frozen=True, kw_only=True):
 
     @property
     def gate(self) -> bool:
-        """Whether little free memory switches the prefill graphs off."""
+        """Whether SGLang switches prefill graphs off if less than `GATE_GIB` is free."""
         version = parse_version(self.version)
         return version is not None and in_range(version, GATED) and self.prefill_backend is None
 
 
 def shape_of(start: Start, gpu_mib: float | None) -> Shape:
-    """The shape of a start by its own log."""
+    """Read the shape of a start from its log.
+
+    Args:
+        start: The start.
+        gpu_mib: `memory.total` of the GPU, which decides SGLang's defaults; None if unknown.
+    """
     settings, said = start.settings, memory.said_fraction(start)[0]
     variables = start.env
     limits = {name: figure.value for name, figure in start.limits.items()}
@@ -191,12 +214,12 @@ def shape_of(start: Start, gpu_mib: float | None) -> Shape:
 
 
 def changed(shape: Shape, changes: Mapping[str, Any], gpu_mib: float | None) -> Shape:
-    """The shape with some knobs at other values; knobs that move no memory are left out.
+    """Return the shape with some knobs changed; knobs without effect on memory are ignored.
 
     Args:
-        shape: As it was.
-        changes: Canonical name to value; None lets SGLang choose.
-        gpu_mib: memory.total of the card, for what it then chooses.
+        shape: The shape before the change.
+        changes: New value by canonical knob name; None lets SGLang choose.
+        gpu_mib: `memory.total` of the GPU, which decides SGLang's defaults; None if unknown.
     """
     new: dict[str, Any] = {field: changes[knob] for knob, field in _FIELDS.items() if knob in changes}
     new.update(_switches(changes))
@@ -204,7 +227,7 @@ def changed(shape: Shape, changes: Mapping[str, Any], gpu_mib: float | None) -> 
         if field in new and new[field] is None:
             new[field] = default
     if "speculative" in new and new["speculative"] != shape.speculative:
-        new.setdefault("draft", None)  # another algorithm has another draft
+        new.setdefault("draft", None)  # the named draft belongs to the old algorithm
     if "chunk" in new and new["chunk"] is None:
         new["chunk"] = auto_chunk(shape.version, gpu_mib) if gpu_mib is not None else shape.chunk
     if "kv_cache_dtype" in changes:
@@ -222,13 +245,13 @@ def changed(shape: Shape, changes: Mapping[str, Any], gpu_mib: float | None) -> 
 
 
 def same_draft(one: Shape, other: Shape) -> bool:
-    """Whether two starts speculate with the same draft, as far as it is named; NEXTN is another name of EAGLE."""
+    """Return whether two starts use the same draft, as far as both name it; NEXTN is another name of EAGLE."""
     first, second = (each.speculative if each.speculative != "NEXTN" else "EAGLE" for each in (one, other))
     return first == second and (one.draft == other.draft or one.draft is None or other.draft is None)
 
 
 def _with_graphs(shape: Shape, start: Start, gpu_mib: float | None) -> Shape:
-    """Graph sizes: as captured, as the settings list them, or as the version makes them."""
+    """Return the shape with its graph sizes: as captured, else as the settings list them, else by the version."""
     settings = start.settings
     captured = {g.what: g.sizes for rank in start.ranks for g in rank.graphs if g.sizes}
     decode_backend, decode_listed = phase_config(settings, "decode")
@@ -265,7 +288,7 @@ def _regraphed(shape: Shape, old: Shape, changes: Mapping[str, Any], gpu_mib: fl
 
 
 def _new_decode(shape: Shape, old: Shape, changes: Mapping[str, Any], gpu_mib: float | None) -> tuple[int, ...]:
-    """Sizes of the decode graphs where they are on."""
+    """Return the batch sizes of the decode graphs after a change, as if graphs were on."""
     listed = changes.get("cuda_graph_bs")
     if isinstance(listed, (list, tuple)):
         return tuple(sorted(int(size) for size in listed))
@@ -279,7 +302,10 @@ def _new_decode(shape: Shape, old: Shape, changes: Mapping[str, Any], gpu_mib: f
 
 
 def _decode_now(shape: Shape, old: Shape) -> bool:
-    """Whether there are decode graphs; what nobody changed is as it was, for SGLang has reasons of its own."""
+    """Return whether there are decode graphs after a change.
+
+    If no setting of them changed, the old state stays: SGLang may have switched them off for other reasons.
+    """
     said = (shape.graphs_off, shape.decode_backend)
     if said == (old.graphs_off, old.decode_backend):
         return bool(old.decode_sizes) or not old.decode_listed
@@ -287,13 +313,16 @@ def _decode_now(shape: Shape, old: Shape) -> bool:
 
 
 def _prefill_now(shape: Shape, old: Shape) -> bool:
-    """The same of prefill graphs."""
+    """Return whether there are prefill graphs after a change; unchanged settings keep the old state."""
     same = (shape.wants_prefill, shape.prefill_backend) == (old.wants_prefill, old.prefill_backend)
     return shape.prefill_graphs if same else shape.wants_prefill
 
 
 def phase_config(settings: Mapping[str, Any], phase: str) -> tuple[str | None, tuple[int, ...]]:
-    """Backend and sizes of one phase in `cuda_graph_config` (0.5.14 and later), a dict or the text of its class."""
+    """Return backend (None if unnamed) and sizes of one phase in `cuda_graph_config` (0.5.14 and later).
+
+    The setting is a dict or the printed form of its class.
+    """
     config = settings.get("cuda_graph_config")
     if isinstance(config, Mapping):
         body = config.get(phase)
@@ -320,7 +349,10 @@ def _decode(shape: Shape, largest: int | None) -> tuple[int, ...]:
 
 
 def _prefill_limit(shape: Shape) -> int:
-    """The longest prefill graph: as asked, else the chunk, less for latent attention, a small cap, a short context."""
+    """Return the largest token count of a prefill graph: as given, else the chunk.
+
+    Without a given one it is bounded by latent attention, `max_total_tokens` and the context length.
+    """
     if shape.prefill_longest is not None:
         return min(shape.prefill_longest, _LARGEST)
     limit = shape.chunk if shape.chunk > 0 else shape.max_prefill
@@ -343,7 +375,7 @@ def _nccl(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _switches(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Of settings or changes, what they say of switches; nothing of one that they do not name."""
+    """Return the fields of `Shape` set by the on/off knobs among settings or changes; knobs not named are left out."""
     found: dict[str, Any] = {}
     for knob, field in _SWITCHES.items():
         if knob in told:
@@ -352,7 +384,7 @@ def _switches(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole_of(value: Any) -> int | None:
-    """A variable's text, or a value, as whole number."""
+    """Return a variable's text or a numeric value as int; None if it is neither."""
     if isinstance(value, str):
         return int(value) if value.isascii() and value.isdecimal() and len(value) < 16 else None
     return whole(value)

@@ -1,6 +1,6 @@
-"""Wordings by which a log of SGLang tells its version; no line states it.
+"""Wordings from which the version of an SGLang log is inferred, since no line states it.
 
-From the sources of 22 releases, 0.4.6 to 0.5.23, and from logs of older ones.
+Taken from the sources of 22 releases, 0.4.6 to 0.5.23, and from logs of older ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""vLLM."""
+"""The vLLM engine."""
 
 from __future__ import annotations
 

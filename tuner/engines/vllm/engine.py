@@ -1,4 +1,4 @@
-"""vLLM, 0.8 to 0.33 and, with less, whatever comes after."""
+"""The vLLM engine, checked for 0.8 to 0.33; later versions may be read less completely."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _PLAN = EnginePlan(
 
 
 class VLLM(EngineFolder):
-    """One inference engine; see `core.engine.Engine`."""
+    """vLLM as an implementation of `core.engine.Engine`, where the methods are described."""
 
     name = "vllm"
     title = "vLLM"
@@ -84,7 +84,7 @@ class VLLM(EngineFolder):
         super().__init__(Path(__file__).parent, TRAITS, lines.split, lines.torn)
 
     def plan(self) -> EnginePlan:
-        """What the probe looks for and asks."""
+        """Return what the probe looks for and which endpoints it asks."""
         return _PLAN
 
     def prefix(self, text: str) -> LinePrefix:
@@ -92,47 +92,47 @@ class VLLM(EngineFolder):
         return lines.split(text)
 
     def message(self, text: str, prefix: LinePrefix) -> str:
-        """What a line says without its prefix."""
+        """Return a line without its prefix; of a JSON record, its message."""
         return lines.message_of(text, prefix)
 
     def level(self, message: str) -> Level:
-        """Severity of output that is no record."""
+        """Return the severity of output that is not a log record, by its words."""
         return lines.level(message)
 
     def interesting(self, text: str) -> bool:
-        """Whether `facts` could say anything."""
+        """Return whether `facts` could find any in a line; a cheap test."""
         start = lines.quick_start(text)
         return start < 0 or self._reader.interesting(text, start)
 
     def routine(self) -> bytes:
-        """Lines that a busy log is full of."""
+        """Return a regular expression of the routine lines."""
         return ROUTINE
 
     def facts(self, text: str, prefix: LinePrefix, offset: int) -> Sequence[LogFact]:
-        """What a line states."""
+        """Return the facts that a line states."""
         if prefix.prefixed and prefix.message_start == 0:
-            # A JSON record: its message stands inside the object.
+            # This is a JSON record, whose message is inside the object.
             found = super().facts(lines.message_of(text, prefix), prefix, offset)
         else:
             found = super().facts(text, prefix, offset)
         if found and found[0].kind == f.STATS and found[0].fields.get("engine"):
-            # One process prints for every replica; the first is also the only one of most servers.
+            # One process prints the statistics of all replicas. Engine 0 gets no tag: most servers have no other.
             return [msgspec.structs.replace(found[0], rank=f"DP{found[0].fields['engine']}")]
         if found and prefix.rank is not None and "EngineCore_" in text:
             return [fact if _is_of_a_worker(fact) else msgspec.structs.replace(fact, rank=None) for fact in found]
         return found
 
     def read(self, answer: HttpAnswer) -> Reading:
-        """What an HTTP answer means."""
+        """Interpret an HTTP answer."""
         return http.read(answer)
 
     def model(self, identity: ServerIdentity) -> str | None:
-        """The model of the command line: `--model`, or the first word after `serve`."""
+        """Return the LLM of the command line: `--model`, or the positional argument of `serve`; None if neither."""
         model = self.settings_from_argv(identity).get("model")
         return model if isinstance(model, str) else None
 
     def settings_from_argv(self, identity: ServerIdentity) -> dict[str, Any]:
-        """Flags by the name of the engine arg they set."""
+        """Return the flags of the command line by the name of the engine arg they set."""
         argv = identity.argv
         for index, argument in enumerate(argv):
             if argument == "serve" and index:
@@ -143,7 +143,7 @@ class VLLM(EngineFolder):
 
     @functools.cached_property
     def _takes(self) -> dict[str, int]:
-        """How many words each known flag takes; those with lists take any number."""
+        """Number of values that each known flag takes; flags with lists are left out, since they take any number."""
         return {
             spelled.text.lstrip("-").replace("-", "_"): 0 if knob.type is KnobType.BOOL else 1
             for knob in self.knobs().values()
@@ -152,25 +152,28 @@ class VLLM(EngineFolder):
         }
 
     def effective_fraction(self, start: Start) -> Effective | None:
-        """The utilisation a start ran or failed with."""
+        """Return the memory utilisation that a start ran or failed with; None if nothing tells it."""
         return memory.effective_fraction(start)
 
     def cap(self, start: Start) -> str | None:
-        """The knob that bounds the KV cache in place of the utilisation."""
+        """Return the knob that bounds the KV cache in place of the utilisation; None if the utilisation does."""
         return memory.cap(start)
 
     def forecast(self, base: Start, changes: Mapping[str, Any], past: Sequence[Start] = ()) -> Forecast:
-        """The memory of a start that has not happened."""
+        """Forecast the memory of a start like `base` with some knobs changed."""
         return forecast.forecast(base, changes, past, self.knobs())
 
     def layout(self, settings: dict[str, Any]) -> tuple[int, int, int, bool]:
-        """Sizes of tensor, pipeline and data parallelism; replicas never share ranks."""
+        """Return the sizes of tensor, pipeline and data parallelism, and False: replicas never share ranks."""
         sizes = (settings.get(f"{name}_parallel_size") for name in ("tensor", "pipeline", "data"))
         tp, pp, dp = (as_int(size, 1) for size in sizes)
         return tp, pp, dp, False
 
     def ranks(self, identity: ServerIdentity, settings: dict[str, Any]) -> Sequence[RankPlace]:
-        """Workers by title; the engine core where it works itself; before there are titles, as the arguments say."""
+        """Return the ranks by process title: workers, or engine cores if they have no workers.
+
+        Before processes have titles, the ranks follow from the server args and have no PID.
+        """
         known = {**self.settings_from_argv(identity), **settings}
         tp_size = max(as_int(known.get("tensor_parallel_size"), 1), 1)
         world = tp_size * max(as_int(known.get("pipeline_parallel_size"), 1), 1)
@@ -193,16 +196,19 @@ _OF_WORKERS = frozenset({f.WEIGHTS, f.MEMORY, f.GRAPHS, f.PROGRESS, f.PHASE_BEGI
 
 
 def _is_of_a_worker(fact: LogFact) -> bool:
-    """Whether a fact that an engine core printed is about a rank.
+    """Return whether a fact printed by an engine core is about a single rank.
 
-    A core that works itself prints what a worker would. What else it says is about all its ranks: its name is
-    `EngineCore_DP0` from 0.10.2 to 0.17 even where there are no replicas.
+    A core without workers prints what a worker would. Everything else it prints is about all its ranks: from 0.10.2 to
+    0.17 it is named `EngineCore_DP0` even without replicas.
     """
     return fact.kind in _OF_WORKERS and fact.format != "engine-ready"
 
 
 def _numbers(worker: Member, tags: str, cores: dict[int, str | None]) -> dict[str, int]:
-    """Parts of a worker's title. Replicas of a dense model name their workers alike: the parent tells them apart."""
+    """Return the rank numbers in a worker's title by kind of parallelism (`TP`, `PP`, `DP`).
+
+    Replicas of a dense LLM give their workers equal titles; the parent process tells which replica it is.
+    """
     numbers = {name: int(number) for name, number in _TAG.findall(tags)}
     replica = cores.get(worker.ppid)
     if "DP" not in numbers and replica is not None and len(cores) > 1:

@@ -1,4 +1,4 @@
-"""The memory of a start of vLLM that has not happened, made from one that has. Terms are in docs/forecast.md."""
+"""Forecast the memory of a vLLM start from an earlier one; docs/forecast.md explains the terms."""
 
 from __future__ import annotations
 
@@ -29,37 +29,45 @@ from tuner.engines.vllm import memory
 from tuner.units import GIB
 
 _MIB_PER_SEQUENCE = 0.5
-"""Logits of one sequence in 32 bits with a vocabulary of 128k."""
+"""Size of one sequence's 32-bit logits with a vocabulary of 128k, MiB."""
 _DTYPE_BYTES = (("fp8", 1.0), ("int8", 1.0), ("nvfp4", 0.5625), ("float32", 4.0))
 _DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "block_size": 16}
 
 
 class _Start(Struct, frozen=True, kw_only=True):
-    """The settings that decide memory."""
+    """The settings of a start that decide its memory."""
 
     share: float
+    """`gpu_memory_utilization`."""
     kv_bytes_given: int | None
+    """`kv_cache_memory_bytes`; None if it was not given."""
     tp: int
     context: int | None
+    """`max_model_len`, tokens; None if unknown."""
     sequences: int
+    """`max_num_seqs`."""
     batched: int
+    """`max_num_batched_tokens`."""
     block: int
+    """Tokens of a KV block."""
     element: float
+    """Bytes of one element of the KV cache."""
     graphs: int
     """Number of CUDA graph sizes; 0 without graphs."""
     counted: bool
-    """An estimate of the graphs is taken off the KV cache."""
+    """Whether an estimate of the graphs is subtracted from the KV cache."""
     speculates: bool
+    """Whether speculative decoding is configured."""
 
 
 def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], knobs: KnobTable) -> Forecast:
-    """The forecast of a start like `base` with some knobs at other values.
+    """Forecast the memory of a start like `base` with some knobs changed.
 
     Args:
         base: A start whose memory is known.
-        changes: Canonical knob name to value; None lets vLLM choose.
-        past: Other starts of the same LLM on this host.
-        knobs: vLLM's.
+        changes: New value by canonical knob name; None lets vLLM choose.
+        past: Other starts of the same LLM on this host, which improve the estimates.
+        knobs: vLLM's knobs.
     """
     base, past = sound(base), [sound(start) for start in past]
     old, new = _read(base, {}, knobs), _read(base, changes, knobs)
@@ -146,7 +154,7 @@ def _read(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> _Start:
 
 
 _WIDE = ("auto", "bfloat16", "bf16", "float16", "half", "fp16")
-"""What has two bytes."""
+"""Data types of two bytes, and `auto`, which is taken to be one."""
 
 
 def _element(dtype: Any) -> float:
@@ -155,7 +163,7 @@ def _element(dtype: Any) -> float:
 
 
 def _unknown_dtype(dtype: Any) -> list[str]:
-    """A word about a data type that is not known; versions add their own."""
+    """Return a warning if a KV data type is unknown; empty if it is known. New versions add types."""
     text = str(dtype).lower()
     if dtype is None or text.startswith((*_WIDE, *(word for word, _ in _DTYPE_BYTES))):
         return []
@@ -163,7 +171,10 @@ def _unknown_dtype(dtype: Any) -> list[str]:
 
 
 def _told(ranks: tuple[RankStory, ...]) -> tuple[RankStory, ...]:
-    """Ranks with what only the first of them prints: weights and activations are alike on all."""
+    """Return the ranks with missing weights and activations filled in from the first rank that printed them.
+
+    They are equal on all ranks, and often only the first one prints them.
+    """
     figures = {
         name: next((figure for rank in ranks if (figure := getattr(rank, name)) is not None), None)
         for name in ("weights_gib", "activation_gib")
@@ -177,7 +188,10 @@ def _told(ranks: tuple[RankStory, ...]) -> tuple[RankStory, ...]:
 
 
 def _spent(base: Start, rank: RankStory, old: _Start, new: _Start, total: float | None) -> float | None:
-    """What a rank uses beside the KV cache: as measured, moved by what the knobs move."""
+    """Return the GiB that a rank uses beside the KV cache: as measured in `base`, adjusted for the changed knobs.
+
+    None if `base` does not tell it.
+    """
     known = rank if rank.total_gib is not None or total is None else _with_total(rank, total)
     measured = memory.not_kv_gib(base, known)
     if measured is None or old.kv_bytes_given is not None:
@@ -201,7 +215,7 @@ def _activation(rank: RankStory, old: _Start) -> float:
 
 
 def _captures(starts: Iterable[tuple[Start, _Start]]) -> list[Capture]:
-    """What the graphs of each start took, each with its own number of them."""
+    """Return number and memory of the CUDA graphs of each start that captured any."""
     return [
         Capture(read.graphs, read.graphs, max(rank.graphs_gib or 0.0 for rank in start.ranks))
         for start, read in starts
@@ -217,7 +231,11 @@ def _graphs(captures: Sequence[Capture], new: _Start) -> Row:
 
 
 def _most(base: Start, total: float, beside: float) -> float:
-    """The largest U: what is free when a worker starts, and room for what is not counted."""
+    """Return the largest safe utilisation.
+
+    It is bounded by what is free when a worker starts, and by room for graphs that vLLM does not count (`beside`, GiB)
+    and head-room.
+    """
     free = least_value(base.ranks, lambda rank: rank.before_weights)
     bounds = [(total - beside - HEADROOM_GIB) / total]
     if free is not None:

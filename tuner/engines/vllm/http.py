@@ -1,7 +1,8 @@
-"""vLLM over HTTP. Everything here is cheap for it: `/metrics` is always on, `/health` generates nothing.
+"""vLLM's HTTP endpoints: which are asked, and what their answers mean.
 
-`/health` answers 200 for ever when a worker hangs or dies, so it proves readiness and nothing else. No answer tells
-GPU memory or anything per rank; the KV pool's size is in the labels of `vllm:cache_config_info`.
+All of them are cheap: `/metrics` is always on, and `/health` generates no token. `/health` keeps answering 200 when a
+worker hangs or dies, so it proves readiness and nothing else. No answer tells GPU memory or anything per rank; the size
+of the KV pool is in the labels of `vllm:cache_config_info`.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ _SUMS = {
     "vllm:spec_decode_num_drafts_total": "spec_drafts_total",
     "vllm:spec_decode_num_accepted_tokens_total": "spec_accepted_total",
 }
-"""Added over engines (data parallel replicas)."""
+"""Series that are summed over engines (data parallel replicas), with the metric each becomes."""
 _OLDER = {
     "vllm:time_per_output_token_seconds_sum": "itl_sum",
     "vllm:time_per_output_token_seconds_count": "itl_count",
 }
-"""Names up to 0.10.0, used where the newer ones are missing."""
+"""Series names up to 0.10.0, used if the newer ones are missing."""
 _USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-"""A ratio, whatever its name says. The second up to 0.11."""
+"""Series of the KV cache usage, a ratio despite the name; the second one exists up to 0.11."""
 _HITS = (
     ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
     ("vllm:gpu_prefix_cache_hits_total", "vllm:gpu_prefix_cache_queries_total"),
@@ -59,7 +60,7 @@ ENDPOINTS = (
 
 
 def read(answer: HttpAnswer) -> Reading:
-    """What an answer means. Unknown endpoints and shapes say nothing."""
+    """Interpret an HTTP answer; one of an unknown endpoint or of unexpected form gives an empty reading."""
     if answer.status is None:
         return Reading()
     if answer.endpoint == "ready":
@@ -109,7 +110,7 @@ def _metrics(series: dict[str, float]) -> Reading:
 
 
 def _pool_sizes(configs: list[s.Sample]) -> list[int]:
-    """Tokens of each engine's KV pool: told by 0.24 and later, else blocks times block size."""
+    """Return the tokens of each engine's KV pool: as stated since 0.24, else blocks times block size."""
     sizes: dict[str, int] = {}
     for config in configs:
         labels = config.labels
@@ -125,7 +126,7 @@ def _pool_sizes(configs: list[s.Sample]) -> list[int]:
 def _models(body: dict[str, Any]) -> Reading:
     data = body.get("data")
     entries = [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
-    # Adapters have a parent; the first without one is the model that was loaded.
+    # Adapters have a parent; the first entry without one is the LLM that was loaded.
     base = next((entry for entry in entries if not entry.get("parent")), None)
     if base is None:
         return Reading()

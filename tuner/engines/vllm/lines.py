@@ -1,8 +1,8 @@
-"""vLLM's line prefix: `(Worker_TP1 pid=4311) INFO 11-02 09:15:10 [gpu_worker.py:805] message`.
+"""Read vLLM's line prefix: `(Worker_TP1 pid=4311) INFO 11-02 09:15:10 [gpu_worker.py:805] message`.
 
-The tag is missing in the single API server up to 0.10.0 and, since 0.31, on everything that is not vLLM's own
-record. Times have no year, so they count from an arbitrary leap year: only differences mean something, and one over
-New Year is wrong. `--logging-config.formatter json` writes one JSON object a line, with the year.
+The tag is missing in the single API server up to 0.10.0 and, since 0.31, on everything that is not a record of vLLM
+itself. Times have no year and are read as of the year 2000, a leap year: only differences are meaningful, and those
+across New Year are wrong. `--logging-config.formatter json` writes one JSON object per line, with the year.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def split(text: str) -> LinePrefix:
 
 @functools.lru_cache(maxsize=1024)
 def _stamp(text: str) -> LinePrefix | None:
-    """A record's prefix; the lines of a traceback share it."""
+    """Parse a complete prefix; None if the text is not one. Cached, since the lines of a traceback share it."""
     prefix = _prefix(text)
     return prefix if prefix.prefixed and prefix.message_start == len(text) else None
 
@@ -69,7 +69,7 @@ def _prefix(text: str) -> LinePrefix:
         polled = " HTTP/1." in text and _POLLED.search(text) is not None
         level = Level.DEBUG if polled else LEVELS[uvicorn["level"]]
         return LinePrefix(rank, None, uvicorn.end(), level, actor=actor)
-    # A tag alone marks output of that process that is no record: a bar, a traceback, a warning of Python's.
+    # A tag without a record marks other output of that process: a progress bar, a traceback, a Python warning.
     return _BARE if tag is None else LinePrefix(rank, None, start, None, False, actor=actor)
 
 
@@ -77,7 +77,7 @@ _BARE = LinePrefix(None, None, 0, None, False)
 
 
 def message_of(text: str, prefix: LinePrefix) -> str:
-    """The message of a line, out of its JSON object where it is one."""
+    """Return a line without its prefix; of a JSON record, its message."""
     if prefix.prefixed and prefix.message_start == 0 and text.startswith('{"'):
         record = _json_record(text)
         if record is not None:
@@ -86,7 +86,7 @@ def message_of(text: str, prefix: LinePrefix) -> str:
 
 
 def torn(text: str, start: int) -> int:
-    """Where another process's record begins in a line, or -1."""
+    """Return the index after `start` at which another process's record begins in the line, or -1."""
     if text.find(".py:", start + 1) < 0 or text.startswith('{"'):
         return -1
     found = _TORN.search(text, start + 1)
@@ -94,7 +94,7 @@ def torn(text: str, start: int) -> int:
 
 
 def quick_start(text: str) -> int:
-    """Where the message begins, found cheaply; -1 for the few lines that need `split` to tell."""
+    """Return the index at which the message begins, by a cheap test; -1 if only `split` can tell."""
     if text[:2] == '{"':
         return -1
     start = text.find(") ") + 2 if text[:1] == "(" else 0
@@ -108,7 +108,7 @@ def quick_start(text: str) -> int:
 
 
 def level(message: str) -> Level:
-    """Severity of output that is no record."""
+    """Return the severity of output that is not a log record, by its words."""
     if _ERROR.search(message) is not None:
         return Level.ERROR
     return Level.WARNING if _WARNING.search(message) is not None else Level.INFO
@@ -116,7 +116,12 @@ def level(message: str) -> Level:
 
 @functools.lru_cache(maxsize=1024)
 def rank_of(name: str, rank: str | None = None) -> str | None:
-    """Rank tag of a process name: `Worker_DP0_TP1` is `DP0 TP1`; None for API servers and single workers."""
+    """Return the rank tag of a process name: `Worker_DP0_TP1` is `DP0 TP1`; None for API servers and single workers.
+
+    Args:
+        name: Process name of the tag.
+        rank: Number of the tag's `rank=` part, which old versions print; it is the TP rank.
+    """
     if rank is not None:
         return f"TP{rank}"
     if not name.startswith(("Worker", "EngineCore")):

@@ -1,6 +1,6 @@
-"""The lines that fill the log of a busy vLLM: its statistics, and access lines of requests that went well.
+"""Routine lines of vLLM: its statistics, and access lines of successful requests.
 
-The expression describes whole lines and names their parts, so a line that something else was written into does not
+The expression matches complete lines by naming all their parts, so a line into which another process wrote does not
 match. It does not depend on digits.
 """
 

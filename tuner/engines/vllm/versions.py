@@ -1,6 +1,6 @@
-"""Wordings by which a log of vLLM tells its version where its head, which states it, is missing.
+"""Wordings from which the version of a vLLM log is inferred if its first lines, which state it, are missing.
 
-From the sources of 25 releases, 0.8 to 0.33.
+Taken from the sources of 25 releases, 0.8 to 0.33.
 """
 
 from __future__ import annotations
