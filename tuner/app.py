@@ -36,7 +36,7 @@ Ask = Callable[[Question], Awaitable[str | None]]
 
 
 def _free_name(name: str, taken: Container[str]) -> str:
-    """A name of its own for each session: two recordings may be of one host."""
+    """Return `name`, or `name (2)`, `name (3)`, ... if it is taken: two recordings may be of one host."""
     names = (name if count == 1 else f"{name} ({count})" for count in itertools.count(1))
     return next(each for each in names if each not in taken)
 
@@ -46,16 +46,16 @@ def _named(state: HostState, name: str) -> HostState:
 
 
 class TunerApp(Shell):
-    """gputuner's terminal.
+    """The Textual application.
 
     Args:
-        sessions: One per host, or a function that makes them when given the app's way to ask the operator.
+        sessions: One per host, or a function that is given `ask` and returns them.
         ascii: Draw without box and block characters.
         theme: Name of a theme; ours is the default.
         keymap: Keys by binding id, instead of the default ones.
         clock: Seconds, monotonic; tests give their own.
-        read_starts: What a log file of this machine tells.
-        ahead_s: Seconds after the first state at which the other screens are built; None: each when it is shown.
+        read_starts: Reads the starts in a log file of this machine, by its path.
+        ahead_s: Seconds after the first state at which the other screens are built; None: each when first shown.
     """
 
     TITLE = "gputuner"
@@ -101,14 +101,14 @@ class TunerApp(Shell):
         self.ahead = Ahead(self, [entry.name for entry in SCREENS])
 
     def player(self, host: str | None = None) -> Player | None:
-        """The controls of a host when it is a recording; without a name of the one on screen."""
+        """Return the replay controls of a host (None: the host on screen); None if it is no recording."""
         session = self.sessions.get(self.host if host is None else host)
         return session.player if session is not None else None
 
     # Sessions ------------------------------------------------------------------------------------------------
 
     def on_mount(self) -> None:
-        """Start every session and its pump; a dead one keeps none of the others waiting."""
+        """Start every session and its pump; one that fails does not stop the others."""
         self.snapshot = self.snapshots.get(self.host)
         for name, session in self.sessions.items():
             self.run_worker(session.run(), name=f"run {name}", group="session", exit_on_error=False)
@@ -124,7 +124,7 @@ class TunerApp(Shell):
             self.post_message(messages.SnapshotUpdated(name, _named(state, name)))
 
     def on_snapshot_updated(self, message: messages.SnapshotUpdated) -> None:
-        """The only place where states change."""
+        """Store a host's newest state and show it; nothing else changes `snapshots`."""
         if self._ahead_s is not None and message.state.hello is not None:
             self.set_timer(self._ahead_s, self.ahead.begin, name="ahead")
             self._ahead_s = None
@@ -135,20 +135,20 @@ class TunerApp(Shell):
             self.tick += 1
 
     def _second(self) -> None:
-        """Old numbers grow older although nothing arrives."""
+        """Redraw ages and the replay position, which change although no event arrives; collect garbage."""
         collect()
         if self.age_s() is not None or self.player() is not None:
             self.tick += 1
 
     def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
-        """A failed worker is shown, never silent."""
+        """Show the error of a failed worker."""
         if event.state is WorkerState.ERROR and event.worker.error is not None:
             self.push_screen(ErrorDialog(event.worker.error))
 
     # Questions -----------------------------------------------------------------------------------------------
 
     async def ask(self, question: Question) -> str | None:
-        """Put a question to the operator, one at a time; None is "give up"."""
+        """Ask the operator one question at a time and return the answer; None: given up."""
         async with self._asking:
             answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
             self.post_message(messages.QuestionAsked(question, answer))
@@ -192,7 +192,7 @@ class TunerApp(Shell):
     # Keys ----------------------------------------------------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """No key is shown before it works."""
+        """Return whether an action can be carried out now; the keys of others are hidden."""
         if action == "replay_again":
             return self.ended()
         if action.startswith("replay_"):
@@ -209,7 +209,7 @@ class TunerApp(Shell):
         await self.switch_mode(name)
 
     def action_host(self, step: int) -> None:
-        """Show the next host."""
+        """Show the host that is `step` places further, cyclically."""
         names = list(self.sessions)
         self.post_message(messages.HostRequested(names[(names.index(self.host) + step) % len(names)]))
 
@@ -218,11 +218,11 @@ class TunerApp(Shell):
         self.sessions[self.host].reconnect()
 
     def action_replay_again(self) -> None:
-        """Play a replay that has ended."""
+        """Play a replay again that has ended."""
         self.action_reconnect()
 
     def action_help(self) -> None:
-        """All keys: those of this screen first, and none that does nothing now."""
+        """Show all keys that do something now, those of this screen first."""
         here = next(entry for entry in SCREENS if entry.name == self.current_mode)
         first = [here.screen.HELP_TITLE, *([IN_A_LOG] if here.name == "logs" else [])]
         ours = [each for each in self.BINDINGS if isinstance(each, Binding)]
@@ -230,13 +230,13 @@ class TunerApp(Shell):
         self.push_screen(HelpScreen(all_keys(self.BINDINGS, self.keymap, first=first, without=idle)))
 
     def action_command_palette(self) -> None:
-        """Commands are those of a screen, not of the help on top of it."""
+        """Open the command palette of the screen; a help screen on top of it is closed first."""
         if isinstance(self.screen, HelpScreen):
             self.pop_screen()
         if fits(self.size) and not isinstance(self.screen, Palette):
             self.push_screen(Palette())
 
     def watch_snapshot(self, old: HostState | None, new: HostState | None) -> None:
-        """Keys that depend on the link come and go with it."""
+        """Show or hide the keys that depend on the link when its phase changes."""
         if old is None or new is None or old.link.phase is not new.link.phase:
             self.refresh_bindings()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class TunerError(Exception):
-    """Root of all. `str()` is one clear line.
+    """Base of all errors that gputuner raises. `str()` is one line for the operator.
 
     Args:
         title: What happened, a short sentence without full stop.
@@ -27,7 +27,7 @@ class TunerError(Exception):
 
 
 def sentences(*parts: str) -> str:
-    """Parts that are not empty in one line, each but the last with one sign at its end."""
+    """Join the parts that are not empty into one line, with a full stop between two unless there is a `?` or `!`."""
     line = ""
     for part in parts:
         if part:
@@ -42,7 +42,7 @@ class UsageProblem(TunerError):
 
 
 class ConnectionFailed(TunerError):
-    """The host cannot be reached or refused us. `final`: trying again without a change is useless."""
+    """The host cannot be reached or refuses the connection. `final`: trying again without a change is useless."""
 
     exit_code = 3
 
@@ -52,7 +52,7 @@ class ConnectionFailed(TunerError):
 
 
 class ProbeFailed(TunerError):
-    """The probe could not be started or spoke nonsense."""
+    """The probe could not be started, or what it sent cannot be read."""
 
     exit_code = 3
 
@@ -66,7 +66,7 @@ class ProtocolMismatch(ProbeFailed):
 
 
 class CatalogError(TunerError):
-    """A data file of ours or the user's is wrong; the others go on."""
+    """A data file is invalid; the error names its path and, if known, its line."""
 
     exit_code = 2
 

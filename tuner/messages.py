@@ -18,7 +18,7 @@ from tuner.domain.state import HostState
 
 
 class SnapshotUpdated(Message):
-    """A host has a newer state. Replaces an older one of the same host that was not handled yet."""
+    """A host has a newer state. Replaces an older message of the same host that was not handled yet."""
 
     def __init__(self, host: str, state: HostState) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class SnapshotUpdated(Message):
         self.state = state
 
     def can_replace(self, message: Message) -> bool:
-        """Newest wins, per host."""
+        """Return whether `message` is an older one of the same host."""
         return isinstance(message, SnapshotUpdated) and message.host == self.host
 
 
@@ -64,7 +64,7 @@ class ScreenRequested(Message):
 
 
 class Asked(Message):
-    """A question; the answer goes to `reply_to`. A newer one of a topic ends the one before."""
+    """Base of questions whose answer goes to `reply_to`. A newer question of a topic cancels the running one."""
 
     def __init__(self, reply_to: MessagePump, host: str) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Asked(Message):
 
     @property
     def topic(self) -> str:
-        """What it is about."""
+        """Name of the topic: of two questions with the same one only the newer is answered."""
         return type(self).__name__
 
 
@@ -101,7 +101,7 @@ class SearchProgressed(Message):
     ) -> None:
         super().__init__()
         self.asked = asked
-        """What this answers: hits of an older search may still be on their way."""
+        """The search that this answers: hits of an older one may still arrive."""
         self.hits = hits
         self.scanned_bytes = scanned_bytes
         self.done = done
@@ -117,16 +117,16 @@ class LogPartRequested(Asked):
         self.offset = offset
         self.length = length
         self.purpose = purpose
-        """Comes back with the answer."""
+        """The caller's name for the request; it comes back with the answer."""
 
     @property
     def topic(self) -> str:
-        """Parts for several purposes may be on their way at once."""
+        """Name of the topic, one per purpose: parts for several purposes can be fetched at once."""
         return f"{type(self).__name__} {self.purpose}"
 
 
 class LogPartArrived(Message):
-    """Lines of a part of the log; the torn ones at its ends are left out."""
+    """Lines of a part of the log, without the torn ones at its ends."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class StartsRequested(Asked):
 
 
 class StartsArrived(Message):
-    """Starts that are known, the most telling first."""
+    """Starts to compare with, the most useful first."""
 
     def __init__(self, asked: StartsRequested, choices: tuple[StartChoice, ...]) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class ComparisonRequested(Asked):
 
 
 class ComparisonArrived(Message):
-    """How two starts differ; None: why they cannot be compared is in `error`."""
+    """How two starts differ. `comparison` is None if they cannot be compared; `error` says why."""
 
     def __init__(
         self,
@@ -203,11 +203,11 @@ class ComparisonArrived(Message):
         self.comparison = comparison
         self.error = error
         self.own_is_good = own_is_good
-        """The server on screen is the baseline: it worked, and the other start did not."""
+        """True: the server on screen is the baseline, because it worked and the other start did not."""
 
 
 class ForecastRequested(Asked):
-    """Ask what a start like a server's would need with some knobs at other values; answered by `ForecastArrived`."""
+    """Ask for the memory of a start like a server's with some knobs changed; answered by `ForecastArrived`."""
 
     def __init__(self, reply_to: MessagePump, host: str, key: str, changes: Mapping[str, Any]) -> None:
         super().__init__(reply_to, host)
@@ -217,7 +217,7 @@ class ForecastRequested(Asked):
 
 
 class ForecastArrived(Message):
-    """A start that has not happened; None: why nothing can be said is in `error`."""
+    """The forecast of a start. `planned` is None if none can be made; `error` says why."""
 
     def __init__(self, asked: ForecastRequested, planned: Planned | None, error: str = "") -> None:
         super().__init__()
@@ -227,7 +227,7 @@ class ForecastArrived(Message):
 
 
 class LogMoved(Message):
-    """The log view shows another place, or follows or no longer follows."""
+    """The log view was scrolled, or began or stopped to follow the live end."""
 
 
 class OlderLinesRequested(Message):
@@ -239,7 +239,7 @@ class NewerLinesRequested(Message):
 
 
 class LineOpened(Message):
-    """A log line is to be shown in full."""
+    """The operator opened a log line, to read it in full."""
 
     def __init__(self, line: LogLine, ranks: tuple[str, ...]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where files of ours live. Everything else asks here.
+"""Paths of gputuner's own files; other modules ask here.
 
 GPUTUNER_HOME puts all of the user's files below one folder: for tests, and for a machine whose home is read-only.
 """
@@ -15,32 +15,32 @@ _PACKAGE = Path(__file__).parent
 
 
 def data_dir() -> Path:
-    """What is worth a backup: the history of starts."""
+    """Return the folder of data that is worth a backup: the history of starts."""
     return _below_home("data") or platformdirs.user_data_path(_APP)
 
 
 def state_dir() -> Path:
-    """What runs: where the demo is."""
+    """Return the folder of run-time state: where the demo runs."""
     return _below_home("state") or platformdirs.user_state_path(_APP)
 
 
 def config_dir() -> Path:
-    """What the user writes."""
+    """Return the folder of files that the user writes."""
     return _below_home("config") or platformdirs.user_config_path(_APP)
 
 
 def history_file() -> Path:
-    """The history of starts."""
+    """Return the path of the history of starts, an SQLite file."""
     return data_dir() / "history.sqlite3"
 
 
 def settings_file() -> Path:
-    """The user's settings."""
+    """Return the path of the user's settings."""
     return config_dir() / "settings.toml"
 
 
 def presets_dir() -> Path:
-    """Bundled presets: in an installed package, or beside it in a clone."""
+    """Return the folder of bundled presets: in an installed package, or beside it in a clone."""
     installed = _PACKAGE / "_presets"
     return installed if installed.is_dir() else _PACKAGE.parent / "presets"
 

@@ -1,4 +1,4 @@
-"""Numbers for people. Bytes are int everywhere; GiB only on screen."""
+"""Units, and numbers as people read them. Sizes are int bytes; GiB are for display and for figures of logs."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ import math
 GIB = 1 << 30
 MIB = 1 << 20
 MOST = 1 << 60
-"""No count of bytes or tokens is greater."""
+"""Largest plausible count of bytes or tokens; what exceeds it is garbage."""
 
 
 def gib(value_bytes: int | float) -> float:
-    """Bytes to GiB."""
+    """Convert bytes to GiB."""
     return value_bytes / GIB
 
 
 def from_gib(value_gib: float) -> int | None:
-    """GiB to bytes, rounded; None where no machine has so many."""
+    """Convert GiB to bytes, rounded; None if not finite or beyond `MOST`."""
     return whole(value_gib * GIB)
 
 
 def whole(value: float | None) -> int | None:
-    """A number that a server told, rounded; None for None and for what counts nothing (infinite, beyond 2**60)."""
+    """Round a number that a server reported; None for None, infinity, NaN and what is beyond `MOST`."""
     if value is None or not math.isfinite(value) or abs(value) > MOST:
         return None
     return round(value)
 
 
 def format_gib(value_bytes: int | None, width: int = 0) -> str:
-    """`86.8`, or `n/a` for None, right-aligned to `width`."""
+    """Format bytes as GiB, right-aligned to `width`: `86.8`; `n/a` for None."""
     text = "n/a" if value_bytes is None else f"{value_bytes / GIB:.1f}"
     return text.rjust(width)
 
 
 def format_bytes(value: int | float | None) -> str:
-    """`1.4 kB`, `3.2 MB`: decimal, for traffic and file sizes."""
+    """Format a size in decimal units, for traffic and files: `1.4 kB`, `3.2 MB`; `n/a` for None."""
     if value is None:
         return "n/a"
     size = float(value)
@@ -46,7 +46,7 @@ def format_bytes(value: int | float | None) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """`0:08`, `9:58`, `2h14m`, `3d 4h`; `n/a` for None."""
+    """Format seconds: `0:08`, `9:58`, `2h14m`, `3d 4h`; `n/a` for None."""
     if seconds is None:
         return "n/a"
     total = max(0, round(seconds))
@@ -58,7 +58,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_seconds(seconds: float | None, unit: str = "") -> str:
-    """`0.8` with its unit, `8:34` from a minute on, which needs none; `-` for None."""
+    """Format seconds: below a minute `0.8` and `unit`, from then on `8:34` without it; `-` for None."""
     if seconds is None:
         return "-"
     return f"{seconds:.1f}{unit}" if seconds < 60 else format_duration(seconds)

@@ -1,6 +1,6 @@
 """Advice from the numbers of a server and its host.
 
-Nothing here is flagged at one request at a time: queue and pool are always low then, and rightly so.
+Advice on throughput needs queued requests: with one request at a time queue and pool usage are low, and rightly so.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from tuner.domain.state import HostState, Series, ServerState
 from tuner.units import GIB
 
 WINDOW_S = 60.0
-"""Numbers are judged by what they were for so long."""
+"""Seconds of history that advice is based on."""
 _POINTS = 5
-"""And by no fewer readings."""
+"""Fewest readings in that time that advice is based on."""
 _FULL = 0.9
+"""Share of the KV pool's tokens in use from which the pool counts as full."""
 _HITS = 0.3
+"""Least cache hit ratio for advice on the order of the queue."""
 TENANT_BYTES = 1 << 30
-"""A display or a monitor holds less."""
+"""Least bytes of a foreign process that are reported: a display or a monitor holds less."""
 
 
 def advise(state: HostState, server: ServerState, engine: Engine) -> tuple[Finding, ...]:
-    """What the numbers of a server say.
+    """Return the findings that follow from the live numbers of a server and its host.
 
     Args:
-        state: Its host.
+        state: State of its host.
         server: The server.
         engine: Its engine.
     """
@@ -39,14 +41,17 @@ def advise(state: HostState, server: ServerState, engine: Engine) -> tuple[Findi
 
 
 def _recent(series: Series, now: float) -> list[float]:
-    """What a number was in the window; empty where that is too little to judge by."""
+    """Return the values of the last `WINDOW_S`; empty if they are too few or span less than half of it."""
     values = [point.value for point in series if now - WINDOW_S <= point.t <= now]
     spans = len(values) >= _POINTS and now - next(p.t for p in series if p.t >= now - WINDOW_S) >= WINDOW_S / 2
     return values if spans else []
 
 
 def _waiting(state: HostState, server: ServerState) -> tuple[float, float, float] | None:
-    """Least queue, least running and most pool usage of the window, where requests waited all the time."""
+    """Return the least queue, least running and greatest pool usage of the window.
+
+    None unless requests waited all the time and the pool was never full.
+    """
     queued, running, usage = (
         _recent(server.series.get(name, ()), state.mono) for name in ("queued", "running", "token_usage")
     )
@@ -135,7 +140,7 @@ def _order(state: HostState, server: ServerState, case: Case) -> Finding | None:
 
 
 def _tenant(state: HostState, server: ServerState, case: Case) -> Finding | None:
-    """Memory of the server's GPUs that belongs to nobody we know: no failure yet."""
+    """Report foreign processes that hold memory of the server's GPUs before anything fails of it."""
     used = {rank.gpu for rank in server.ranks if rank.gpu is not None}
     tenants = [each for each in state.foreign if each.gpu in used and (each.memory_bytes or 0) >= TENANT_BYTES]
     if not tenants:

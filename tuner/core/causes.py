@@ -11,7 +11,7 @@ PHASES = (
     "args", "cuda-init", "dist-init", "weight-load", "kv-alloc", "draft-init", "autotune", "graph-capture", "warmup",
     "prefill", "decode", "idle-check", "runtime", "none",
 )  # fmt: skip
-"""In which a finding can show: the start-up phases, what a serving engine does, and none."""
+"""Phases that a finding can name: those of a start, what a serving engine was doing, and `none`."""
 
 
 class Cause(Struct, frozen=True):
@@ -19,9 +19,9 @@ class Cause(Struct, frozen=True):
 
     id: str
     title: str
-    """As the head of a card."""
+    """Headline of a finding."""
     definition: str
-    """When it is this and not another, and what mends it."""
+    """How it is told from other causes, and what mends it."""
 
 
 _CAUSES = (
@@ -417,4 +417,4 @@ _CAUSES = (
 )  # fmt: skip
 
 CAUSES: dict[str, Cause] = {cause.id: cause for cause in _CAUSES}
-"""By id."""
+"""The causes by id."""

@@ -1,4 +1,4 @@
-"""How two starts differ, in words: the same on paper and on the screen."""
+"""Words for the comparison of two starts, shared by the command line and the screens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TITLES = {
     Role.ACQUITTED: "changed, and not the reason",
     Role.NOISE: "differs between any two starts",
 }
-"""The kinds that have a list of their own, in order; what follows from others is in the tables."""
+"""Headings of the lists of differences, in order; consequences are in the tables only."""
 GROUPS = {
     Group.PHASE: "phases, seconds of the slowest rank",
     Group.MEMORY: "memory, GiB of the weakest rank",
@@ -25,9 +25,9 @@ GROUPS = {
     Group.GRAPHS: "CUDA graphs",
     Group.LIMIT: "limits",
 }
-"""The tables of numbers, in order."""
+"""Headings of the tables of numbers, in order."""
 MOST = 20
-"""Differences of one kind that are shown; more are counted."""
+"""Most differences of a role that are shown; the rest are counted."""
 _NAMES = {
     "total": "the card",
     "communicators": "NCCL, all-reduce",
@@ -37,7 +37,7 @@ _NAMES = {
     "at ready": "free at ready",
 }
 _ECHOES = frozenset({"max_total_num_tokens", "available_gpu_mem"})
-"""Limits that repeat a row above."""
+"""Limits that repeat a row of another table."""
 _ORIGINS = {Origin.GIVEN: " (given)", Origin.EFFECTIVE: " (in effect)"}
 _ODD_RANKS = 2
 
@@ -51,18 +51,18 @@ class Row(Struct, frozen=True):
 
 
 def obstacles(comparison: Comparison) -> Iterator[str]:
-    """Why the two do not compare."""
+    """Yield the reasons why the two starts do not compare."""
     for text in comparison.obstacles:
         yield f"These two do not compare: {text}"
 
 
 def told(comparison: Comparison, role: Role) -> tuple[Difference, ...]:
-    """The differences of a kind that both starts tell of, or of which more is known than that."""
+    """Return the differences of a role, without those that only one log mentions and nothing weighs."""
     return tuple(each for each in comparison.of(role) if not each.untold)
 
 
 def rows(comparison: Comparison, found: Sequence[Difference]) -> Iterator[Row]:
-    """Differences, without notes that repeat the summary or the row above."""
+    """Yield a row per difference, without notes that repeat the summary or the row above."""
     last = ""
     for each in found:
         note = "" if each.note == last or each.note in comparison.summary else each.note
@@ -71,7 +71,7 @@ def rows(comparison: Comparison, found: Sequence[Difference]) -> Iterator[Row]:
 
 
 def sides(comparison: Comparison) -> Iterator[Row]:
-    """What the two starts are; what neither tells is left out."""
+    """Yield the rows that describe the two starts; what neither log tells is left out."""
     lines = (
         ("engine", lambda side: " ".join(part for part in (side.engine, side.version) if part)),
         ("LLM", lambda side: (side.model or "").rstrip("/").rpartition("/")[2]),
@@ -88,28 +88,28 @@ def sides(comparison: Comparison) -> Iterator[Row]:
 
 
 def measured(comparison: Comparison, group: Group) -> tuple[Measure, ...]:
-    """The numbers of a table."""
+    """Return the measures of a table."""
     return tuple(each for each in comparison.measures if each.group is group and each.name not in _ECHOES)
 
 
 def name_of(each: Difference | Measure) -> str:
-    """What a row is called."""
+    """Return the name of a row."""
     return _NAMES.get(each.name, each.name) if each.group is Group.MEMORY else each.name
 
 
 def values(each: Difference) -> tuple[str, str]:
-    """Both sides, with where they come from."""
+    """Return both values as text, with their origin where it matters."""
     return _side(each.good, each.good_origin, each.unit), _side(each.bad, each.bad_origin, each.unit)
 
 
 def numbers(measure: Measure, good: float | None, bad: float | None) -> tuple[str, str]:
-    """Both sides of a row of a table; the unit stands in the heading where all its rows have the same."""
+    """Return both values of a table's row as text; the unit is left out where the heading has it."""
     bare = measure.group in (Group.PHASE, Group.MEMORY)
     return number(good, measure.unit, bare=bare), number(bad, measure.unit, bare=bare)
 
 
 def beside(measure: Measure) -> str:
-    """How the two compare, and the ranks that are not as the others."""
+    """Return how much the number changed, and the ranks that changed otherwise than the rest."""
     parts: list[str] = []
     good, bad, times = measure.good, measure.bad, measure.ratio
     if good is not None and bad is not None and good != bad:
@@ -125,7 +125,7 @@ def beside(measure: Measure) -> str:
 
 
 def _odd(measure: Measure) -> Iterator[str]:
-    """Ranks whose change is another than that of the rank in the middle; of two that differ, both."""
+    """Yield the ranks whose change deviates from the median of all; of two that differ, both."""
     known = [(pair, pair.bad - pair.good) for pair in measure.pairs if pair.good is not None and pair.bad is not None]
     if len(known) < 2:
         return
@@ -143,7 +143,7 @@ def _side(value: Value, origin: Origin, unit: str) -> str:
 
 
 def value_of(value: Value, unit: str = "") -> str:
-    """A value of one side."""
+    """Return a value of one side as text."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):
@@ -155,7 +155,7 @@ def value_of(value: Value, unit: str = "") -> str:
 
 
 def number(value: float | None, unit: str, *, bare: bool = False) -> str:
-    """A number with its unit, or without it; of tokens the row says the unit."""
+    """Return a number as text, with its unit unless `bare`; rows of tokens name the unit themselves."""
     if value is None:
         return "-"
     if unit == "s":

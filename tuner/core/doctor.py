@@ -23,7 +23,7 @@ SLOW_LINK_S = 0.5
 
 
 class Verdict(enum.StrEnum):
-    """How a check came out."""
+    """Result of a check."""
 
     OK = "ok"
     WARN = "warn"
@@ -31,35 +31,38 @@ class Verdict(enum.StrEnum):
 
 
 class Check(Struct, frozen=True, kw_only=True):
-    """One line."""
+    """One line of `doctor`."""
 
     verdict: Verdict
     what: str
     value: str
     cost: str = ""
-    """What it costs the operator, and what to do; empty when it is well."""
+    """What the operator loses and can do; empty if nothing is wrong."""
 
 
 class Skew(Struct, frozen=True, kw_only=True):
-    """How far the host's clock is ahead of ours, known only to within the round trip of the question."""
+    """How many seconds the host's clock is ahead of ours, right to within half the round trip of the question."""
 
     ahead_s: float
     within_s: float
 
     @classmethod
     def measured(cls, asked_at: float, host_at: float, answered_at: float) -> Skew:
-        """From our clock before and after, and the host's somewhere between."""
+        """Compute the skew from our clock before the question and after the answer, and the host's between them."""
         return cls(ahead_s=host_at - (asked_at + answered_at) / 2, within_s=(answered_at - asked_at) / 2)
 
     @classmethod
     def told(cls, facts: Mapping[str, Any], asked_at: float, answered_at: float) -> Skew | None:
-        """By the time among the facts, which were asked for and came at these times of our clock."""
+        """Compute the skew from the host's time among the facts; None if it is not there.
+
+        The other two are times of our clock: when the facts were asked for, and when they came.
+        """
         told = facts.get("time", {}).get("value")
         return cls.measured(asked_at, told, answered_at) if isinstance(told, int | float) else None
 
     @property
     def certain_s(self) -> float:
-        """The least difference there can be."""
+        """Least difference of the clocks, in seconds, that is certain."""
         return max(0.0, abs(self.ahead_s) - self.within_s)
 
 
@@ -67,10 +70,10 @@ def examine(facts: Mapping[str, Any], state: HostState, skew: Skew | None) -> tu
     """Judge what the probe found.
 
     Args:
-        facts: By check id, each with `ok`, `value` and `detail` (docs/protocol.md). An id that is not there gives no
-            line; one that nobody here knows is shown as it is.
+        facts: By check id, each with `ok`, `value` and `detail` (docs/protocol.md). An absent id gives no
+            line; an unknown one is shown as it is.
         state: The host as known now.
-        skew: None when the host told no time.
+        skew: Skew of the host's clock; None if the host did not tell its time.
     """
     lines = list(_link(state))
     for ident, judge in _JUDGES.items():
@@ -97,7 +100,7 @@ def examine(facts: Mapping[str, Any], state: HostState, skew: Skew | None) -> tu
 
 
 class _Fact:
-    """One check of the probe."""
+    """One fact of the probe."""
 
     def __init__(self, fact: Mapping[str, Any]) -> None:
         self.ok: bool | None = fact.get("ok")
@@ -305,12 +308,12 @@ def _servers(state: HostState) -> Iterator[Check]:
 
 
 def _of_port(problem: ProblemSeen, server: ServerState) -> bool:
-    """Whether it is about a server's port: told with the server."""
+    """Return whether a problem is about a server's port, so that the server's line tells it."""
     return problem.code.startswith("http-") and problem.subject == server.identity.key and not server.gone
 
 
 def _no_numbers(server: ServerState) -> str:
-    """What it costs when a server that should answer tells no numbers."""
+    """Return what is missing because a ready server gives no metrics; empty if it does, or is not ready."""
     port = server.identity.port
     if server.phase is not Phase.READY or port is None or server.metrics.source not in (None, "log"):
         return ""
@@ -337,9 +340,9 @@ _JUDGES: dict[str, _Judge] = {
     "limits": _limits,
     "probe": _probe,
 }
-"""In the order of the lines."""
+"""The function that makes the lines of each check, by id, in the order of the lines."""
 
 _SILENT = frozenset({"time", "pythons", "kernel", "journal"})
-"""Facts that are no check by themselves."""
+"""Ids of facts that have no line of their own."""
 _TOLD = frozenset({"no-gpu"})
-"""Problems that a check has told already."""
+"""Codes of problems that a check tells already."""

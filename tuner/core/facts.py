@@ -7,7 +7,8 @@ are int. A format may leave out any field.
 from __future__ import annotations
 
 ARGS = "args"
-"""Resolved or given server args. fields: settings (dict), resolved (bool)."""
+"""Resolved or given server args. fields: settings (dict), resolved (bool), begins_start (bool: a start prints it once,
+before all else)."""
 VERSION = "version"
 """fields: version, model."""
 PHASE_BEGIN = "phase-begin"
