@@ -57,7 +57,7 @@ def _run(arguments: list[str] | None) -> int:
         # Not through click's own main: it exits the process itself and reports a closed pipe as a problem.
         with cli.make_context("gputuner", sys.argv[1:] if arguments is None else list(arguments)) as context:
             code = cli.invoke(context)
-        if sys.stdout is None:  # Closed by the parent process, so the output was lost.
+        if sys.stdout is None:  # closed by the parent process, so the output was lost
             return PROBLEM
         sys.stdout.flush()
     except TunerError as error:
@@ -68,7 +68,7 @@ def _run(arguments: list[str] | None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except click.Abort:  # What click raises for an interrupt at one of its own prompts.
+    except click.Abort:  # what click raises for an interrupt at one of its own prompts
         raise KeyboardInterrupt from None
     except BrokenPipeError:
         _drop_output()

@@ -41,9 +41,9 @@ class DemoHost:
                 with suppress(OSError):
                     stream.close()
         self._process.wait()
-        simhost.running(runtime_folder())  # Removes the entries of demos that were killed.
+        simhost.running(runtime_folder())  # removes the entries of demos that were killed
         for folder in (runtime_folder(), paths.state_dir()):
-            with suppress(OSError):  # The folder is not empty: another demo runs, or it holds what is worth keeping.
+            with suppress(OSError):  # the folder is not empty: another demo runs, or it holds what is worth keeping
                 folder.rmdir()
 
     def target(self) -> Target:

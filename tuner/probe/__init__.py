@@ -1,1 +1,1 @@
-"""What runs on the GPU host, how it gets there, and how its lines are read. docs/protocol.md describes the lines."""
+"""The probe: what runs on the GPU host, how it gets there, and how its lines are parsed. See docs/protocol.md."""

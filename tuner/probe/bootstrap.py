@@ -1,10 +1,10 @@
-r"""Sends the probe to a host that has nothing of ours, and leaves nothing there.
+r"""Start the probe on a host that has nothing of ours, and leave nothing there.
 
 One `sh -c` picks an interpreter, which runs a stub, which reads the probe's modules from stdin and runs them; stdin
 stays open for orders. A host without Python 3.8 answers with one `problem` line instead of `hello`.
 
-Both texts are one line without `'` and `!`: whatever login shell they pass in single quotes (bash, fish, tcsh), it
-hands them on unchanged.
+Both texts are one line without `'` and `!`, so that every login shell (bash, fish, tcsh) passes them on unchanged in
+single quotes.
 """
 
 from __future__ import annotations
@@ -17,30 +17,33 @@ from importlib.resources import files
 
 _PROBLEM = r'"{\"t\":\"problem\",\"seq\":1,\"mono\":0.0,\"code\":\"python-old\",\"detail\":\"%s\"}\n"'
 
-# eval, because exec is a statement of Python 2, where this line must at least compile. The lambda gives what was read a
-# name: of its parts the first is run, and finds the others in `parts`.
+# eval, because exec is a statement in Python 2, where this line must at least compile. The lambda names what was read:
+# it runs the first part, which finds the others in `parts`.
 STUB = (
     "import sys,zlib;v=sys.version_info;"
     f'sys.stdout.write({_PROBLEM}%".".join(map(str,v[:3]))) if v<(3,8) else '
     '(lambda p:eval(compile(p.pop(0),"gputuner-probe","exec"),{"parts":p}))'
     '(zlib.decompress(sys.stdin.buffer.read(int(sys.stdin.buffer.readline()))).split(b"\\0"))'
 )
-"""What the interpreter is told with `-c`. It runs on Python 2.7 and 3.x far enough to say that it is too old."""
+"""The stub, given to the interpreter with `-c`.
+
+It runs on Python 2.7 and 3.x far enough to report a version too old.
+"""
 
 # -I: neither the working directory nor PYTHON* variables may put a module in our way. It hides the user's
-# site-packages, and -S all others (and whatever sitecustomize does): the probe looks for pynvml by path instead.
-# -B: no bytecode is written. -u: lines go out at once.
+# site-packages, and -S all others (and whatever sitecustomize does): the probe looks for pynvml by path instead. -B: no
+# bytecode is written. -u: lines are not buffered.
 _SCRIPT = (
     'o=none;t="import sys;sys.exit(sys.version_info<(3,8))";'
     'try(){ if command -v "$1" >/dev/null 2>&1;then '
     'if "$1" -ISc "$t" </dev/null >/dev/null 2>&1;then exec "$1" -ISBuc "$s";fi;'
     'if [ "$o" = none ];then o=$("$1" -c "import sys;sys.stdout.write(sys.version.split()[0])" '
     "</dev/null 2>/dev/null)||o=none;fi;fi;};"
-    # One pool of memory for all threads: glibc gives each its own, half empty.
+    # One memory arena for all threads: glibc makes one per thread, each half empty.
     "export MALLOC_ARENA_MAX=1;"
     "s=$1;u=$(id -u)||u=0;"
-    # What others may have put there must not run as us, who are often root: no program but a Python, and none that
-    # somebody else than root and us could write, or swap, as all its folders are looked at too.
+    # Files that others may have put there must not run as this user, who is often root: only a Python is run, and none
+    # that anybody but root and this user could write or replace, so all its folders are checked too.
     'try_checked(){ p=$(readlink -f "$1" 2>/dev/null)||return;'
     "case ${p##*/} in python3|python3.[0-9]|python3.[0-9][0-9]);;*)return;esac;"
     'f=$p;while set -- $(ls -lnLd "${f:-/}" 2>/dev/null);do '
@@ -58,13 +61,13 @@ _SCRIPT = (
 
 
 def argv() -> tuple[str, ...]:
-    """Command line that starts the probe on a host; `payload` is what it reads first."""
+    """Return the command line that starts the probe on a host; it first reads `payload` from stdin."""
     return ("sh", "-c", _SCRIPT, "gputuner-probe", STUB)
 
 
-# The modules become real ones, so what is tested in its folder and what runs on a host is the same text. Each is found
-# in sys.modules when another imports it: nothing is looked for in a file system. In angle brackets, as a name of no
-# file, a traceback does not look for its lines there either.
+# The modules become real ones, so that what is tested in its folder is what runs on a host. Each is found in
+# sys.modules when another imports it, without a look at the file system. Their file names have angle brackets, so that
+# a traceback does not look for source lines either.
 _LOADER = """
 import sys
 from importlib.machinery import ModuleSpec
@@ -84,16 +87,16 @@ module.main()
 """
 
 _IMPORT = re.compile(r"^from \.(\w+) import ", re.M)
-"""What a module imports of the others when it is executed. Indented imports are for the type checker only."""
+"""Matches the imports of other modules that are executed. Indented imports are for the type checker only."""
 
 
 @lru_cache(maxsize=1)
 def payload() -> bytes:
-    """What the stub expects: a line with a length, and so many bytes of zlib.
+    """Return what the stub reads: a line with a length, and as many bytes of zlib.
 
-    Inside are parts with NUL between them: the loader, then name and source of each module. They are compiled one at a
-    time: the parser takes a hundred bytes for each of the source, and Python gives little of that back. All at once
-    would be a third of the probe's memory on the host.
+    Inside are parts separated by NUL: the loader, then name and source of each module. Modules are compiled one at a
+    time: the parser takes a hundred bytes for each byte of source, and Python returns little of that. All at once would
+    be a third of the probe's memory on the host.
     """
     parts = [_LOADER]
     for name, source in modules().items():
@@ -103,7 +106,7 @@ def payload() -> bytes:
 
 
 def modules() -> dict[str, str]:
-    """Sources of the probe's modules by name, each after those it imports; the last one has `main`.
+    """Return the sources of the probe's modules by name, each after those it imports; the last one has `main`.
 
     Raises:
         graphlib.CycleError: Modules import each other.

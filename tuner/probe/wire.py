@@ -1,8 +1,8 @@
-"""The probe's lines as typed events: NDJSON in, events of `tuner.domain.events` out, secrets masked.
+"""Parse the probe's lines into typed events: NDJSON in, events of `tuner.domain.events` out, secrets masked.
 
-Nothing that comes from a host raises here. A line that is no event is counted and told as a problem; before the
-probe's first line, whatever a login prints is kept aside. The bytes of a server's log are the one thing that is not
-masked yet: a secret may be cut in two there, so `tuner.session.stream` does it by whole lines.
+Nothing that comes from a host raises here. A line that is no event is counted and reported as a problem; what a login
+prints before the probe's first line is kept aside. Only the bytes of a server's log are not masked yet: a secret may be
+cut in two there, so `tuner.session.stream` masks whole lines.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from tuner.domain.server import Member, ServerIdentity
 
 PROTOCOL = e.PROTOCOL
 MAX_LINE_BYTES = 16 << 20
-"""A longer line is skipped to its end and told as a problem."""
+"""Longest line in bytes; a longer one is skipped to its end and reported as a problem."""
 MAX_TEXT_BYTES = 64 << 20
-"""Compressed text that would grow beyond it is refused."""
+"""Most bytes of decompressed text; what would exceed it is refused."""
 EXCERPT = 120
 PREAMBLE_LINES = 8
 LONG_HIT = 256
-"""Characters of a hit that the probe may have cut."""
+"""Length in characters from which on the probe may have cut a hit."""
 _LINE_BEGINS = re.compile(r"[\s\[({]|[A-Z]+:?\s|[\d.,:/TZ-]+\s")
 
 
 class NeedNvml(Struct, frozen=True, kw_only=True, tag_field="t", tag="need"):
-    """The probe found no NVML binding on the host and asks for one. Answered by the session, not an event."""
+    """The probe found no NVML binding on the host and requests one. Answered by the session; not an event."""
 
     mono: float = 0.0
     seq: int = 0
@@ -61,7 +61,7 @@ class _Read(e.ReadResult, frozen=True, kw_only=True, tag="read"):
 
 class _Http(e.HttpAnswer, frozen=True, kw_only=True, tag="http"):
     again: tuple[tuple[int, float | None], ...] = ()
-    """Values of series that were named before, by the number under which this endpoint first named them."""
+    """Values of series that were named before, by the number of their first mention at this endpoint."""
 
 
 Incoming = e.AnyEvent | NeedNvml
@@ -79,7 +79,7 @@ def _decoder(*, recorded: bool) -> msgspec.json.Decoder[Any]:
 
 
 class Decoder:
-    """Turns blocks of bytes into events.
+    """Parses blocks of bytes into events.
 
     Args:
         recorded: The bytes come from a journal, which also holds the laptop's own events.
@@ -89,23 +89,23 @@ class Decoder:
         self._decode = _decoder(recorded=recorded).decode
         self._recorded = recorded
         self._names: dict[tuple[str, str], list[str]] = {}
-        """Of series, masked, in the order in which an endpoint named them."""
+        """Masked names of series by (server key, endpoint), in the order in which the endpoint first named them."""
         self._parts: list[bytes] = []
         self._size = 0
         self._skipping = False
         self.started = False
-        """The probe's first line has come."""
+        """Whether the probe's first line has come."""
         self.garbage_lines = 0
-        """Lines since then that were no events."""
+        """Lines since the first event that were no events."""
         self._preamble: deque[str] = deque(maxlen=PREAMBLE_LINES)
 
     @property
     def preamble(self) -> list[str]:
-        """What a login printed before the probe's first line, the end of it."""
+        """Return the last lines that a login printed before the probe's first line."""
         return [mask(line, torn=True) for line in self._preamble]
 
     def feed(self, block: bytes) -> Iterator[Incoming]:
-        """Events in the lines that this block completes."""
+        """Yield the events of the lines that this block completes."""
         *ends, rest = block.split(b"\n")
         for end in ends:
             line = b"".join((*self._parts, end)) if self._parts else end
@@ -139,10 +139,10 @@ class Decoder:
         yield event
 
     def _http(self, event: _Http) -> e.HttpAnswer:
-        """With the names that the probe left out.
+        """Return the answer with the names that the probe left out.
 
         Raises:
-            ValueError: a series was never named.
+            ValueError: A series was never named.
         """
         series = event.series
         if series is not None:
@@ -167,7 +167,7 @@ class Decoder:
         )
 
     def _garbage(self, what: str, error: Exception | None = None) -> Iterator[Incoming]:
-        """A line that is no event: after the first one, every tenth time as many are worth a word."""
+        """Take in a line that is no event; yield a problem for the 1st, 10th, 100th and so on."""
         if not self.started:
             self._preamble.append(what)
             return
@@ -181,7 +181,7 @@ class Decoder:
 
 
 def encode(event: e.AnyEvent) -> bytes:
-    """An event as one line without its end, as the journal keeps it."""
+    """Return an event as one line without a newline, as in the journal."""
     return msgspec.json.encode(event)
 
 
@@ -191,10 +191,10 @@ def _excerpt(line: bytes) -> str:
 
 
 def _inflate(packed: str) -> str:
-    """Text from base64 of zlib.
+    """Decompress a text from base64 of zlib.
 
     Raises:
-        ValueError: it is none, or it grows beyond all measure.
+        ValueError: It is not that, or longer than `MAX_TEXT_BYTES`.
     """
     try:
         inflater = zlib.decompressobj()
@@ -232,10 +232,10 @@ def _old_log(event: _OldLog) -> e.OldLog:
 
 
 def _read(event: _Read) -> e.ReadResult:
-    """What was asked for may begin and end within a line.
+    """Return the answer to a `read`, which may begin and end within a line.
 
-    A secret whose name stands before the beginning cannot be told from other words: of a line that begins elsewhere,
-    only its end is kept.
+    A secret whose name stands before the beginning cannot be recognised, so of a line that begins earlier only the
+    newline is kept.
     """
     text = event.data if event.z is None else _inflate(event.z)
     offset = event.offset
@@ -256,9 +256,10 @@ def _read(event: _Read) -> e.ReadResult:
 
 
 def _hit(hit: LogHit) -> LogHit:
-    """A long line is cut around the hit, and a secret's name may stand before the cut.
+    """Return a hit with secrets masked.
 
-    So the first word of a long text is hidden, unless it is what lines of a log begin with.
+    A long line is cut around the hit, and the name of a secret may stand before the cut. So the first word of a long
+    text is hidden, unless it looks like the beginning of a log line.
     """
     if len(hit.text) < LONG_HIT:
         return LogHit(hit.offset, mask(hit.text))
@@ -290,7 +291,7 @@ def _identity(server: ServerIdentity) -> ServerIdentity:
 
 
 def _masked(names: Iterable[str]) -> list[str]:
-    """Names without secrets, which hardly ever are in them."""
+    """Mask secrets in names, which rarely have any."""
     whole = list(names)
     text = "\n".join(whole)
     return whole if mask(text) == text else [mask(name) for name in whole]
@@ -311,6 +312,6 @@ _CLEAN: dict[type, Callable[[Any], Incoming]] = {
     e.CheckResult: lambda v: replace(v, checks=mask_json(v.checks)),
     e.LinkChanged: lambda v: replace(v, reason=_text(v.reason)),
 }
-"""What is done to an event before anybody sees it. Types that are not here carry no free text."""
+"""How an event is masked, by type. Types that are missing here have no free text."""
 
 __all__ = ["MAX_LINE_BYTES", "PROTOCOL", "Decoder", "Incoming", "NeedNvml", "encode"]

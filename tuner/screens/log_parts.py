@@ -24,8 +24,7 @@ class Wanted(Struct, frozen=True):
 
 
 def held(log: LogState, offset: int) -> LogBlock | None:
-    """Return the block that holds a byte offset; None where it is not in memory (a long log has a gap before its tail).
-    """
+    """Return the block that holds a byte offset; None where none does: a long log has a gap before its tail."""
     return next((block for block in reversed(log.blocks) if block.start <= offset < block.end), None)
 
 

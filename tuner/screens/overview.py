@@ -326,7 +326,7 @@ class OverviewScreen(Explained):
         if action == "enter":
             return self.card is not None
         if action == "remedy" and self.is_mounted and not self.query_one("#card", Rows).lines:
-            return False  # A finding that is no failure has no card on a small screen.
+            return False  # a finding that is no failure has no card on a small screen
         if action == "next_curve":
             server = self.shell.server()
             return server is not None and len(curves_of(server)) > 1

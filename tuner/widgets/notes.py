@@ -231,7 +231,7 @@ def silence(state: HostState, server: ServerState | None) -> str:
     silent_s = state.mono - server.log.said_at
     known = bool(server.phases) and server.phases[-1].phase in server.usual.phases_s
     if any(finding.cause in HANGS for finding in server.findings):
-        return ""  # The finding's card says so.
+        return ""  # the finding's card says so
     if silent_s < SILENT_S or (known and not late(state, server, server.phases[-1])):
         return ""
     rates = {sample.index: sample.utilization_ratio for sample in state.samples}

@@ -1,4 +1,4 @@
-"""Command lines and environments: what they say, and what of it nobody may be told."""
+"""Command lines and environments: reading values from them, and masking secrets in them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _SECRET_NAME = re.compile(
     r"(?:^|_)(?:PG)?(?:API_?KEYS?|KEY|TOKENS?|SECRETS?|PASSWORD|PASSWD|PASS|(?<=_)PWD|CREDENTIALS?|AUTH)$", re.I
 )
 _SHORT_NUMBER = re.compile(r"\d{1,7}")
-"""What MAX_TOKENS and the like hold; a secret of digits is longer."""
+"""A short number, such as the value of MAX_TOKENS. Secrets made of digits are longer."""
 _SECRET_FLAG = re.compile(r"^--(?:[\w-]+[-_])?(?:api[-_]key|auth[-_]token|hf[-_]token|token|password|secret)$")
 
 
 def masked_env(env: Dict[str, str], names: Sequence[str] = ()) -> Dict[str, str]:
-    """Environment with the values of secrets replaced. Numbers are no secrets: `MAX_TOKENS=8` stays."""
+    """Return an environment with the values of secrets masked. Short numbers are not secrets: `MAX_TOKENS=8` stays."""
     return {
         name: MASK
         if value and (name in names or (_SECRET_NAME.search(name) and not _SHORT_NUMBER.fullmatch(value)))
@@ -26,7 +26,7 @@ def masked_env(env: Dict[str, str], names: Sequence[str] = ()) -> Dict[str, str]
 
 
 def masked_argv(argv: Sequence[str], flags: Sequence[str] = ()) -> List[str]:
-    """Command line with the values of secret flags replaced."""
+    """Return a command line with the values of secret flags masked."""
     out: List[str] = []
     hide = False
     for arg in argv:
@@ -41,7 +41,7 @@ def masked_argv(argv: Sequence[str], flags: Sequence[str] = ()) -> List[str]:
 
 
 def flag_value(argv: Sequence[str], flags: Sequence[str]) -> Optional[str]:
-    """Value of the last of `flags` on a command line, as `--flag value` or `--flag=value`."""
+    """Return the value of the last of `flags` on a command line, given as `--flag value` or `--flag=value`."""
     value = None
     for i, arg in enumerate(argv):
         name, equals, rest = arg.partition("=")

@@ -1,4 +1,4 @@
-"""What all parts of the probe stand on: where the host is read, and how, without an error for what is not there."""
+"""Helpers for reading the host, which return nothing instead of raising where something does not exist."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ HZ = os.sysconf("SC_CLK_TCK")
 ME = os.getuid()
 
 BLOCK = 262_144
-"""Bytes of a log read, and sent, at a time."""
+"""Bytes of a log that are read, and sent, at a time."""
 LINE_LIMIT = 65_536
-"""Longest line kept of a start-up section."""
+"""Most bytes of a line in the start-up section; longer lines are cut."""
 READ_LIMIT = 1_048_576
-"""Most bytes of a log in one answer, and of one entry of the journal."""
+"""Most bytes of a log in one answer to `read`, and in one entry of the journal."""
 
 Json = Dict[str, Any]
 
 
 def slurp(path: str, limit: int = 1 << 20) -> bytes:
-    """Content of a small file, at most `limit` bytes. Raises OSError."""
+    """Return the contents of a small file, at most `limit` bytes. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = os.read(fd, limit)
-        if len(data) < 4096:  # /proc hands out at least a page when there is one
+        if len(data) < 4096:  # /proc returns at least a page where there is one
             more = os.read(fd, limit) if data else b""
             if not more:
                 return data
@@ -47,7 +47,7 @@ def slurp(path: str, limit: int = 1 << 20) -> bytes:
 
 
 def glance(path: str) -> bytes:
-    """Content of a file of /proc that is handed out whole by one read. Raises OSError."""
+    """Return the contents of a file in /proc that one read returns completely. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, 8192)
@@ -56,7 +56,7 @@ def glance(path: str) -> bytes:
 
 
 def text_of(path: str, limit: int = 1 << 20) -> Optional[str]:
-    """Content of a small text file, or None where it cannot be read."""
+    """Return the contents of a small text file; None where it cannot be read."""
     try:
         return slurp(path, limit).decode("utf-8", "replace")
     except OSError:
@@ -64,7 +64,7 @@ def text_of(path: str, limit: int = 1 << 20) -> Optional[str]:
 
 
 def link_of(path: str) -> Optional[str]:
-    """Target of a symbolic link, or None."""
+    """Return the target of a symbolic link; None where it cannot be read."""
     try:
         return os.readlink(path)
     except OSError:
@@ -72,7 +72,7 @@ def link_of(path: str) -> Optional[str]:
 
 
 def names_in(folder: str) -> List[str]:
-    """Names in a folder; empty where it cannot be listed."""
+    """Return the names in a folder; empty where it cannot be listed."""
     try:
         return os.listdir(folder)
     except OSError:
@@ -80,7 +80,7 @@ def names_in(folder: str) -> List[str]:
 
 
 def stat_of(path: str) -> Optional[os.stat_result]:
-    """Status of a file, links followed, or None."""
+    """Return the status of a file, links followed; None where it cannot be read."""
     try:
         return os.stat(path)
     except OSError:
@@ -88,7 +88,7 @@ def stat_of(path: str) -> Optional[os.stat_result]:
 
 
 def which(name: str) -> Optional[str]:
-    """A program on PATH."""
+    """Return the path of a program on PATH; None where there is none."""
     for folder in os.environ.get("PATH", "/usr/bin:/bin").split(":"):
         path = os.path.join(folder or ".", name)
         if os.path.isfile(path) and os.access(path, os.X_OK):
@@ -97,7 +97,7 @@ def which(name: str) -> Optional[str]:
 
 
 def user_name(uid: Optional[int]) -> Optional[str]:
-    """Name of a user, its number as text where it has none, None for None."""
+    """Return the name of a user, or the number as text where it has no name; None for None."""
     if uid is None:
         return None
     if HOST_ROOT:
@@ -114,7 +114,7 @@ def user_name(uid: Optional[int]) -> Optional[str]:
 
 
 def home_of(uid: Optional[int]) -> Optional[str]:
-    """Home of a user, or None."""
+    """Return the home folder of a user; None where unknown."""
     try:
         import pwd
 
@@ -124,15 +124,15 @@ def home_of(uid: Optional[int]) -> Optional[str]:
 
 
 def boot_time() -> Optional[float]:
-    """Wall clock at which the host started, from /proc/stat."""
+    """Return the time at which the host started (Unix seconds), from /proc/stat; None where unknown."""
     found = re.search(r"^btime (\d+)", text_of(PROC + "/stat") or "", re.M)
     return float(found.group(1)) if found else None
 
 
 def until_beat(every_s: float) -> float:
-    """Seconds to wait for something that is done regularly, at least half of the time between.
+    """Return the seconds to wait before a regular task runs again, at least half its interval.
 
-    All of it is done at the same moments: a processor that wakes up once for everything has half the work.
+    All tasks with an interval run at the same moments, so that the processor wakes up once for all of them.
     """
     left = every_s - time.monotonic() % every_s
     return left if left > every_s / 2 else left + every_s

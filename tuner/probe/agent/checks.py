@@ -1,4 +1,4 @@
-"""What `doctor` asks of a host."""
+"""The host's side of `doctor`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def checks(probe: Probe, limit_s: float = 10.0) -> Json:
-    """What `doctor` asks: facts by id, each with `ok` (None: nothing to judge), `value` and `detail`.
+    """Return the facts for `doctor` by id, each with `ok` (None where there is nothing to judge), `value` and `detail`.
 
-    A disk or a driver that does not answer costs only the facts that come from it.
+    A disk or a driver that does not answer within `limit_s` seconds costs only the facts that come from it.
     """
     out: Json = {}
     ends = []
@@ -105,11 +105,11 @@ _CHECKS: Tuple[Tuple[Tuple[str, ...], Callable[[Probe], Iterator[Tuple[Any, ...]
     (("nvml", "driver", "topology", "persistence"), _check_gpus),
     (("memory", "shm", "disk"), _check_host),
 )
-"""What is looked at together, as one may have to wait for the other; by ids, in the order of the answer."""
+"""Ids of facts, in the order of the answer, and the function that yields them. One thread runs each function."""
 
 
 def hidepid() -> Optional[str]:
-    """Why other users' processes are invisible, or None. From root nothing is hidden."""
+    """Return why other users' processes are invisible, or None where they are not. Nothing is hidden from root."""
     if ME == 0:
         return None
     for line in (text_of(PROC + "/self/mounts") or text_of(PROC + "/mounts") or "").splitlines():

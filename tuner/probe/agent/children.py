@@ -9,7 +9,7 @@ from typing import Any, List, Optional, Sequence, Set, Tuple
 
 
 class Children:
-    """Programs the probe started (journalctl, nvidia-smi); none outlives it."""
+    """Starts programs (journalctl, nvidia-smi) and ends them with the probe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -18,11 +18,11 @@ class Children:
         self._guard: Optional[List[str]] = None
 
     def start(self, argv: Sequence[str], *, apart: bool = False) -> Any:
-        """Start a program with its output in a pipe, and with its messages in the same one or apart. Raises OSError."""
+        """Start a program with stdout in a pipe, and stderr in the same pipe or in one `apart`. Raises OSError."""
         import subprocess
 
         if self._guard is None:
-            # Should the probe be killed outright, the kernel ends its children too, where setpriv can say so.
+            # Where setpriv can do that, the kernel ends the children even if the probe is killed outright.
             guard = ["setpriv", "--pdeathsig", "TERM", "--"]
             try:
                 null = subprocess.DEVNULL
@@ -53,7 +53,7 @@ class Children:
             child.wait(1.0)
 
     def output(self, argv: Sequence[str], timeout_s: float) -> Tuple[int, str]:
-        """Exit status and output of a short program. Raises OSError; TimeoutError when it took too long."""
+        """Return exit status and output of a short program. Raises OSError, and TimeoutError when it took too long."""
         import subprocess
 
         child = self.start(argv)
@@ -68,7 +68,7 @@ class Children:
         return child.returncode, data.decode("utf-8", "replace")
 
     def end_all(self) -> None:
-        """Kill all of them; no other is started after this."""
+        """Kill all programs; none can be started after this."""
         with self._lock:
             self._closed = True
             running = list(self._running)

@@ -1,4 +1,4 @@
-"""Follows a log that is a file."""
+"""Follow a log that is a file."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from .output import bulk, whole_utf8
 from .tail import Followed, Tail
 
 BACKLOG_LIMIT = 67_108_864
-"""A log that is further ahead of what was sent is skipped to its end: the link is too slow for it."""
+"""Bytes of unsent log beyond which the probe skips to the log's end: the link is too slow for it."""
 
 
 class FileTail(Tail):
-    """Follows a file by (device, inode, offset), through rotation, truncation and deletion."""
+    """Follows a file by (device, inode, offset) through rotation, truncation and deletion."""
 
     def __init__(self, server: Followed, target: LogTarget, reason: str) -> None:
         super().__init__(server, target, reason)
@@ -42,20 +42,23 @@ class FileTail(Tail):
         self.inode = 0
         self.offset = 0
         self._before = b""
-        """The bytes before `offset`, which are read again with what follows: a truncated log may have grown beyond."""
+        """The bytes before `offset`.
+
+        They are read again with what follows, since a truncated log may have grown beyond it.
+        """
         self._window_start = 0.0
         self._window_sent = 0
         self._window_size = 0
         self._flooded = False
 
     def follows(self, target: LogTarget) -> bool:
-        """See `Tail`."""
+        """Return whether `target` is the file that this tail follows."""
         status = target.status
         return status is not None and (status.st_dev, status.st_ino) == (self.device, self.inode)
 
     @contextlib.contextmanager
     def _descriptor(self) -> Iterator[int]:
-        """A descriptor of the log for random access, also after its server has ended. Raises OSError."""
+        """Yield a descriptor of the log for random access, also after its server has ended. Raises OSError."""
         with self._lock:
             fd = os.dup(self._fd) if self._fd >= 0 else -1
         if fd < 0:
@@ -69,13 +72,13 @@ class FileTail(Tail):
             os.close(fd)
 
     def backwards(self, before: Optional[int], stop: Callable[[], bool]) -> Blocks:
-        """See `Tail`."""
+        """Yield blocks of the log before an offset, newest first; see `Tail`."""
         with self._descriptor() as fd:
             size = os.fstat(fd).st_size
             yield from blocks_before(fd, size if before is None else min(before, size))
 
     def part(self, offset: int, length: int) -> Tuple[int, bytes, int]:
-        """See `Tail`."""
+        """Return bytes of the log from an offset on; see `Tail`."""
         with self._descriptor() as fd:
             size = os.fstat(fd).st_size
             return min(offset, size), os.pread(fd, length, offset), size
@@ -121,7 +124,7 @@ class FileTail(Tail):
         )
 
     def _begin(self) -> None:
-        """Open for the first time: go on where the laptop was, or send the start-up section and the tail."""
+        """Open the log for the first time: resume where the laptop was, or send the start-up section and the tail."""
         resume = self.server.resume
         if resume is not None and resume.get("inode") is not None:
             if not self._resume(resume):
@@ -142,7 +145,7 @@ class FileTail(Tail):
             self._emit({"t": "log_gap", "offset": gap_from, "end": at, "reason": "opened near its end"})
 
     def _head(self, limit: int) -> int:
-        """Send the start-up section before `limit`; returns where it ended."""
+        """Send the start-up section before `limit`; return the offset where it ended."""
         engine = self.server.engine
         if not engine.markers:
             return 0
@@ -157,7 +160,7 @@ class FileTail(Tail):
         return last
 
     def _resume(self, resume: Json) -> bool:
-        """Go on exactly where the laptop was. False when that file is gone."""
+        """Resume exactly where the laptop was. Return False when that file is gone."""
         device, inode, offset = resume.get("device"), resume["inode"], int(resume.get("offset") or 0)
         now = stat_of(self.target.watch) if self.target.watch else None
         if now is not None and now.st_ino == inode and device in (None, now.st_dev):
@@ -178,7 +181,7 @@ class FileTail(Tail):
         return True
 
     def lose(self, offset: int, end: int = 0) -> None:
-        """Say that what followed an offset cannot be had; how much that was is not always known."""
+        """Report that what followed an offset is lost. Without `end` it is not known how much that was."""
         self._emit({"t": "log_gap", "offset": offset, "end": max(offset, end), "reason": "lost"})
 
     # -- following ----------------------------------------------------------------------------------------------
@@ -196,7 +199,7 @@ class FileTail(Tail):
                     if 0 < self.offset - before < BLOCK // 4:
                         if self._finish_at is None:
                             self.caught_up.set()
-                        self._sleep(until_beat(0.25))  # a writer that never rests would be sent a line at a time
+                        self._sleep(until_beat(0.25))  # a writer that never rests would otherwise be sent line by line
                     continue
                 now = time.monotonic()
                 idle += 1
@@ -250,11 +253,11 @@ class FileTail(Tail):
         self._before = bytes_before(self._fd, offset)
 
     def _pump(self) -> bool:
-        """Send what is new, at most a block; False when there is nothing."""
+        """Send new bytes, at most a block; return False when there are none."""
         data = os.pread(self._fd, len(self._before) + BLOCK, self.offset - len(self._before))
         if not data.startswith(self._before):
             if self._finish_at is not None:
-                self._stopped = True  # the dead truncate nothing: another server begins here
+                self._stopped = True  # a dead server truncates nothing: another one begins here
             else:
                 self._opened("truncated", os.fstat(self._fd).st_size, 0)
             return True
@@ -280,7 +283,7 @@ class FileTail(Tail):
         self.offset = end
 
     def _skip_hole(self) -> None:
-        """Step over NULs: what truncation leaves before a writer that does not append. They may be gigabytes."""
+        """Skip the NULs that a truncation leaves before a writer that does not append. They may be gigabytes."""
         size = os.fstat(self._fd).st_size
         to = self.offset
         while to < size and not self._stopped:
@@ -288,7 +291,7 @@ class FileTail(Tail):
                 to = max(to, os.lseek(self._fd, to, os.SEEK_DATA))
             except OSError as e:
                 if e.errno == errno.ENXIO:
-                    to = size  # nothing but the hole
+                    to = size  # nothing follows the hole
                     break
             block = os.pread(self._fd, BLOCK, to)
             text = len(block) - len(block.lstrip(b"\0"))
@@ -299,7 +302,7 @@ class FileTail(Tail):
         self._go_to(to)
 
     def _within_limits(self, count: int) -> bool:
-        """Keep to the bytes per second; a log that grows faster still is skipped to its end."""
+        """Return whether so many bytes may be sent now; a log that grows faster still is skipped to its end."""
         now = time.monotonic()
         limit = self.probe.max_log_bytes_s
         size = os.fstat(self._fd).st_size
@@ -329,18 +332,18 @@ class FileTail(Tail):
         return True
 
     def _moved(self) -> bool:
-        """Follow the log to another file, once the old one is read to its end."""
+        """Switch to another file that the log has moved to, once the old one is read to its end."""
         now = stat_of(self.target.watch)
         if now is None:
             if os.path.lexists(self.target.watch) and self._finish_at is None:
                 self._vanished()
                 return True
-            # The process has ended and its descriptors with it: the path tells what came after.
+            # The process has ended, and its descriptors with it: the path tells which file came after.
             now = next((s for s in map(stat_of, self.target.opens[1:]) if s is not None), None)
         if now is None or not stat.S_ISREG(now.st_mode) or (now.st_dev, now.st_ino) == (self.device, self.inode):
             return False
         if os.fstat(self._fd).st_size > self.offset + 3:
-            return False  # more than a character that never ended
+            return False  # more is unread than one incomplete character
         if self._finish_at is not None and (now.st_dev, now.st_ino) in self.probe.log_inodes():
             return False  # the next server writes there
         self._flush_torn()
@@ -372,7 +375,7 @@ class FileTail(Tail):
             return
 
     def _flush_torn(self) -> None:
-        """At the end of a file a character that never ended is sent as it is."""
+        """Send an incomplete character at the end of the file as it is."""
         data = os.pread(self._fd, 8, self.offset)
         if data:
             self._send(data)

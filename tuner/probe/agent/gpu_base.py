@@ -1,4 +1,4 @@
-"""What both ways to read GPUs have in common."""
+"""What both ways of reading GPUs have in common."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ SAMPLE_FIELDS = (
     "ecc_uncorrected",
     "error",
 )
-"""A sample travels as an array in this order."""
+"""Fields of a sample, which is sent as an array in this order."""
 
 
 class GpuError(Exception):
-    """One GPU cannot be read; the others may."""
+    """One GPU cannot be read; others may be readable."""
 
     def __init__(self, text: str, lost: bool) -> None:
         super().__init__(text)
@@ -39,7 +39,7 @@ class GpuError(Exception):
 
 
 class NoGpus(Exception):
-    """There is nothing to read GPUs with; `code` is a problem code."""
+    """There is no way to read GPUs; `code` is a problem code."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -47,34 +47,34 @@ class NoGpus(Exception):
 
 
 class Gpus(Protocol):
-    """A way to read GPUs. What nothing can be read with raises NoGpus."""
+    """A way to read GPUs. Every method may raise NoGpus."""
 
     source: str
-    """What `gpu_info` names."""
+    """Name of the source in the `gpu_info` line."""
     EVERY_S: float
     """Least seconds between two readings."""
 
     def table(self) -> Json:
-        """What does not change: the `gpu_info` line."""
+        """Return the `gpu_info` line, which holds what does not change."""
 
     def samples(self) -> Tuple[List[List[Any]], Dict[int, GpuError]]:
-        """One reading of every GPU, and those that could not be read."""
+        """Read every GPU; return the samples, and the errors of GPUs that could not be read, by index."""
 
     def processes(self, graphics: bool) -> List[List[Any]]:
-        """Memory by GPU and process: [gpu, pid, bytes or None]; `graphics` looks for those that draw, too."""
+        """Return memory by GPU and process as [gpu, pid, bytes or None]; with `graphics` also processes that draw."""
 
     def power_limits(self) -> List[Optional[float]]:
-        """Power limits in watts, by GPU."""
+        """Return the power limit of each GPU in watts, None where unknown."""
 
     def persistence(self) -> Optional[bool]:
-        """Whether the driver stays loaded without a client, on every GPU."""
+        """Return whether the driver of every GPU stays loaded without a client; None where unknown."""
 
     def close(self) -> None:
-        """Let go of what is held."""
+        """Release what is held."""
 
 
 def numa_node_of(bus_id: str) -> Optional[int]:
-    """NUMA node of a PCI device."""
+    """Return the NUMA node of a PCI device; None where unknown."""
     found = re.match(r"(?:0000)?([0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])", bus_id)
     text = text_of("%s/bus/pci/devices/%s/numa_node" % (SYS, found.group(1).lower())) if found else None
     try:

@@ -1,4 +1,4 @@
-"""Finds and loads the driver and its Python binding, and leaves no trace of that on disk or in memory."""
+"""Find and load the driver's Python binding, without traces on disk or in memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .base import HOST_ROOT, ME, PROC, Json
 
 
 def trusted_source(path: str) -> Optional[bytes]:
-    """Text of a module that may be run as us; None where somebody else than root and us may have written it.
+    """Return the source of a module; None where others than root and this user may have written it.
 
-    What is checked is what is read: the file behind all links, by the descriptor it was opened with. Nobody else can
-    write it, nor put another one into its place, as its folders up to the root belong to root or us as well. A link
-    cannot make a module of any other text of root's.
+    The file that is read is the one that is checked: behind all links, by its descriptor. Nobody else can write it or
+    replace it, because its folders up to the root belong to root or this user as well. A link under another name is
+    refused, so that it cannot pass off some other text of root's as a module.
     """
     real = folder = os.path.realpath(path)
     if os.path.basename(real) != os.path.basename(path):
@@ -27,7 +27,7 @@ def trusted_source(path: str) -> Optional[bytes]:
             folder = os.path.dirname(folder)
             if not _ours(os.lstat(folder)):
                 return None
-        # A pipe of that name must not hold us up.
+        # A pipe under that name must not block the probe.
         with open(os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
             return file.read() if stat.S_ISREG(status.st_mode) and _ours(status) else None
@@ -36,13 +36,16 @@ def trusted_source(path: str) -> Optional[bytes]:
 
 
 def _ours(status: os.stat_result) -> bool:
-    """True where only root and we write: to a file, or to a folder if only what is somebody's own (as in /tmp)."""
+    """Return whether a file or folder is root's or this user's, and others cannot write it (or it is sticky)."""
     sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     return status.st_uid in (0, ME) and (bool(sticky) or not status.st_mode & 0o022)
 
 
 def load_module(source: bytes, path: Optional[str] = None) -> Any:
-    """The pynvml module from its source. Never from bytecode beside it: that may be anybody's."""
+    """Return the pynvml module, executed from its source.
+
+    Bytecode beside it is not used: others may have written it.
+    """
     import types
 
     module = types.ModuleType("pynvml")
@@ -54,7 +57,7 @@ def load_module(source: bytes, path: Optional[str] = None) -> Any:
 
 
 def run_in_parts(source: str, name: str, namespace: Json) -> None:
-    """Execute a long source a part at a time: the parser takes a hundred bytes for each of its, and keeps most."""
+    """Execute a source in parts: the parser takes a hundred bytes for each byte of source, and keeps most of them."""
     heads = re.compile(r"^(?=@|def |class )", re.M)
     start = end = line = 0
     while start < len(source):
@@ -65,14 +68,14 @@ def run_in_parts(source: str, name: str, namespace: Json) -> None:
         except SyntaxError:
             if found is None:
                 raise
-            continue  # cut within a string, or below a decorator
+            continue  # the cut was within a string, or below a decorator
         exec(code, namespace)  # noqa: S102
         line += source.count("\n", start, end)
         start = end
 
 
 def binding_in(folder: str) -> Optional[str]:
-    """The pynvml module in a package folder."""
+    """Return the path of the pynvml module in a package folder; None where there is none."""
     for name in ("pynvml.py", "pynvml/nvml.py"):
         path = folder + "/" + name
         if os.path.isfile(path):
@@ -81,7 +84,7 @@ def binding_in(folder: str) -> Optional[str]:
 
 
 def driver_hints() -> bool:
-    """True where an NVIDIA driver seems to be, whatever can be done with it."""
+    """Return whether an NVIDIA driver seems to be installed, usable or not."""
     if os.path.exists(PROC + "/driver/nvidia/version") or (not HOST_ROOT and os.path.exists("/dev/nvidiactl")):
         return True
     import ctypes
@@ -94,8 +97,8 @@ def driver_hints() -> bool:
 
 
 def give_memory_back() -> None:
-    """Return to the host what the driver needed for a moment while it was loaded: megabytes."""
+    """Return memory to the host that the driver needed only while it was loaded: megabytes."""
     import ctypes
 
-    with contextlib.suppress(OSError, AttributeError):  # a C library that cannot
+    with contextlib.suppress(OSError, AttributeError):  # the C library may not have it
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""GPUs through NVML."""
+"""Read GPUs through NVML."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .base import Json
 from .gpu_base import SAMPLE_FIELDS, GpuError, NoGpus, numa_node_of
 
 _NVML_NEVER = frozenset((2, 3, 4, 13, 25, 26))
-"""Answers that will not change: not supported, no permission, function not found and their like."""
+"""NVML errors that are permanent: not supported, no permission, function not found and the like."""
 _NVML_LOST = frozenset((15, 16, 28))
 _FIELD_MEMORY_TEMPERATURE = 82
 _FIELD_NVLINK_TX, _FIELD_NVLINK_RX = 138, 139
@@ -18,22 +18,22 @@ _FIELD_PCIE_TX, _FIELD_PCIE_RX = 197, 198
 _PCIE = (_FIELD_PCIE_RX, _FIELD_PCIE_TX)
 _NVLINK = (_FIELD_NVLINK_RX, _FIELD_NVLINK_TX)
 NVLINK_TURNS = 2
-"""Of so many turns in which traffic is read, one is for NVLinks too."""
+"""Traffic is read in turns; one of so many turns reads the NVLinks too."""
 LINK_EVERY_S = 5.0
-"""PCIe generation and width follow the load, in their own time."""
+"""Seconds between readings of PCIe generation and width, which change slowly with the load."""
 ECC_EVERY_S = 30.0
-"""A millisecond a GPU, for a number that changes when memory fails: then the kernel's log has told already."""
+"""Seconds between readings of ECC errors. They take a millisecond per GPU, and the kernel log tells earlier."""
 _ALL_LINKS = 0xFFFFFFFF
 _ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
 
 def words(value: Any) -> str:
-    """Text of NVML, which old bindings hand out as bytes."""
+    """Return a text of NVML, which old bindings return as bytes."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 class NvmlGpus:
-    """GPUs through a pynvml module, whichever version it is."""
+    """Reads GPUs through a pynvml module of any version."""
 
     EVERY_S = 0.1
 
@@ -69,7 +69,7 @@ class NvmlGpus:
             raise NoGpus("no-gpu", "the NVIDIA driver is loaded but sees no GPU")
 
     def _ask(self, gpu: int, name: str, *args: Any) -> Any:
-        """Result of an NVML function for a GPU; None where it has none. Raises GpuError for a lost GPU."""
+        """Return the result of an NVML function for a GPU; None where unsupported. Raises GpuError for a lost GPU."""
         if (gpu, name) in self._never:
             return None
         function = getattr(self._n, name, None)
@@ -86,7 +86,7 @@ class NvmlGpus:
                 raise GpuError(str(e), True) from None
             return None
         except (AttributeError, TypeError, ValueError):
-            self._never.add((gpu, name))  # a binding older or newer than any this was written for
+            self._never.add((gpu, name))  # the binding is older or newer than any this was written for
             return None
 
     def _memory(self, gpu: int) -> Any:
@@ -108,7 +108,7 @@ class NvmlGpus:
             raise GpuError(str(e), code in _NVML_LOST or code == 999) from None
 
     def table(self) -> Json:
-        """What does not change: the `gpu_info` line."""
+        """Return the `gpu_info` line, which holds what does not change."""
         n = self._n
         event: Json = {"t": "gpu_info", "source": self.source, "gpus": []}
         try:
@@ -162,7 +162,7 @@ class NvmlGpus:
                 code = getattr(e, "value", None)
                 if code in _NVML_LOST:
                     raise GpuError(str(e), True) from None
-                if code not in (2, 3):  # beyond the last link, or a GPU without any
+                if code not in (2, 3):  # this is beyond the last link, or the GPU has none
                     return count or None
                 break
         return count
@@ -189,7 +189,7 @@ class NvmlGpus:
             return "?"
 
     def _direct_links(self, gpu: int, bus_id: Optional[str], links: int) -> int:
-        """Links that end at that very GPU; none of them do where a switch is between."""
+        """Return the number of links that end at that other GPU; none do where a switch is between."""
         count = 0
         for link in range(36):
             try:
@@ -202,7 +202,7 @@ class NvmlGpus:
         return count
 
     def samples(self) -> Tuple[List[List[Any]], Dict[int, GpuError]]:
-        """One reading of every GPU, and those that could not be read."""
+        """Read every GPU; return the samples, and the errors of GPUs that could not be read, by index."""
         out: List[List[Any]] = []
         errors: Dict[int, GpuError] = {}
         for gpu in range(len(self._handles)):
@@ -244,7 +244,7 @@ class NvmlGpus:
         ]
 
     def _ask_seldom(self, gpu: int, every_s: float, name: str, *args: Any) -> Any:
-        """What is slower to ask than most, and rarely anything but the same number."""
+        """Return the result of a slow NVML function whose value rarely changes, at most `every_s` seconds old."""
         now = time.monotonic()
         at, value = self._seldom.get((gpu, name), (-1e9, None))
         if now - at >= every_s:
@@ -253,7 +253,10 @@ class NvmlGpus:
         return value
 
     def _field_values(self, gpu: int, fields: Tuple[int, ...]) -> Dict[int, int]:
-        """Values that only the field interface has, in one call; fields a GPU does not know are not asked again."""
+        """Return the values of NVML fields, all in one call.
+
+        Fields that a GPU does not know are not requested again.
+        """
         wanted = self._fields.get((gpu, fields))
         if wanted is None:
             links = (_FIELD_NVLINK_TX, _FIELD_NVLINK_RX)
@@ -273,7 +276,7 @@ class NvmlGpus:
         return out
 
     def _rate(self, gpu: int, field: int, fields: Dict[int, int], now: float) -> Optional[int]:
-        """Bytes per second from a counter; None at first, and when it wrapped."""
+        """Return the rate of a counter in bytes per second; None at the first reading, and when it wrapped."""
         value = fields.get(field)
         if value is None:
             return None
@@ -285,11 +288,10 @@ class NvmlGpus:
         return int((value - before[1]) * unit / (now - before[0]))
 
     def traffic(self) -> None:
-        """Read the traffic of one GPU, the next one at each call; at every other one also that of a GPU's NVLinks.
+        """Read the traffic of one GPU, the next one at each call; at every other call also that of a GPU's NVLinks.
 
-        It costs more than all else together: 0.3 ms for the PCIe counters of one, 1.5 ms for its NVLinks on a host of
-        two GPUs and 3.5 ms on one of four, and where there are no counters 20 ms per direction, for which the driver
-        watches the bus.
+        It costs more than all else together: 0.3 ms for the PCIe counters of one GPU, 1.5 ms for its NVLinks on a host
+        with two GPUs and 3.5 ms with four; without counters 20 ms per direction, in which the driver watches the bus.
         """
         self._turn += 1
         count = len(self._handles)
@@ -312,14 +314,14 @@ class NvmlGpus:
         self._traffic[gpu, counters] = (time.monotonic(), rates)
 
     def _traffic_of(self, gpu: int, counters: Tuple[int, ...]) -> List[Optional[int]]:
-        """Bytes per second in and out, unless they are too old to be told: two rounds were missed."""
+        """Return bytes per second in and out; None each where the reading is older than two rounds."""
         at, rates = self._traffic.get((gpu, counters), (-1e9, []))
         fresh = time.monotonic() - at <= 10.0 + 2 * NVLINK_TURNS * len(self._handles)
         return rates if rates and fresh else [None] * len(counters)
 
     def processes(self, graphics: bool) -> List[List[Any]]:
-        """Memory by GPU and process: [gpu, pid, bytes or None]."""
-        if graphics:  # milliseconds on some drivers, and rarely anything on a server: seldom
+        """Return memory by GPU and process as [gpu, pid, bytes or None]."""
+        if graphics:  # asked seldom: it takes milliseconds on some drivers, and servers rarely have such processes
             self._graphics = self._users("nvmlDeviceGetGraphicsRunningProcesses")
         users = {**self._graphics, **self._users("nvmlDeviceGetComputeRunningProcesses")}
         return [[gpu, pid, used] for (gpu, pid), used in sorted(users.items())]
@@ -336,7 +338,7 @@ class NvmlGpus:
         return out
 
     def power_limits(self) -> List[Optional[float]]:
-        """Power limits in watts, by GPU."""
+        """Return the power limit of each GPU in watts, None where unknown."""
         return [self._power_limit(gpu) if handle is not None else None for gpu, handle in enumerate(self._handles)]
 
     def _power_limit(self, gpu: int) -> Optional[float]:
@@ -347,7 +349,7 @@ class NvmlGpus:
         return limit / 1000.0 if limit is not None else None
 
     def persistence(self) -> Optional[bool]:
-        """Whether the driver stays loaded without a client, on every GPU."""
+        """Return whether the driver of every GPU stays loaded without a client; None where unknown."""
         try:
             modes = [self._ask(gpu, "nvmlDeviceGetPersistenceMode") for gpu in range(len(self._handles))]
         except GpuError:
@@ -356,6 +358,6 @@ class NvmlGpus:
         return all(known) if known else None
 
     def close(self) -> None:
-        """Let go of NVML; it may be initialised anew."""
+        """Release NVML; it may be initialised again."""
         with contextlib.suppress(Exception):
             self._n.nvmlShutdown()

@@ -1,4 +1,4 @@
-"""Reads the GPUs in the best way there is."""
+"""Read the GPUs in the best way available."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HANG_S = 3.0
 
 
 class GpuReader:
-    """Reads the GPUs in threads of their own: a driver that hangs must stall nothing else."""
+    """Reads the GPUs in threads of its own, so that a driver that hangs stalls nothing else."""
 
     LIMITS_EVERY_S = 60.0
 
@@ -36,7 +36,7 @@ class GpuReader:
         self.given = threading.Event()
         self.processes_due = threading.Event()
         self.users: Dict[int, Set[int]] = {}
-        """Processes that hold GPU memory, and of which GPUs."""
+        """PIDs that hold GPU memory, each with the indexes of its GPUs."""
         self._busy_since = 0.0
         self._hung = False
         self._described: Set[int] = set()
@@ -47,7 +47,7 @@ class GpuReader:
     # -- finding a way --------------------------------------------------------------------------------------------
 
     def _candidates(self) -> Iterator[Tuple[str, bytes]]:
-        """Bindings beside engines and beside our own interpreter: path and source of those that may be run."""
+        """Yield path and source of trusted bindings beside engines and beside our own interpreter."""
         servers = [server for server in self.probe.live_servers() if same_mounts(server.leader.pid)]
         folders = [folder for server in servers for folder in server.site_folders] + own_package_folders()
         for path in filter(None, map(binding_in, dict.fromkeys(folders))):
@@ -60,14 +60,14 @@ class GpuReader:
             return NvmlGpus(module, source)
 
     def _way(self) -> Gpus:
-        """The best way to read GPUs. Raises NoGpus."""
+        """Return the best way to read GPUs. Raises NoGpus."""
         trouble: Optional[NoGpus] = None
         for path, text in self._candidates():
             try:
                 return self._nvml(load_module(text, path), "pynvml " + re.sub(r"^%s/\d+/root" % PROC, "", path))
             except NoGpus as e:
                 trouble = e
-                break  # the binding works and the driver does not: another binding would say the same
+                break  # the binding works and the driver does not: another binding would report the same
             except Exception as e:
                 self.probe.log("binding %s: %s" % (path, e))
         if trouble is None and driver_hints():
@@ -129,13 +129,13 @@ class GpuReader:
 
     @property
     def silent(self) -> bool:
-        """Whether no samples come: there are no GPUs, or the driver does not answer."""
+        """Return whether no samples come, because there are no GPUs or the driver does not answer."""
         since = self._busy_since
         return self.gpus is None or bool(since and time.monotonic() - since > 2.0)
 
     @contextlib.contextmanager
     def _driver_asked(self) -> Iterator[None]:
-        """Around what the driver may not answer; `watch` looks how long it takes."""
+        """Mark a call that the driver may not answer; `watch` checks how long it takes."""
         self._busy_since = time.monotonic()
         try:
             yield
@@ -143,7 +143,7 @@ class GpuReader:
             self._busy_since = 0.0
 
     def watch(self) -> None:
-        """Called by the conductor: tell when the driver hangs, and when it is back."""
+        """Report when the driver hangs, and when it answers again. Called by the conductor."""
         since = self._busy_since
         hung = since > 0 and time.monotonic() - since > HANG_S
         if hung and not self._hung:
@@ -169,7 +169,7 @@ class GpuReader:
                 self.probe.problems.note("gpu-lost" if error.lost else "nvml-error", "GPU %d" % gpu, str(error))
             known_bad = set(errors)
             if errors and len(errors) == len(samples) and not any(e.lost for e in errors.values()):
-                raise NoGpus("nvml-error", str(next(iter(errors.values()))))  # the driver went away: start anew
+                raise NoGpus("nvml-error", str(next(iter(errors.values()))))  # the driver was unloaded: start anew
             sampled = time.monotonic()
             if sampled - self._procs_at >= 4.5:
                 self._processes(gpus, sampled)
@@ -193,7 +193,7 @@ class GpuReader:
                 return
 
     def _look_at_limits(self, gpus: Gpus) -> None:
-        """Operators set power limits while servers run: tell the table anew when one changed."""
+        """Send the table again when an operator changed a power limit."""
         with self._driver_asked():
             limits = gpus.power_limits()
         infos = [
@@ -225,7 +225,7 @@ class GpuReader:
         self.probe.out.put({"t": "gpu_procs", "processes": processes, "infos": infos})
 
     def _traffic(self, gpus: NvmlGpus) -> None:
-        # Counters tell a rate when they were read twice: all GPUs soon, then one a second.
+        # Counters yield a rate only when read twice: first all GPUs in quick succession, then one per second.
         hurry = 2 * NVLINK_TURNS * len(self.table["gpus"])
         while gpus is self.gpus and not self.probe.pause(0.1 if hurry > 0 else until_beat(1.0)):
             gpus.traffic()

@@ -1,4 +1,4 @@
-"""GPUs through nvidia-smi."""
+"""Read GPUs through nvidia-smi."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from .gpu_base import SAMPLE_FIELDS, GpuError, NoGpus, numa_node_of
 
 
 class SmiGpus:
-    """GPUs through nvidia-smi, where no binding can be had. Coarser, and each call costs the host something."""
+    """Reads GPUs through nvidia-smi, where there is no binding.
+
+    Less precise, and each call costs the host a process.
+    """
 
     EVERY_S = 2.0
     _FIELDS = (
@@ -56,7 +59,7 @@ class SmiGpus:
         try:
             status, text = self._children.output([self._program, query, "--format=csv,noheader,nounits"], 10.0)
         except TimeoutError as e:
-            raise NoGpus("nvml-error", str(e)) from None  # `watch` of the reader tells of hangs
+            raise NoGpus("nvml-error", str(e)) from None  # `watch` of the reader reports hangs
         except OSError as e:
             raise NoGpus("nvml-error", "nvidia-smi: %s" % e) from None
         if status != 0:
@@ -70,7 +73,7 @@ class SmiGpus:
             except NoGpus as e:
                 unknown = re.search(r'[Ff]ield "([\w.]+)" is not a valid', str(e))
                 if unknown and unknown.group(1) in self._names:
-                    self._names.remove(unknown.group(1))  # a driver that does not know it yet
+                    self._names.remove(unknown.group(1))  # an older driver does not know this field
                     continue
                 raise
             rows = [row for row in rows if len(row) == len(self._names) and row[0].isdigit()]
@@ -81,14 +84,14 @@ class SmiGpus:
         try:
             return float(row[name]) * scale
         except (KeyError, ValueError):
-            return None  # [N/A], [Not Supported], [Unknown Error], and the names of newer drivers
+            return None  # [N/A], [Not Supported], [Unknown Error], or the wording of a newer driver
 
     def _integer(self, row: Dict[str, str], name: str, scale: int = 1) -> Optional[int]:
         value = self._number(row, name)
         return int(value * scale) if value is not None else None
 
     def table(self) -> Json:
-        """What does not change: the `gpu_info` line."""
+        """Return the `gpu_info` line, which holds what does not change."""
         gpus = []
         for row in self._rows:
             index = int(row["index"])
@@ -130,7 +133,7 @@ class SmiGpus:
         return matrix if len(matrix) == count and all(len(row) == count for row in matrix) else None
 
     def samples(self) -> Tuple[List[List[Any]], Dict[int, GpuError]]:
-        """One reading of every GPU, and those that could not be read."""
+        """Read every GPU; return the samples, and the errors of GPUs that could not be read, by index."""
         self._rows = self._query()
         out: List[List[Any]] = []
         errors: Dict[int, GpuError] = {}
@@ -162,7 +165,7 @@ class SmiGpus:
         return out, errors
 
     def processes(self, graphics: bool) -> List[List[Any]]:
-        """Memory by GPU and process: [gpu, pid, bytes or None]."""
+        """Return memory by GPU and process as [gpu, pid, bytes or None]."""
         out = []
         for row in self._csv("--query-compute-apps=gpu_uuid,pid,used_memory"):
             if len(row) == 3 and row[0] in self._by_uuid and row[1].isdigit():
@@ -171,12 +174,12 @@ class SmiGpus:
         return out
 
     def power_limits(self) -> List[Optional[float]]:
-        """Power limits in watts, by GPU."""
+        """Return the power limit of each GPU in watts, None where unknown."""
         return [self._number(row, "power.limit") for row in self._rows]
 
     def persistence(self) -> Optional[bool]:
-        """Whether the driver stays loaded without a client, on every GPU."""
+        """Return whether the driver of every GPU stays loaded without a client; None where unknown."""
         return self._persistence
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""

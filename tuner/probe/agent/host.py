@@ -1,4 +1,4 @@
-"""The host around the GPUs."""
+"""Readings of the host besides its GPUs, and its kernel log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class KernelLog:
-    """XID errors of the GPU driver and processes killed for want of memory, where the kernel log may be read."""
+    """Reports XID errors and processes killed for lack of memory, where the kernel log may be read."""
 
     REMEMBERED = 20
     _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
@@ -25,7 +25,7 @@ class KernelLog:
     def __init__(self, out: Outbox) -> None:
         self._out = out
         self._boot = boot_time()
-        # A simulated host must not be told the real kernel's troubles.
+        # A simulated host must not report the real kernel's errors.
         path = HOST_ROOT + "/dev/kmsg"
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -36,7 +36,7 @@ class KernelLog:
         self._polled = False
 
     def poll(self) -> None:
-        """Send what is new; the first time, the last ones that the kernel still remembers."""
+        """Send new records; at the first call the last ones that the kernel still holds."""
         lines = list(self._lines())
         for mark in (b"NVRM: Xid", b"Killed process "):
             found = [line for line in lines if mark in line]
@@ -76,11 +76,11 @@ class KernelLog:
 
 
 class HostReader:
-    """Processor, memory and disks, every few seconds. Its own thread: a disk may not answer."""
+    """Reads processor, memory and disks every few seconds, in a thread of its own because a disk may not answer."""
 
     EVERY_S = 5.0
     ALONE_S = 1.0
-    """Where no GPU is read, or the driver hangs: time passes with a line, and servers are judged as it does."""
+    """Seconds between readings where no GPU samples come: the core judges servers only as lines arrive."""
 
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
@@ -97,14 +97,14 @@ class HostReader:
             alone = bool(self.probe.servers) and self.probe.gpu.silent
             every = self.ALONE_S if alone else self.EVERY_S
             if time.monotonic() >= said_at + every:
-                said_at = time.monotonic() - 0.5  # the beat at which it is due, however early it comes
+                said_at = time.monotonic() - 0.5  # the moment at which it was due, however early it came
                 self.probe.out.put_sample(self.sample())
             kernel.poll()
             if self.probe.pause(until_beat(1.0 if kernel.readable or alone else self.EVERY_S)):
                 return
 
     def _cpu(self) -> Optional[float]:
-        """Share of all processors that was busy since the last call."""
+        """Return the share of all processors that was busy since the last call; None at the first."""
         found = re.match(r"cpu +([\d ]+)", text_of(PROC + "/stat") or "")
         if not found:
             return None
@@ -116,7 +116,7 @@ class HostReader:
         return round(1.0 - (idle - before[1]) / (total - before[0]), 4)
 
     def sample(self) -> Json:
-        """The `host` line."""
+        """Return the `host` line."""
         event: Json = {"t": "host", "cpu_ratio": self._cpu()}
         with contextlib.suppress(IndexError, ValueError):
             event["load_1m"] = float((text_of(PROC + "/loadavg") or "").split()[0])
@@ -124,7 +124,7 @@ class HostReader:
 
     @staticmethod
     def memory() -> Json:
-        """Memory, and shared memory, of the `host` line."""
+        """Return the memory and shared memory of the `host` line."""
         event: Json = {}
         for name, key in (("MemTotal", "memory_total_bytes"), ("MemAvailable", "memory_available_bytes")):
             found = re.search(r"^%s:\s+(\d+) kB" % name, text_of(PROC + "/meminfo") or "", re.M)
@@ -138,7 +138,7 @@ class HostReader:
         return event
 
     def disks(self) -> Dict[str, List[int]]:
-        """Total and free bytes of the folders that matter to the servers."""
+        """Return total and free bytes of the disks that matter to servers, by folder."""
         out: Dict[str, List[int]] = {}
         full: Dict[str, str] = {}
         for path in dict.fromkeys(["/", *self.probe.folders()]):

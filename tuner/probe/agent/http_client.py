@@ -1,4 +1,4 @@
-"""HTTP without the standard library's client."""
+"""An HTTP client that does without the standard library's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BODY_LIMIT = 8_388_608
 
 
 class HttpProblem(Exception):
-    """No usable answer; `code` is a problem code, and what is `passing` happens to a server on its way out too."""
+    """There was no usable answer; `code` is a problem code. `passing`: may also happen while a server shuts down."""
 
     def __init__(self, code: str, text: str, passing: bool = False) -> None:
         super().__init__(text)
@@ -22,8 +22,8 @@ class HttpProblem(Exception):
 class HttpClient:
     """A small HTTP/1.1 client with a deadline for the whole answer.
 
-    The standard one would bring in ssl and email (a third of this probe's memory), and its time-out is per read.
-    With `tls` only what ssl takes is added, on the hosts that need it.
+    The standard library's client would import ssl and email (a third of the probe's memory), and its timeout is per
+    read. With `tls` ssl alone is imported, on the hosts that need it.
     """
 
     def __init__(self, tls: bool = False) -> None:
@@ -49,7 +49,7 @@ class HttpClient:
         return wrapped
 
     def get(self, host: str, port: int, path: str, headers: Dict[str, str], timeout_s: float) -> Tuple[int, bytes]:
-        """Status and body of a GET. Raises HttpProblem."""
+        """Return status and body of a GET. Raises HttpProblem."""
         end = time.monotonic() + timeout_s
         if self._peer != (host, port):
             self.close()
@@ -70,7 +70,7 @@ class HttpClient:
             except (EOFError, ConnectionResetError, BrokenPipeError):
                 self.close()
                 if kept:
-                    continue  # the server had closed the kept connection; ask again on a new one
+                    continue  # the server had closed the kept connection: ask again on a new one
                 raise HttpProblem("http-nonsense", "closed the connection without an answer", passing=True) from None
             except socket.timeout:
                 self.close()
@@ -81,7 +81,7 @@ class HttpClient:
             except OSError as e:
                 self.close()
                 if kept:
-                    continue  # TLS has its own words for a connection that is gone
+                    continue  # TLS reports a closed connection by errors of its own
                 raise HttpProblem("http-refused", e.strerror or str(e)) from None
             except HttpProblem:
                 self.close()
@@ -163,10 +163,10 @@ class HttpClient:
 
 
 def _unverified() -> Any:
-    """A TLS context that takes any certificate.
+    """Return a TLS context that accepts any certificate.
 
     Names and issuers would prove nothing here: the socket belongs to the server's own processes on this host, which is
-    looked up before each connection, and what is sent there is the key from their own command line.
+    checked before each connection, and the only secret sent there is the key from their own command line.
     """
     import ssl
 

@@ -1,4 +1,4 @@
-"""Python installations on the host: interpreters, their package folders, versions of packages."""
+"""Python installations on the host: interpreters, package folders, versions of packages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .recognition import Engine, is_python
 
 
 def interpreter_of(pid: int, argv: Sequence[str], env: Dict[str, str], cwd: Optional[str]) -> Optional[str]:
-    """Path of the Python a process runs on, as it was called: a virtual environment must not be resolved away."""
+    """Return the path of a process's Python as it was called: resolving links would leave a virtual environment."""
     name = argv[0] if argv else ""
     if name.startswith("/") and is_python(name):
         return name
@@ -33,7 +33,7 @@ def interpreter_of(pid: int, argv: Sequence[str], env: Dict[str, str], cwd: Opti
 
 
 def package_folders(prefix: str) -> List[str]:
-    """Folders below an installation prefix that hold Python packages."""
+    """Return the folders below an installation prefix that hold Python packages."""
     out: List[str] = []
     for base in (prefix, prefix + "/local"):
         for name in sorted(names_in(base + "/lib"), reverse=True):
@@ -43,7 +43,7 @@ def package_folders(prefix: str) -> List[str]:
 
 
 def site_folders(pid: int, interpreter: Optional[str], env: Dict[str, str]) -> List[str]:
-    """Package folders of a process's interpreter, readable from here."""
+    """Return the package folders of a process's interpreter, as paths that can be read from here."""
     prefixes = [os.path.dirname(os.path.dirname(interpreter))] if interpreter else []
     prefixes += [env[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if env.get(name, "").startswith("/")]
     out: List[str] = []
@@ -66,7 +66,7 @@ def site_folders(pid: int, interpreter: Optional[str], env: Dict[str, str]) -> L
 
 
 def package_version(folders: Sequence[str], package: str) -> Optional[str]:
-    """Version of an installed distribution, from its metadata."""
+    """Return the version of an installed distribution from its metadata; None where it is not installed."""
     wanted = re.compile(re.escape(re.sub(r"[-_.]+", "_", package)) + r"-([^-]+)\.(?:dist|egg)-info$", re.I)
     for folder in folders:
         for name in names_in(folder):
@@ -79,7 +79,7 @@ def package_version(folders: Sequence[str], package: str) -> Optional[str]:
 
 
 def own_package_folders() -> List[str]:
-    """Package folders of the interpreter the probe runs on; it was started without looking into them."""
+    """Return the package folders of the probe's own interpreter, which was started without them on its path."""
     version = "python%d.%d" % sys.version_info[:2]
     here = os.path.dirname(os.path.dirname(sys.executable or ""))
     out = []
@@ -90,13 +90,13 @@ def own_package_folders() -> List[str]:
 
 
 def pythons_on_path() -> List[str]:
-    """Python interpreters on PATH by name, newest first."""
+    """Return the Python interpreters on PATH, by name, newest first."""
     names = ["python3"] + ["python3.%d" % minor for minor in range(20, 7, -1)]
     return [path for path in map(which, names) if path]
 
 
 def installed_engines(engines: Sequence[Engine], home: str) -> List[Json]:
-    """Engines installed in the usual places for virtual environments."""
+    """Return the engines that are installed in the usual places for virtual environments."""
     import glob
 
     patterns = ["%s/*/", "%s/.venv/", "%s/*/.venv/", "%s/*/venv/", "%s/miniconda3/envs/*/", "%s/anaconda3/envs/*/"]

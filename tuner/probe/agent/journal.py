@@ -1,4 +1,4 @@
-"""systemd's journal: which of its entries are a server's log, read with journalctl, and where they lie."""
+"""systemd's journal: which entries belong to a server's log, and reading them with journalctl."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ FIELDS = (
     *("MESSAGE", "_LINE_BREAK", "CONTAINER_PARTIAL_MESSAGE"),
     *("_PID", "INVOCATION_ID", "_SYSTEMD_INVOCATION_ID"),
 )
-"""Of an entry's dozens, those that are read; its cursor and time come with them."""
+"""The fields of an entry that are requested, of dozens; cursor and time always come with them."""
 
 
 class Entry(NamedTuple):
-    """One entry of the journal."""
+    """An entry of the journal."""
 
     cursor: str
     data: bytes
-    """Its text, with the end of the line unless the line goes on in the next entry."""
+    """Text of the entry, with a newline unless the line continues in the next entry."""
     at_s: float
     pid: str
     invocation: str
-    """The start of a unit that it belongs to."""
+    """Invocation id of the unit's start that wrote the entry; empty where unknown."""
 
 
 def unit_log(unit: str, uid: Optional[int]) -> str:
-    """What the log of a unit is called, of the user manager's with the user's id; it tells what to select by."""
+    """Return the name of a unit's log, from which `matches_of` selects it; for a user's unit it has the user's id."""
     return unit if uid is None else "%s of user %d" % (unit, uid)
 
 
 def container_log_name(ident: str) -> str:
-    """What the log of a container is called whose runtime gives it to the journal."""
+    """Return the name of the log of a container whose runtime writes to the journal."""
     return "container " + ident[:12]
 
 
 def is_unit_of_system(path: str) -> bool:
-    """True for a log that is a system service's."""
+    """Return whether a log is that of a system service."""
     return not path.startswith("container ") and " of user " not in path
 
 
 def matches_of(path: str) -> List[str]:
-    """Arguments by which journalctl selects a log: its own lines, and what the service manager says of the unit."""
+    """Return journalctl's arguments for a log: its own lines, and what the service manager says about the unit."""
     if path.startswith("container "):
         return ["CONTAINER_ID=" + path[len("container ") :]]
     unit, _, uid = path.partition(" of user ")
@@ -58,11 +58,12 @@ def matches_of(path: str) -> List[str]:
 
 
 def parsed(line: bytes) -> Entry:
-    """An entry as `--output=json` prints it. Raises ValueError for anything else."""
+    """Parse an entry as `--output=json` prints it. Raises ValueError for anything else."""
     record = json.loads(line.decode("utf-8", "replace"))
     if not isinstance(record, dict):
         raise ValueError("no entry")
-    # A line that was cut for its length goes on in the next entry: journald's own mark, and the containers'.
+    # A line that was cut for its length continues in the next entry; journald and container runtimes mark it
+    # differently.
     cut = record.get("_LINE_BREAK") == "line-max" or record.get("CONTAINER_PARTIAL_MESSAGE") == "true"
     return Entry(
         str(record.get("__CURSOR") or ""),
@@ -74,7 +75,7 @@ def parsed(line: bytes) -> Entry:
 
 
 def _bytes_of(message: Any) -> bytes:
-    """A message is text, numbers where it is no UTF-8, or a list of either where it was given more than once."""
+    """Return a message as bytes. It is text, or numbers if not UTF-8, or a list of these if given more than once."""
     if isinstance(message, list):
         if all(isinstance(item, int) for item in message):
             return bytes(item & 0xFF for item in message)
@@ -85,8 +86,8 @@ def _bytes_of(message: Any) -> bytes:
 class Reader:
     """Runs journalctl for one log.
 
-    `note` is told, by the code of a problem, what it says that is no entry, and what of the log is left out; `heard` is
-    called for each entry: the log can be read, whatever was said before.
+    `note(code, text)` is called with messages of journalctl and with what is left out of the log; `heard()` is called
+    for each entry, which proves that the log can be read.
     """
 
     def __init__(
@@ -102,11 +103,11 @@ class Reader:
     def entries(
         self, how: Sequence[str], stop: Callable[[], bool], idle: Callable[[], None] = lambda: None
     ) -> Iterator[Entry]:
-        """Entries until journalctl ends, or `stop` says so; `idle` is called when there is none for a moment.
+        """Yield entries until journalctl ends or `stop()` is true; `idle()` is called when none comes for a moment.
 
-        Raises OSError where it cannot be run.
+        Raises OSError where journalctl cannot be run.
         """
-        # Its messages come when they like, also within an entry that is longer than a pipe takes at once.
+        # Messages on stderr come at any time, also within an entry that is longer than a pipe holds.
         child = self._children.start([*self._argv, *how], apart=True)
         out, err = child.stdout.fileno(), child.stderr.fileno()
         open_ends = [out, err]
@@ -148,9 +149,9 @@ class Reader:
             child.stderr.close()
 
     def before(self, end: int, cursor: str, since_s: float, stop: Callable[[], bool]) -> Iterator[Tuple[int, Entry]]:
-        """Entries from the one at `cursor`, whose text ends at the offset `end`, backwards, each with its offset.
+        """Yield entries backwards from the one at `cursor`, whose text ends at the offset `end`, each with its offset.
 
-        Raises OSError where the journal holds that one no more.
+        Raises OSError where the journal no longer holds that entry.
         """
         first = True
         for entry in self.entries(["--reverse", "--cursor=" + cursor], stop):
@@ -164,16 +165,16 @@ class Reader:
 
 
 class Last:
-    """The last entries of many, of so many bytes; one that is longer is kept all the same."""
+    """The last entries of many, up to `limit` bytes; a single longer one is kept as well."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.entries: Deque[Entry] = collections.deque()
         self.size = 0
-        """Bytes of their texts."""
+        """Bytes of the entries' texts."""
 
     def add(self, entry: Entry) -> None:
-        """One more; the first are forgotten for it."""
+        """Add an entry, and drop the oldest ones beyond the limit."""
         self.entries.append(entry)
         self.size += len(entry.data)
         while self.size > self._limit and len(self.entries) > 1:
@@ -181,7 +182,7 @@ class Last:
 
 
 class Marks:
-    """Entries whose texts are known to end at an offset: from there others are counted. Not many are kept."""
+    """A limited number of entries whose end offset is known, from which the offsets of others are counted."""
 
     LIMIT = 1024
 
@@ -193,7 +194,7 @@ class Marks:
         self.newest: Optional[Tuple[int, str]] = None
 
     def add(self, end: int, cursor: str) -> None:
-        """Remember where an entry's text ends."""
+        """Remember the offset at which an entry's text ends."""
         with self._lock:
             if self.newest is None or end >= self.newest[0]:
                 self.newest = (end, cursor)
@@ -215,13 +216,13 @@ class Marks:
         self._cursors = [self._cursors[at] for at in kept]
 
     def not_before(self, offset: int) -> Optional[Tuple[int, str]]:
-        """The nearest at or after an offset; the newest where there is none."""
+        """Return the nearest mark at or after an offset; the newest where there is none."""
         with self._lock:
             at = bisect.bisect_left(self._ends, offset)
             return (self._ends[at], self._cursors[at]) if at < len(self._ends) else self.newest
 
     def not_after(self, offset: int) -> Optional[Tuple[int, str]]:
-        """The nearest at or before an offset, or None."""
+        """Return the nearest mark at or before an offset; None where there is none."""
         with self._lock:
             at = bisect.bisect_right(self._ends, offset) - 1
             return (self._ends[at], self._cursors[at]) if at >= 0 else None

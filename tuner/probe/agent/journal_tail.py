@@ -1,4 +1,4 @@
-"""Follows a log that systemd keeps."""
+"""Follow a log that systemd keeps."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .recognition import Engine
 from .tail import Followed, Tail
 
 TAIL_AT = 1 << 40
-"""Offset of the last lines of a long journal: how much lies before them is unknown, and this is more."""
+"""Offset given to the last lines of a long journal: unknown many bytes lie before them, but fewer than this."""
 ANSWER_S = 10.0
-"""For reading a part."""
+"""Seconds that reading a part may take."""
 
 
 class _StartUp:
-    """The start-up lines of a log that comes line by line. What was searched for them is kept no longer."""
+    """Collects the start-up lines of a log that comes line by line; text that was searched is dropped."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -30,7 +30,7 @@ class _StartUp:
         self._over = False
 
     def add(self, data: bytes) -> None:
-        """A line, or part of one."""
+        """Add a line, or part of one."""
         if self._over:
             return
         self._piece.append(data)
@@ -39,7 +39,7 @@ class _StartUp:
             self._search()
 
     def runs(self) -> List[Tuple[int, bytes]]:
-        """All of them so far; see `startup_runs`."""
+        """Return all start-up lines so far; see `startup_runs`."""
         self._search()
         return self._found
 
@@ -54,8 +54,9 @@ class _StartUp:
 class JournalTail(Tail):
     """Follows a unit or a container in systemd's journal.
 
-    The journal has no offsets. Here they count the bytes of a log's lines since the server began; of a long log, whose
-    middle is not read, the last lines are counted from `TAIL_AT`, and what is read before them backwards from there.
+    The journal has no offsets. Here an offset counts the bytes of the log's lines since the server began. The last
+    lines of a long log, whose middle is not read, are counted from `TAIL_AT`, and lines before them backwards from
+    there.
     """
 
     def __init__(self, server: Followed, target: LogTarget, reason: str) -> None:
@@ -63,11 +64,11 @@ class JournalTail(Tail):
         self._reader = Reader(self.probe.children, target.path or "", self._note, self._heard)
         self._marks = Marks()
         self._tail_cursor = ""
-        """The first of a long journal's last lines."""
+        """Cursor of the first of a long journal's last lines; empty for a short one."""
         self.offset = 0
         self._cursor: Optional[str] = None
         self._invocation = ""
-        """The start of the unit that is the server's, where that is known."""
+        """Invocation id of the unit's start that the server belongs to; empty where unknown."""
 
     @property
     def _since_s(self) -> float:
@@ -150,7 +151,7 @@ class JournalTail(Tail):
         self._send(list(kept.entries))
 
     def _stream(self, dead: bool) -> None:
-        """Send what comes; of a server that ended before, what there is."""
+        """Send entries as they come; for a server that has ended, those there are."""
         where = "--cursor=" + self._cursor if self._cursor else "--since=@%d" % self._since_s
         how = [where] if dead else [where, "--follow", "--lines=all"]
         known = self._cursor
@@ -173,7 +174,7 @@ class JournalTail(Tail):
                     continue
                 self._emit({"t": "log_gap", "offset": self.offset, "end": self.offset, "reason": "lost"})
                 if dead:
-                    return  # whose this is cannot be known
+                    return  # whose lines these are cannot be known
             if not self._is_ours(entry, send):
                 self._stopped = True
                 return
@@ -181,8 +182,8 @@ class JournalTail(Tail):
                 since = time.monotonic()
             waiting.append(entry)
             size += len(entry.data)
-            # One that writes steadily leaves no moment without an entry. A line that goes on in the next one is not
-            # torn: the cursor stands for all of it.
+            # A steady writer leaves no moment without an entry. A line that continues in the next entry is not sent
+            # apart from it: the cursor stands for all of it.
             enough = len(waiting) >= 50 or size > 32_768 or time.monotonic() - since > 0.25
             if enough and (entry.data.endswith(b"\n") or size > BLOCK):
                 send()
@@ -192,12 +193,12 @@ class JournalTail(Tail):
         return entry.invocation if is_unit_of_system(self.target.path or "") else ""
 
     def _is_ours(self, entry: Entry, send: Callable[[], None]) -> bool:
-        """False for what the next server in the same unit says."""
+        """Return False for an entry of the next server in the same unit."""
         start = self._start_of(entry)
         if not start or start == self._invocation:
             return True
         if self._invocation and entry.pid != str(self.server.leader.pid):
-            # Another start of the unit: so the server has ended, though nobody may have noticed yet.
+            # The unit was started again, so this server has ended, though the probe may not have noticed yet.
             send()
             until = time.monotonic() + 3.0
             while self._finish_at is None and not self._stopped and time.monotonic() < until:
@@ -223,7 +224,7 @@ class JournalTail(Tail):
     # -- reading back -------------------------------------------------------------------------------------------
 
     def backwards(self, before: Optional[int], stop: Callable[[], bool]) -> Blocks:
-        """See `Tail`."""
+        """Yield blocks of the log before an offset, newest first; see `Tail`."""
         newest = self._marks.newest
         if newest is None:
             return
@@ -241,7 +242,7 @@ class JournalTail(Tail):
             yield start, b"".join(reversed(texts)), False
 
     def _counted_back(self, end: int, stop: Callable[[], bool]) -> Iterator[Tuple[int, bytes]]:
-        """Lines that begin before an offset, newest first, with their offsets."""
+        """Yield the lines that begin before an offset, newest first, with their offsets."""
         mark = self._marks.not_before(end)
         if mark is None:
             return
@@ -251,7 +252,7 @@ class JournalTail(Tail):
                 yield start, entry.data[: end - start]
 
     def part(self, offset: int, length: int) -> Tuple[int, bytes, int]:
-        """See `Tail`."""
+        """Return bytes of the log from an offset on; see `Tail`."""
         newest = self._marks.newest
         size = newest[0] if newest is not None else 0
         end = min(offset + length, size)
@@ -276,7 +277,7 @@ class JournalTail(Tail):
         return at + skip, data[skip:], size
 
     def _counted_on(self, offset: int, end: int, stop: Callable[[], bool]) -> Tuple[int, bytes]:
-        """Lines between two offsets of a long journal's beginning, which is counted from there."""
+        """Return the lines between two offsets in the beginning of a long journal, counted from there."""
         mark = self._marks.not_after(offset)
         at, known = mark if mark is not None else (0, "")
         begin = at
@@ -285,7 +286,7 @@ class JournalTail(Tail):
             if known and not texts and entry.cursor == known:
                 continue
             if entry.cursor == self._tail_cursor:
-                # Now it is known how much there was: these lines are the last before those that are held.
+                # Now the length is known: these lines are the last ones before those that are held.
                 begin = TAIL_AT - (at - begin)
                 break
             at += len(entry.data)

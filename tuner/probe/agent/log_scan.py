@@ -1,4 +1,4 @@
-"""Places in a log, found without reading all of it: the start-up section, line starts, where it was read to."""
+"""Find places in a log without reading all of it: start-up section, line starts, and how far it was read."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Dict, Generator, Iterator, List, Sequence, Tuple
 from .base import LINE_LIMIT, Json
 
 CHECKED = 256
-"""Bytes before an offset that tell whether a file is still what was read of it."""
+"""Bytes before an offset whose checksum tells whether a file is still the one that was read."""
 STEP = 2_097_152
-"""Bytes searched at a time."""
+"""Bytes that are searched at a time."""
 Blocks = Generator[Tuple[int, bytes, bool], None, None]
-"""Of each block of lines its offset, its bytes, and whether it begins within a line, one longer than a block."""
+"""Blocks of lines: offset, bytes, and whether the block begins within a line that is longer than a block."""
 NULS = bytes(64)
-"""So many are no text: a file was truncated under a writer that goes on where it was, or a disk lost power."""
+"""So many NULs are no text: a file was truncated under a writer that continues at its offset, or a disk lost power."""
 
 
 def line_begin(data: bytes, low: int, at: int) -> int:
-    """Where the line that holds `at` begins, not before `low`; behind NULs a line begins too."""
+    """Return where the line that contains `at` begins, not before `low`; a line also begins behind NULs."""
     start = max(data.rfind(b"\n", low, at) + 1, low)
     hole = data.rfind(NULS, start, at)
     return start if hole < 0 else hole + len(NULS)
@@ -29,12 +29,12 @@ def line_begin(data: bytes, low: int, at: int) -> int:
 def startup_runs(
     data: bytes, base: int, markers: Sequence[bytes], end_marker: bytes
 ) -> Tuple[List[Tuple[int, bytes]], bool]:
-    """The start-up lines of a block that begins at a line.
+    """Return the start-up lines of a block that begins at a line start.
 
     Neighbouring lines, and lines with little between them, become one run, whose offset is exact.
 
     Returns:
-        Runs as (offset, bytes), and whether the end marker was met.
+        Runs as (offset, bytes), and whether the end marker was found.
     """
     limit = len(data)
     ended = False
@@ -43,7 +43,7 @@ def startup_runs(
         if found >= 0:
             newline = data.find(b"\n", found)
             limit, ended = (len(data) if newline < 0 else newline + 1), True
-    # Each marker's occurrences by themselves: that is a few fast passes, where line by line would be many slow steps.
+    # A fast pass for each marker, where a search line by line would be many slow steps.
     lines: Dict[int, int] = {}
     for marker in (*markers, end_marker) if end_marker else markers:
         found = data.find(marker, 0, limit)
@@ -66,7 +66,7 @@ def startup_runs(
 def startup_section(
     fd: int, at: int, until: int, markers: Sequence[bytes], end_marker: bytes
 ) -> Iterator[Tuple[int, bytes]]:
-    """Runs of start-up lines of a file between two offsets, the first of which is a line start; little at a time."""
+    """Yield runs of start-up lines in a file between two offsets, a block at a time; the first must be a line start."""
     ended = False
     while at < until and not ended:
         block = os.pread(fd, min(1 << 20, until - at), at)
@@ -81,9 +81,9 @@ def startup_section(
 
 
 def start_of_last(fd: int, size: int, marker: bytes, budget_s: float = 0.1) -> int:
-    """Offset of the last line with `marker`: where the newest start in a reused log begins.
+    """Return the offset of the last line with `marker`: the newest start in a reused log begins there.
 
-    Searched backwards for a bounded time, then in the first blocks only; 0 when there is none.
+    Searches backwards for at most `budget_s` seconds, then in the first blocks only; 0 when there is none.
     """
     if not marker:
         return 0
@@ -109,20 +109,20 @@ def start_of_last(fd: int, size: int, marker: bytes, budget_s: float = 0.1) -> i
 
 
 def bytes_before(fd: int, end: int) -> bytes:
-    """The up to `CHECKED` bytes before an offset."""
+    """Return up to `CHECKED` bytes before an offset."""
     start = max(0, end - CHECKED)
     return os.pread(fd, end - start, start)
 
 
 def is_intact(fd: int, resume: Json) -> bool:
-    """True when a file still holds what the laptop had read of it: it was not truncated, nor is it another one."""
+    """Return whether a file still holds what the laptop has read: it was neither truncated nor replaced."""
     end, crc = resume.get("check") or (0, 0)
     return os.fstat(fd).st_size >= max(end, int(resume.get("offset") or 0)) and zlib.crc32(bytes_before(fd, end)) == crc
 
 
 def blocks_before(fd: int, end: int) -> Blocks:
-    """Blocks of a file from an offset backwards."""
-    rest = b""  # beginning of a line whose end lies in the block after this one
+    """Yield the blocks of a file backwards from an offset."""
+    rest = b""  # the beginning of a line whose end is in the block after this one
     while end > 0:
         start = max(0, end - STEP)
         block = os.pread(fd, end - start, start) + rest
@@ -133,7 +133,7 @@ def blocks_before(fd: int, end: int) -> Blocks:
 
 
 def line_start(fd: int, offset: int, size: int) -> int:
-    """First line start at or after `offset`; within a line of enormous length, a character start."""
+    """Return the first line start at or after `offset`; within an extremely long line, a character start."""
     if offset <= 0:
         return 0
     block = os.pread(fd, min(1 << 20, size - offset + 1), offset - 1)

@@ -1,4 +1,4 @@
-"""Where a server's output goes, and how to get at it."""
+"""Find where a server's output goes, and how it can be read."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .processes import Proc, below_root, owner_of
 DOCKER_LOGS = "/var/lib/docker/containers"
 POD_LOGS = "/var/log/pods"
 POD_LINKS = "/var/log/containers"
-"""Links into `POD_LOGS` that are named after containers."""
+"""Folder of links into `POD_LOGS` that are named after containers."""
 PODMAN_LOG = "containers/storage/overlay-containers/%s/userdata/ctr.log"
 
 
 class LogTarget:
-    """Where a server's output goes and how to get at it."""
+    """Where a server's output goes, and how it can be read."""
 
     __slots__ = ("code", "kind", "note", "opens", "path", "status", "watch")
 
@@ -29,20 +29,20 @@ class LogTarget:
         self.path = path
         self.note = note
         self.code = code
-        """Problem to report along with `note`."""
+        """Code of the problem to report along with `note`; empty for none."""
         self.opens: List[str] = []
-        """Paths that lead to the file, best first."""
+        """Paths that lead to the file, the best one first."""
         self.watch = ""
         """Path whose status tells which file is written to now."""
         self.status: Optional[os.stat_result] = None
 
     @property
     def same_as(self) -> Tuple[Any, ...]:
-        """Equal for targets that one tail can follow."""
+        """Return a key that is equal for targets that one tail can follow."""
         return (self.kind, self.path if self.kind == "journal" else self.watch, self.code)
 
     def as_json(self) -> Json:
-        """The `log` of a server's identity."""
+        """Return the `log` of a server's identity."""
         out: Json = {"kind": self.kind, "path": self.path, "note": self.note}
         if self.status is not None:
             out.update(device=self.status.st_dev, inode=self.status.st_ino)
@@ -50,13 +50,13 @@ class LogTarget:
 
 
 def file_target(pid: int, fd: str, text: str) -> LogTarget:
-    """The regular file behind a descriptor of a process."""
+    """Return the regular file behind a descriptor of a process."""
     watch = "%s/%d/fd/%s" % (PROC, pid, fd)
     deleted = text.endswith(" (deleted)")
     target = LogTarget("file", text[: -len(" (deleted)")] if deleted else text)
     target.watch = watch
     target.status = stat_of(watch)
-    # The descriptor leads to the very file, also when it was deleted or lies in a container.
+    # The descriptor leads to the file itself, also when it was deleted or is inside a container.
     target.opens = [watch, *below_root(pid, target.path or "")]
     if deleted:
         target.code = "log-vanished"
@@ -65,7 +65,7 @@ def file_target(pid: int, fd: str, text: str) -> LogTarget:
 
 
 def pipe_reader(pid: int, pipe: str, procs: Dict[int, Proc], hops: int = 4) -> Optional[LogTarget]:
-    """The file a pipe ends in, through programs like tee, or None."""
+    """Return the file that a pipe ends in, through programs like tee; None where it ends in none."""
     for other in list(procs):
         if other == pid or link_of("%s/%d/fd/0" % (PROC, other)) != pipe:
             continue
@@ -88,7 +88,7 @@ def pipe_reader(pid: int, pipe: str, procs: Dict[int, Proc], hops: int = 4) -> O
 
 
 def holds_marker(target: LogTarget, markers: Sequence[bytes]) -> bool:
-    """True when the beginning of a log looks like a server's."""
+    """Return whether the beginning of a log contains a start marker of an engine."""
     for path in target.opens:
         try:
             data = slurp(path, BLOCK)
@@ -99,14 +99,14 @@ def holds_marker(target: LogTarget, markers: Sequence[bytes]) -> bool:
 
 
 def wrapping(path: str) -> str:
-    """Kind of a log by its place: what its lines are wrapped in."""
+    """Return the kind of a log, which tells how its lines are wrapped, by its path."""
     if path.startswith(DOCKER_LOGS + "/"):
         return "docker-json"
     return "cri" if path.startswith(POD_LOGS + "/") or path.endswith("/userdata/ctr.log") else "file"
 
 
 def container_log(pid: int, ident: str, pod: Optional[str], markers: Sequence[bytes]) -> Optional[LogTarget]:
-    """The file that a container's runtime keeps its output in, or None."""
+    """Return the file to which a container's runtime writes its output; None where there is none."""
     paths = ["%s/%s/%s-json.log" % (DOCKER_LOGS, ident, ident)]
     links = [name for name in names_in(POD_LINKS) if name.endswith("-%s.log" % ident)]
     paths += [os.path.realpath(os.path.join(POD_LINKS, name)) for name in links]
@@ -133,7 +133,7 @@ def container_log(pid: int, ident: str, pod: Optional[str], markers: Sequence[by
 
 
 def plain_target(path: str) -> Optional[LogTarget]:
-    """A log that is written to by somebody else than the server, or None where there is no such file."""
+    """Return the target of a log that another process than the server writes; None where there is no such file."""
     status = stat_of(path)
     if status is None:
         return None
@@ -143,7 +143,7 @@ def plain_target(path: str) -> Optional[LogTarget]:
 
 
 def find_log(pid: int, procs: Dict[int, Proc], markers: Sequence[bytes]) -> LogTarget:
-    """Where the output of a server goes, whatever started it."""
+    """Return where the output of a server goes, however it was started."""
     texts: List[str] = []
     files: List[LogTarget] = []
     denied = False
@@ -164,7 +164,7 @@ def find_log(pid: int, procs: Dict[int, Proc], markers: Sequence[bytes]) -> LogT
         if behind is not None:
             files.append(behind)
     if files:
-        # stdout and stderr in two files: engines log to stderr, access lines go to stdout.
+        # stdout and stderr are two files: engines log to stderr, access lines go to stdout.
         two = len(files) == 2 and files[0].path != files[1].path
         return files[1] if two and (files[0].code or holds_marker(files[1], markers)) else files[0]
     paths = cgroup_paths(pid)
@@ -198,7 +198,7 @@ def find_log(pid: int, procs: Dict[int, Proc], markers: Sequence[bytes]) -> LogT
 
 
 def find_file(path: str, device: Optional[int], inode: int, pid: int) -> Optional[str]:
-    """A file by its device and inode, at a path or beside it (rotated), readable from here."""
+    """Return the path of a file by device and inode, at `path` or beside it (rotated); None where it is not found."""
 
     def is_it(status: Optional[os.stat_result]) -> bool:
         return status is not None and status.st_ino == inode and device in (None, status.st_dev)

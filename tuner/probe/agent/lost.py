@@ -1,4 +1,4 @@
-"""Servers that ended while nobody watched."""
+"""Servers that ended while the link was down."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class Lost(Followed):
-    """A server the laptop followed and that ended while nobody watched: its last words are still in its log."""
+    """A server that the laptop followed and that ended while the link was down; its last lines are still in its log."""
 
     def __init__(self, probe: Probe, key: str) -> None:
         super().__init__(probe, Engine({"name": ""}), Proc(0), key)
         self.tail: Optional[Tail] = None
         self.caught_up = threading.Event()
-        """What there was has been sent, or there was nothing."""
+        """All that there was has been sent, or there was nothing."""
 
     def follow(self) -> None:
-        """Send what the log still holds from where the laptop was, or that it is lost; then that the server is gone."""
+        """Send the rest of the log from where the laptop was, or report its loss; then that the server is gone."""
         try:
             self._read(self.resume or {})
         finally:
@@ -65,7 +65,7 @@ class Lost(Followed):
         tail.done.wait()
 
     def _is_whole(self, place: str, resume: Json) -> bool:
-        """True when the file is still as it was read, and nobody else has begun to write there."""
+        """Return whether the file is still the one that was read, and no other server writes to it."""
         try:
             fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:

@@ -17,14 +17,14 @@ OLD_LOG_LIMIT = 262_144
 
 
 def looks_like_log(name: str, current: str) -> bool:
-    """True for names that older logs of the same server may have."""
+    """Return whether a file may be an older log of the same server, by its name."""
     plain = re.sub(r"[.-]\d[\d_-]*$", "", name)  # server.log.1, server.log-20260101
     extension = os.path.splitext(plain)[1]
     return extension in (".log", ".out", ".txt") or (bool(extension) and extension == os.path.splitext(current)[1])
 
 
 def send_old_logs(server: Followed, tail: FileTail) -> None:
-    """Send the start-up sections of older logs beside the current one; the last thing anyone waits for."""
+    """Send the start-up sections of older logs beside the current one. Done last, since nobody waits for it."""
     probe = server.probe
     engine = server.engine
     path = tail.target.path

@@ -1,4 +1,4 @@
-"""Where a process comes from: its control groups, container and unit, and who may start it again."""
+"""Where a process comes from: control groups, container, unit, and who may start it again."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _SHELLS = frozenset(("bash", "dash", "fish", "ksh", "sh", "tcsh", "zsh", "tmux",
 
 
 def cgroup_paths(pid: int) -> List[str]:
-    """Control groups of a process, the most telling hierarchy first."""
+    """Return the control groups of a process, that of the most informative hierarchy first."""
     lines = (text_of("%s/%d/cgroup" % (PROC, pid)) or "").splitlines()
     paths = [(":name=systemd:" in line, line.split(":", 2)[2]) for line in lines if line.count(":") >= 2]
     return [path for _, path in sorted(paths, key=lambda p: (not p[0], -len(p[1])))]
 
 
 def container_of(paths: Sequence[str]) -> Optional[Tuple[str, str]]:
-    """Container engine and id from control groups."""
+    """Return container runtime and id from control groups; None outside a container."""
     for path in paths:
         found = _CONTAINER.search(path)
         if found:
@@ -32,13 +32,13 @@ def container_of(paths: Sequence[str]) -> Optional[Tuple[str, str]]:
 
 
 def pod_of(paths: Sequence[str]) -> Optional[str]:
-    """Uid of a Kubernetes pod from control groups, as the API server spells it."""
+    """Return the uid of a Kubernetes pod from control groups, as the API server spells it; None outside a pod."""
     found = next(filter(None, map(_POD.search, paths)), None)
     return found.group(1).replace("_", "-") if found else None
 
 
 def unit_of(paths: Sequence[str]) -> Optional[Tuple[str, bool]]:
-    """Service or transient scope of systemd that holds a process, and whether it is a user's."""
+    """Return the systemd service or transient scope of a process, and whether it is a user's; None without one."""
     for path in paths:
         parts = [p for p in path.split("/") if p]
         for part in reversed(parts):
@@ -50,7 +50,7 @@ def unit_of(paths: Sequence[str]) -> Optional[Tuple[str, bool]]:
 
 
 def manager_of(pid: int, env: Dict[str, str], above: Sequence[Proc]) -> Json:
-    """Who started a server and may start it again."""
+    """Return who started a server and may start it again."""
     paths = cgroup_paths(pid)
     for path in paths:
         job = re.search(r"slurm.*?/job_(\d+)", path)

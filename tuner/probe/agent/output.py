@@ -1,4 +1,4 @@
-"""Lines to the laptop: how they queue for a slow link, blocks of text, and problems told once."""
+"""Lines to the laptop: queueing for a slow link, blocks of text, and problems reported once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .base import Json
 
 
 def whole_utf8(data: bytes) -> int:
-    """Length of `data` without a character that has begun but not ended at its end."""
+    """Return the length of `data` without an incomplete character at its end."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte < 0x80:
@@ -27,7 +27,7 @@ def whole_utf8(data: bytes) -> int:
 
 
 def bulk(data: bytes) -> Json:
-    """A block of text for the wire: as `data`, or compressed as `z` where that is worth it."""
+    """Return a block of text for the wire: as `data`, or compressed as `z` where that saves bytes."""
     text = data.decode("utf-8", "replace")
     if len(data) < 1024:
         return {"data": text}
@@ -35,11 +35,11 @@ def bulk(data: bytes) -> Json:
 
 
 class Outbox:
-    """All lines to the laptop, written by one thread.
+    """The queue of lines to the laptop, written by one thread.
 
-    A slow link must neither grow memory nor lose log bytes: bulk lines wait for room before they are made, samples
-    replace older ones of their kind, everything else is small and rare and always accepted. Answers to pings go
-    first, or a busy link would look like a dead one. Lines are numbered when written, so a gap is a loss.
+    A slow link must neither grow memory nor lose bytes of logs: bulk lines wait for room before they are made, samples
+    replace older ones of their kind, all else is small and rare and always accepted. Answers to pings go first, or a
+    busy link would look like a dead one. Lines are numbered when written, so a gap in the numbers is a loss.
     """
 
     ROOM = 524_288
@@ -61,7 +61,7 @@ class Outbox:
         text = json.dumps(
             {**event, "mono": round(time.monotonic(), 4)}, separators=(",", ":"), allow_nan=False, ensure_ascii=False
         )
-        return text.encode("utf-8", "replace")  # half a surrogate pair is no UTF-8
+        return text.encode("utf-8", "replace")  # half a surrogate pair is not valid UTF-8
 
     def put(self, event: Json, urgent: bool = False) -> None:
         """Queue a line that must arrive."""
@@ -75,7 +75,7 @@ class Outbox:
             self._cond.notify_all()
 
     def put_sample(self, event: Json) -> None:
-        """Queue a line that a newer one of its kind makes worthless; the oldest gives way."""
+        """Queue a line that newer ones of its kind supersede; beyond `SAMPLES` the oldest is dropped."""
         line = self._encoded(event)
         kind = event["t"]
         with self._cond:
@@ -92,7 +92,7 @@ class Outbox:
             self._cond.notify_all()
 
     def wait_for_room(self, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until bulk may be queued. False when `stop` said so first."""
+        """Wait until bulk may be queued. Return False if `stop()` became true first, or the link is broken."""
         with self._cond:
             while self._pending > self.ROOM:
                 if stop() or self.broken:
@@ -102,11 +102,11 @@ class Outbox:
 
     @property
     def congested(self) -> bool:
-        """True while the link is behind: asking for more makes no sense."""
+        """Return whether the link is behind, so that requesting more makes no sense."""
         return self._pending > self.ROOM // 2
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until everything is written, but not for ever."""
+        """Wait until everything is written, at most `timeout_s` seconds."""
         end = time.monotonic() + timeout_s
         with self._cond:
             while (self._lines or self._urgent or self._writing) and not self.broken:
@@ -154,7 +154,7 @@ class Outbox:
 
 
 class Problems:
-    """What does not work, each told once, and once more when it is over.
+    """Reports each problem once, and once more when it is over.
 
     Several parts (endpoints, GPUs) may have the same problem with one subject; it is over when none has it.
     """
@@ -165,7 +165,7 @@ class Problems:
         self._known: Dict[Tuple[str, str], Dict[str, str]] = {}
 
     def note(self, code: str, subject: str = "", detail: str = "", part: str = "") -> None:
-        """Tell a problem, unless it was told in the same words."""
+        """Report a problem, unless it was reported with the same text."""
         with self._lock:
             parts = self._known.setdefault((code, subject), {})
             if parts.get(part) == detail:
@@ -174,7 +174,7 @@ class Problems:
         self._out.put({"t": "problem", "code": code, "subject": subject, "detail": detail[:1000]})
 
     def clear(self, code: str, subject: str = "", part: str = "") -> None:
-        """Tell that a problem is over, if it was there."""
+        """Report that a problem is over, if there was one."""
         with self._lock:
             parts = self._known.get((code, subject))
             if parts is None or parts.pop(part, None) is None or parts:
@@ -183,7 +183,7 @@ class Problems:
         self._out.put({"t": "problem", "code": code, "subject": subject, "cleared": True})
 
     def forget(self, subject: str) -> None:
-        """Clear everything about a subject that is no more."""
+        """Clear all problems of a subject that no longer exists."""
         with self._lock:
             codes = [code for code, about in self._known if about == subject]
             for code in codes:

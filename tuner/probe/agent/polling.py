@@ -1,4 +1,4 @@
-"""Asks the endpoints of a server."""
+"""Poll the HTTP endpoints of a server."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Poller:
-    """Asks one endpoint of one server; a thread of its own, so that a slow endpoint delays no other."""
+    """Polls one endpoint of one server in a thread of its own, so that a slow endpoint delays no other."""
 
     FAULT_S = 30.0
-    """Until the next attempt after a fault of ours."""
+    """Seconds until the next attempt after an error of ours."""
 
     def __init__(self, server: Server, plan: Json) -> None:
         self.server = server
@@ -48,14 +48,14 @@ class Poller:
         self._failures = 0
         self._entered = False
         self.good_until = 0.0
-        """While this has not passed, the endpoint counts as answering 200."""
+        """Monotonic time until which the endpoint counts as answering 200."""
         self.asked = threading.Event()
-        """Asked once, or found that there is nothing to ask."""
+        """Set when it was asked once, or there turned out to be nothing to ask."""
         self.wake = threading.Event()
-        """Set for an end to the waiting."""
+        """Set to end the wait for the next turn."""
 
     def run(self) -> None:
-        """Ask until the server has ended."""
+        """Poll until the server has ended."""
         ended = self.server.ended
         hurried = False
         while not ended.is_set():
@@ -71,18 +71,19 @@ class Poller:
             hurried = self.wake.wait(delay)
             if hurried:
                 self.wake.clear()
-                # However much happens, and be it lines about our own asking in a form that we do not know.
+                # Keeps the shortest interval whatever happens; the new lines may be about our own requests, in an
+                # unknown format.
                 ended.wait(self._asked_at + self._every_s - time.monotonic())
         self._client.close()
         self.asked.set()
 
     def hurry(self) -> None:
-        """Something happens in the server: ask soon, if that would have been long after the shortest time."""
+        """Poll soon because something happens in the server, unless its turn is near anyway."""
         if self._wait_s > self._every_s and self._status == 200:
             self.wake.set()
 
     def _turn(self) -> float:
-        """Ask if it is time to; returns seconds until the next turn."""
+        """Poll if it is due; return the seconds until the next turn."""
         server = self.server
         if not server.listening:
             self._client.close()
@@ -112,11 +113,11 @@ class Poller:
             server.look_at_ports_soon()
             self._failed(e)
             self.probe.out.put(event)
-            # What does not speak HTTP will not learn it soon.
+            # A port that does not speak HTTP is not likely to do so soon.
             return max(self._every_s, 5.0) if e.code == "http-nonsense" else self._every_s
         self._pace(status, event, quiet=quiet)
         self.probe.out.put(event)
-        # The beat of all that is asked often, also where it is skipped.
+        # Keeps in step with all that is polled often, also when turns are skipped.
         delay = self._wait_s - self._every_s + until_beat(self._every_s)
         if status == 200:
             self.good_until = time.monotonic() + 2 * self._wait_s + self._timeout_s
@@ -133,7 +134,7 @@ class Poller:
         return delay
 
     def _pace(self, status: int, event: Json, *, quiet: bool) -> None:
-        """Each request is a line in the server's access log: ask more seldom where nothing happens."""
+        """Poll less often where nothing happens: each request is a line in the server's access log."""
         same = status == self._status and not any(event.get(name) for name in ("series", "again", "body"))
         self._status = status
         if same and status < 500 and (quiet or status != 200):
@@ -175,13 +176,13 @@ class Poller:
         except OSError as e:
             raise HttpProblem("http-refused", "the server's network namespace: %s" % e.strerror) from None
         try:
-            # Namespaces belong to threads, and this thread asks this server only.
+            # Namespaces belong to threads, and this thread polls only this server.
             if ctypes.CDLL(None, use_errno=True).setns(fd, 0x40000000) != 0:
                 text = os.strerror(ctypes.get_errno())
                 raise HttpProblem("http-refused", "the server's network namespace: %s" % text)
         finally:
             os.close(fd)
-        self._entered = True  # only now: what listens on that port elsewhere must not be asked, nor get the key
+        self._entered = True  # only now: another process on that port, in our own namespace, must not get the key
 
     def _read(self, status: int, body: bytes, event: Json) -> None:
         if status != 200 or self._parse == "status":
@@ -190,7 +191,7 @@ class Poller:
             series = self._series.changed(body)
             if series is None:
                 raise HttpProblem("http-nonsense", "no metrics: %r" % body[:40])
-            # Names are long and seldom change: the second time a number stands for each.
+            # Names are long and rarely change: from the second time on a number stands for each.
             again = [[self._numbers[name], value] for name, value in series.items() if name in self._numbers]
             event["series"] = {name: value for name, value in series.items() if name not in self._numbers}
             for name in event["series"]:
@@ -221,7 +222,7 @@ class Poller:
     def _failed(self, problem: HttpProblem) -> None:
         self.good_until = 0.0
         self._failures += 1
-        # A server that has just begun to listen, and one that is about to end, may miss a beat.
+        # A server that has just begun to listen, or is about to end, may fail once or twice.
         sure = problem.code == "http-nonsense" and not problem.passing
         young = problem.code != "http-nonsense" and self.server.age_s < 60.0
         if self._quiet or young or not (sure or self._failures >= 3):
@@ -238,7 +239,7 @@ class Poller:
 
 
 def _only(part: Any, keys: Sequence[str]) -> Any:
-    """Of an object, or of each in a list, the named keys."""
+    """Return only the named keys of an object, or of each object in a list."""
     if isinstance(part, list):
         return [_only(each, keys) for each in part]
     return {key: value for key, value in part.items() if key in keys} if isinstance(part, dict) else part

@@ -1,4 +1,4 @@
-"""The probe as a whole: obeys orders, conducts all other parts, and ends with the link."""
+"""The probe as a whole: carries out orders, conducts the other parts, and ends with the link."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROTOCOL = 1
 
 
 class Probe:
-    """Everything together: reads orders, runs the threads, ends when nobody listens any more."""
+    """Reads orders, runs the threads, and ends when the laptop is gone."""
 
     TICK_S = 0.5
 
@@ -60,7 +60,7 @@ class Probe:
         self._planned = threading.Event()
         self._pinged = self._awake_at = time.monotonic()
         self._ping_timeout_s = 60.0
-        self._exit_lock = threading.RLock()  # a signal may come while the main thread holds it
+        self._exit_lock = threading.RLock()  # reentrant: a signal may come while the main thread holds it
         self._scan_due = 0.0
         self._clock = time.time() - time.monotonic()
         self._clock_ok_at = 0.0
@@ -68,7 +68,7 @@ class Probe:
     # -- services ---------------------------------------------------------------------------------------------------
 
     def thread(self, work: Callable[[], None], name: str) -> None:
-        """Run something in a thread; an error in it is reported, and the others go on."""
+        """Run something in a thread. An error in it is reported and ends only that thread."""
 
         def guarded() -> None:
             try:
@@ -79,7 +79,7 @@ class Probe:
         threading.Thread(target=guarded, name=name, daemon=True).start()
 
     def fault(self, where: str, error: BaseException) -> None:
-        """Report a fault of our own."""
+        """Report an error of the probe itself."""
         import traceback
 
         frames = traceback.extract_tb(error.__traceback__)
@@ -88,38 +88,38 @@ class Probe:
         self.log("".join(traceback.format_exception(type(error), error, error.__traceback__)))
 
     def log(self, text: str) -> None:
-        """A word to stderr, for whoever debugs the probe."""
+        """Write a message to stderr, for debugging the probe."""
         with contextlib.suppress(OSError):
             os.write(2, (text.rstrip() + "\n").encode("utf-8", "replace"))
 
     def pause(self, seconds: float) -> bool:
-        """Sleep; True when the probe is ending."""
+        """Sleep; return True when the probe is ending."""
         return self._end.wait(seconds)
 
     def live_servers(self) -> List[Server]:
-        """The servers there are."""
+        """Return the servers that run."""
         return list(self.servers.values())
 
     def folders(self) -> List[str]:
-        """Folders whose disks matter: where servers write their logs."""
+        """Return the folders whose disks matter: those of the servers' logs."""
         return [
             os.path.dirname(s.target.path) for s in self.live_servers() if s.target.path and s.target.path[0] == "/"
         ]
 
     def log_inodes(self) -> Set[Tuple[int, int]]:
-        """Files that are some server's current log."""
+        """Return (device, inode) of the files that are some server's current log."""
         found = [s.target.status for s in self.live_servers()]
         return {(status.st_dev, status.st_ino) for status in found if status is not None}
 
     def release_log(self, target: LogTarget) -> None:
-        """A server begins to write into a log: no dead one's tail may take its lines for the dead one's."""
+        """Stop tails of ended servers on a log that a new server begins to write: its lines are not theirs."""
         for tail in [*(server.tail for server in self._past.values()), *(lost.tail for lost in self._lost)]:
             if tail is not None and tail.follows(target):
                 tail.stop()
                 tail.done.wait(1.0)
 
     def tail_of(self, key: str) -> Tail:
-        """What follows a server's log, or followed it until it ended. Raises OSError."""
+        """Return the tail of a server that runs or has ended. Raises OSError."""
         server = self.servers.get(key) or self._past.get(key)
         if server is None or server.tail is None:
             raise OSError("there is no such server")
@@ -147,7 +147,7 @@ class Probe:
                 order = json.loads(line.decode("utf-8", "replace"))
                 self._obey(order)
             except Exception as e:
-                self.fault("order", e)  # whatever it was: the end of input must still be seen
+                self.fault("order", e)  # any error is reported, since the end of input must still be seen
 
     def _obey(self, order: Json) -> None:
         op = order["op"]
@@ -254,11 +254,11 @@ class Probe:
         now = time.monotonic()
         if now >= self._scan_due:
             self._scan()
-            # A process table of thousands takes its time: look less often rather than cost more.
+            # A table of thousands of processes takes long: it is scanned less often, to keep the load the same.
             self._scan_due = now + (0.9 if time.monotonic() - now < 0.005 else 1.9)
 
     def check_link(self) -> None:
-        """End when the laptop has been silent for too long, but not for pings of a time in which we stood still."""
+        """End when no ping has come for too long, not counting time in which this process itself was suspended."""
         now = time.monotonic()
         stood, self._awake_at = now - self._awake_at, now
         if stood > max(1.0, self._ping_timeout_s / 2):
@@ -285,7 +285,7 @@ class Probe:
         leaders, orphans = table.heads()
         owned = {pid for server in self.servers.values() for pid in server.members}
         found = [(proc, proc.leads, False) for proc in leaders]
-        # A titled process between two parents is no orphan yet: it must be one twice.
+        # A titled process may be between two parents: it counts as an orphan only at the second scan.
         before = self._orphans_before if self._orphans_before is not None else {proc.pid for proc in orphans}
         found += [(proc, proc.titled, True) for proc in orphans if proc.pid in before and proc.pid not in owned]
         self._orphans_before = {proc.pid for proc in orphans}
@@ -301,7 +301,7 @@ class Probe:
                         fresh.append(server)
                     else:
                         same.take(proc)
-                except Exception as e:  # one that cannot be understood must not hide the others
+                except Exception as e:  # a process that cannot be understood must not hide the others
                     self.fault("server %s" % key, e)
         for server in self.live_servers():
             try:
@@ -317,7 +317,7 @@ class Probe:
         table.kin = {pid for server in self.servers.values() for pid in server.members}
 
     def _ended(self, server: Server) -> None:
-        """The leader has ended: its last lines first, then the news."""
+        """Report that a server's leader has ended, after its last lines."""
         members = [m for m in server.members.values() if m["pid"] != server.leader.pid]
         left = self._alive(members)
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""The process table, and what /proc tells of one process."""
+"""The process table, and what /proc tells about one process."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Proc:
 
     @property
     def alive(self) -> bool:
-        """False for a zombie: it has ended and waits for its parent to notice."""
+        """Return False for a zombie: it has ended, and its parent has not noticed yet."""
         return self.state not in "ZX"
 
 
 def read_stat(pid: int) -> Optional[Tuple[str, int, int, bytes]]:
-    """State letter, parent, start ticks and short name of a process; None when there is no such process."""
+    """Return state letter, parent PID, start ticks and short name of a process; None where there is no such process."""
     try:
         data = glance("%s/%d/stat" % (PROC, pid))
         end = data.rindex(b")")
@@ -49,11 +49,11 @@ def read_stat(pid: int) -> Optional[Tuple[str, int, int, bytes]]:
 
 
 class ProcTable:
-    """The process table, read incrementally: a full look costs milliseconds on a busy host.
+    """The process table, read incrementally: reading all of it takes milliseconds on a busy host.
 
-    New and young processes are read at each scan (shells exec, engines set titles late), kin of a server too, and a
-    slice of all others in turn, so that a late exec or a reused PID is found within a minute at most
-    on all but the busiest hosts.
+    New and young processes are read at each scan (shells exec, engines set titles late), and so are relatives of a
+    server. Of all others a slice is read in turn, so that a late exec or a reused PID is found within a minute on all
+    but the busiest hosts.
     """
 
     YOUNG_S = 45.0
@@ -73,7 +73,7 @@ class ProcTable:
         self.kin: Set[int] = set()
 
     def scan(self) -> None:
-        """Look for processes that came, went or changed. Raises OSError when /proc cannot be listed."""
+        """Find the processes that came, went or changed. Raises OSError when /proc cannot be listed."""
         now = time.monotonic()
         self._scans += 1
         names = set(os.listdir(PROC))
@@ -121,7 +121,8 @@ class ProcTable:
         proc.state = state
         if proc.young_until < now:
             self._young.discard(pid)
-            # An exec, and nearly every new title, changes the short name too; the rest is seen now and then.
+            # An exec, and nearly every new title, changes the short name too; other changes are found at every fifth
+            # scan.
             if proc.comm == comm and not (pid in self.kin and self._scans % 5 == 0):
                 return
         if not proc.alive or pid == 2 or ppid == 2:
@@ -146,16 +147,16 @@ class ProcTable:
             self._marked.add(proc.pid)
 
     def age_s(self, proc: Proc) -> float:
-        """Seconds since a process started."""
+        """Return the seconds since a process started."""
         return time.time() - (self._boot + proc.ticks / HZ)
 
     def recheck(self, pid: int, ticks: int) -> bool:
-        """Look now whether a process is still that one and alive."""
+        """Return whether a process is alive and still the same one, by reading it now."""
         found = read_stat(pid)
         return found is not None and found[2] == ticks and found[0] not in "ZX"
 
     def ancestors(self, pid: int) -> Iterator[Proc]:
-        """Parents of a process, nearest first."""
+        """Yield the ancestors of a process, nearest first."""
         seen = {pid}
         proc = self.procs.get(pid)
         while proc is not None and proc.ppid not in seen:
@@ -165,7 +166,7 @@ class ProcTable:
                 yield proc
 
     def descendants(self, pid: int) -> Iterator[Proc]:
-        """The whole tree below a process, without itself."""
+        """Yield all descendants of a process."""
         stack = list(self._below.get(pid, ()))
         seen = {pid}
         while stack:
@@ -179,7 +180,7 @@ class ProcTable:
                 yield proc
 
     def heads(self) -> Tuple[List[Proc], List[Proc]]:
-        """Leaders, and topmost titled processes that have no leader above them."""
+        """Return the leaders, and the topmost titled processes without a leader above them."""
         leaders: List[Proc] = []
         orphans: List[Proc] = []
         for pid in sorted(self._marked):
@@ -197,7 +198,7 @@ class ProcTable:
 
 
 def describe_process(pid: int, boot: Optional[float]) -> Json:
-    """User, command line and start of a process, as far as they can be read."""
+    """Return user, command line and start of a process, as far as they can be read."""
     info: Json = {"pid": pid}
     folder = "%s/%d" % (PROC, pid)
     found = read_stat(pid)
@@ -213,7 +214,7 @@ def describe_process(pid: int, boot: Optional[float]) -> Json:
 
 
 def owner_of(pid: int) -> Optional[int]:
-    """Effective user of a process."""
+    """Return the effective user id of a process; None where unknown."""
     found = re.search(r"^Uid:\s+\d+\s+(\d+)", text_of("%s/%d/status" % (PROC, pid)) or "", re.M)
     if found:
         return int(found.group(1))
@@ -222,14 +223,14 @@ def owner_of(pid: int) -> Optional[int]:
 
 
 def group_of(pid: int) -> int:
-    """Process group, which outlives the process that led it; 0 where there is none to read."""
+    """Return the process group, which outlives the process that led it; 0 where unknown."""
     data = text_of("%s/%d/stat" % (PROC, pid)) or ""
     fields = data.rpartition(")")[2].split(None, 3)
     return int(fields[2]) if len(fields) > 2 else 0
 
 
 def environ_of(pid: int) -> Optional[Dict[str, str]]:
-    """Environment a process was started with; None where that may not be read."""
+    """Return the environment with which a process was started; None where it may not be read."""
     try:
         data = slurp("%s/%d/environ" % (PROC, pid), 1 << 20)
     except OSError:
@@ -243,11 +244,11 @@ def environ_of(pid: int) -> Optional[Dict[str, str]]:
 
 
 def below_root(pid: int, path: str) -> List[str]:
-    """The ways to a file named in a process's own mount namespace, best first."""
+    """Return the paths to a file named in a process's own mount namespace, best first."""
     return ["%s/%d/root%s" % (PROC, pid, path), path]
 
 
 def same_mounts(pid: int) -> bool:
-    """True when a process sees the files we see."""
+    """Return whether a process sees the same files as the probe."""
     theirs = link_of("%s/%d/ns/mnt" % (PROC, pid))
     return bool(HOST_ROOT) or (theirs is not None and theirs == link_of("/proc/self/ns/mnt"))

@@ -1,4 +1,4 @@
-"""Which process belongs to an engine, as the plan describes it."""
+"""Recognise the processes of an engine, as the plan describes them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _RUNNERS = frozenset(("cProfile", "coverage", "debugpy", "memray", "pdb", "profi
 
 
 def is_python(path: str) -> bool:
-    """True for the name of a Python interpreter."""
+    """Return whether a path is that of a Python interpreter, by its name."""
     return bool(_PYTHON.match(os.path.basename(path)))
 
 
 def program_index(argv: Sequence[str]) -> Optional[int]:
-    """Index of the argument that names what this very process runs.
+    """Return the index of the argument that names the program of this process; None where there is none.
 
-    For an interpreter the module or the script, for others the program itself. A command line that only carries
-    another one (`bash -c "..."`, ssh, tmux, an editor, grep) therefore points to the carrier, and `python -c`,
-    which multiprocessing uses for its helpers, to nothing.
+    For an interpreter that is the module or the script, for other programs the program itself. So a command line that
+    only contains another one (`bash -c "..."`, ssh, tmux, an editor, grep) yields the outer program, and `python -c`,
+    which multiprocessing uses for its helpers, yields None.
     """
     if not argv or not argv[0]:
         return None
@@ -65,7 +65,7 @@ def program_index(argv: Sequence[str]) -> Optional[int]:
 
 
 class Engine:
-    """One engine's part of the plan, its expressions compiled."""
+    """The part of the plan about one engine, with its regular expressions compiled."""
 
     def __init__(self, plan: Json) -> None:
         self.name: str = plan["name"]
@@ -80,17 +80,17 @@ class Engine:
         self.rank_env: List[str] = list(plan.get("rank_env", ()))
         self.endpoints: List[Json] = list(plan.get("endpoints", ()))
         paths = "|".join(re.escape(path) for part in self.endpoints for path in part["paths"])
-        # A line with more than an access line of what we, or other monitors, ask for.
+        # Matches any line except access lines for paths that we, or other monitors, request.
         self._work = re.compile((r"^(?!.*GET (?:%s)\b).*\S" % paths).encode(), re.M)
         self.markers = [m.encode() for m in plan.get("start_markers", ()) if m]
         self.end_marker: bytes = plan.get("log_end_marker", "").encode()
 
     def works(self, log: bytes) -> bool:
-        """True for lines of a log of which one at least is not about the asking itself."""
+        """Return whether any of these log lines is about something other than such requests."""
         return bool(self._work.search(log))
 
     def leads(self, argv: Sequence[str], line: str) -> bool:
-        """True for the command line of a server's own process, not for one that merely mentions it."""
+        """Return whether a command line is that of a server's leader, and does not merely mention one."""
         at = program_index(argv)
         if at is None:
             return False
@@ -99,5 +99,5 @@ class Engine:
         return any(m.start() < end and m.end() > start for rx in self.leaders for m in rx.finditer(line))
 
     def titled(self, line: str) -> bool:
-        """True for a process title of this engine; a title begins with it, a mention does not."""
+        """Return whether a process title is one of this engine's; the title must begin with the pattern."""
         return any(rx.match(line) for rx in self.titles)

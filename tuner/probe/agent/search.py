@@ -1,4 +1,4 @@
-"""Logs at any place: searching, and reading a part."""
+"""Search logs, and read parts of them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ HIT_LIMIT = 2_048
 
 
 class SearchTimeout(Exception):
-    """A regular expression did not come to an end."""
+    """A regular expression took too long."""
 
 
 class Searches:
-    """Searches in logs on the host, newest lines first. They run in the main thread, where a signal can end them."""
+    """Searches logs on the host, newest lines first, in the main thread, where a signal can end a search."""
 
     PATIENCE_S = 1.0
 
@@ -35,15 +35,15 @@ class Searches:
         self._armed = False
 
     def submit(self, job: Json) -> None:
-        """Queue a search. Raises ValueError and TypeError for one without a number."""
+        """Queue a search. Raises ValueError or TypeError for one without a number."""
         self._jobs.put({**job, "id": int(job.get("id", 0))})
 
     def cancel(self, ident: int) -> None:
-        """Forget a search, running or waiting."""
+        """Cancel a search, running or queued."""
         self._cancelled.add(ident)
 
     def run(self) -> None:
-        """Serve searches for ever."""
+        """Run searches for ever."""
 
         def alarm(*_: Any) -> None:
             if self._armed:
@@ -52,10 +52,10 @@ class Searches:
         signal.signal(signal.SIGALRM, alarm)
         while True:
             try:
-                # A signal that comes just before a wait without end would go unnoticed.
+                # A signal just before a wait without a timeout would go unnoticed.
                 job = self._jobs.get(timeout=1.0)
             except queue.Empty:
-                self._probe.check_link()  # here too: the conductor may be stuck on a dead disk
+                self._probe.check_link()  # checked here too, since the conductor may be stuck on a dead disk
                 continue
             ident = job["id"]
             if ident in self._cancelled:
@@ -66,7 +66,7 @@ class Searches:
                 self._search(ident, job)
             except SearchTimeout:
                 self._answer(ident, [], 0, done=True, error="this expression takes too long; make it simpler")
-            except Exception as e:  # an expression can fail in any way, and this is the main thread
+            except Exception as e:  # a regular expression can fail in any way, and this is the main thread
                 self._answer(ident, [], 0, done=True, error=str(e) or type(e).__name__)
             finally:
                 self._arm(False)
@@ -153,7 +153,7 @@ class Searches:
         first = begin
         torn = torn and begin == 0
         if torn or at - begin >= HIT_LIMIT * 3 // 4:
-            # It is shown from a word's beginning on: half a secret would not be recognised as one.
+            # The excerpt begins at a word: half of a secret would not be recognised as one.
             low = max(begin, at - HIT_LIMIT // 4)
             space = re.search(rb"\s", block[low:at])
             before = max(block.rfind(b" ", begin, at), block.rfind(b"\t", begin, at))
@@ -162,7 +162,7 @@ class Searches:
 
 
 def read_part(probe: Probe, job: Json) -> Json:
-    """Answer of a `read`: bytes of a log by offset, cut at whole characters."""
+    """Return the answer to a `read`: bytes of a log by offset, cut at whole characters."""
     answer: Json = {"t": "read", "id": int(job.get("id", 0))}
     try:
         length = max(0, min(int(job.get("length") or 0), READ_LIMIT))

@@ -1,4 +1,4 @@
-"""Metrics of an endpoint, as far as they are wanted and changed."""
+"""Metrics of an endpoint: those that are wanted and have changed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Dict, List, Optional, Sequence, Tuple
 class SeriesFilter:
     """Picks the wanted series out of Prometheus text, and of those the ones that changed.
 
-    An answer has a thousand lines, a screen needs forty, and from one answer to the next the lines stay where they
-    are: where the wanted ones were found is remembered, and only when they moved all names are looked at again.
+    An answer has a thousand lines of which forty are wanted, and from one answer to the next lines stay where they are.
+    So their places are remembered, and all names are searched again only when lines have moved.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -19,9 +19,9 @@ class SeriesFilter:
         self._values: Dict[bytes, bytes] = {}
 
     def changed(self, body: bytes) -> Optional[Dict[str, Optional[float]]]:
-        """Series that differ from the last answer's, as printed; None for what is no Prometheus text.
+        """Return the series that differ from the last answer, as printed; None where the body is no Prometheus text.
 
-        A series that was told and has no value any more, or is gone, is None: the laptop forgets it.
+        A series that was sent before and has no value any more, or is gone, is None, so that the laptop drops it.
         """
         lines = body.split(b"\n")
         known = self._places and len(lines) == self._count
@@ -34,13 +34,13 @@ class SeriesFilter:
             if self._values.get(head) == value:
                 continue
             try:
-                number: Optional[float] = finite(value.decode("ascii", "replace"))  # JSON cannot say NaN and infinity
+                number: Optional[float] = finite(value.decode("ascii", "replace"))  # JSON has no NaN and no infinity
             except ValueError:
                 number = None
             if number is not None:
                 self._values[head] = value
             elif self._values.pop(head, None) is None:
-                continue  # never told
+                continue  # it was never sent
             out[head[:-1].decode("utf-8", "replace")] = number
         if moved:
             for head in self._values.keys() - {head for _, head in self._places}:
@@ -66,6 +66,6 @@ class SeriesFilter:
 
 
 def finite(text: str) -> Optional[float]:
-    """A number of JSON text; None for one beyond all measure, which JSON itself cannot say again."""
+    """Return a number of a JSON text; None for one too large for a float, which JSON could not represent."""
     number = float(text)
     return number if number - number == 0.0 else None

@@ -1,4 +1,4 @@
-"""One inference server: who belongs to it, where it listens and logs."""
+"""One inference server: its processes, where it listens, and where it logs."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 
 
 class Server(Followed):
-    """One inference server and all that is done about it."""
+    """One inference server, with its tail and its pollers."""
 
     NEWS_EVERY_S = 2.0
-    """Ports, and helpers without a title, come and go while a server starts; they are not worth a line each."""
+    """Seconds between reports of changed ports and untitled helpers, which come and go while a server starts."""
     HELPER_S = 5.0
-    """A child that lives so long is more than a compiler's run."""
+    """Seconds after which a child without a title is reported; younger ones may be a compiler's run."""
 
     def __init__(self, probe: Probe, engine: Engine, leader: Proc, orphaned: bool) -> None:
         super().__init__(probe, engine, leader, "%d:%d" % (leader.pid, leader.ticks))
         self.orphaned = orphaned
         self._beside: List[Proc] = []
-        """Of a server whose leader is gone: those that it left over besides the one that stands for it."""
+        """For a server whose leader is gone: further processes that it left, besides the one that stands for it."""
         self.left: List[Json] = []
-        """Members that lived on when its leader ended, as last told."""
+        """Members that lived on when the leader ended, as last reported."""
         self.dying_at: Optional[float] = None
         self.pollers: Dict[str, Poller] = {}
         self.busy_at = 0.0
-        """When it was last seen to work; monotonic."""
+        """Monotonic time at which the server was last seen to work."""
         self.listening = False
         self.address = ("127.0.0.1", 0)
         self.argv = leader.argv
@@ -81,13 +81,13 @@ class Server(Followed):
 
     @property
     def age_s(self) -> float:
-        """Seconds since the server started; since it was seen where that is unknown."""
+        """Return the seconds since the server started; since it was first seen where that is unknown."""
         if self.started_at is None:
             return time.monotonic() - self._seen_at
         return time.time() - self.started_at
 
     def begin(self) -> None:
-        """Start following the log and asking the endpoints."""
+        """Start following the log and polling the endpoints."""
         self.open_log("start")
         if not self.orphaned:
             self.pollers = {plan["id"]: Poller(self, plan) for plan in self.engine.endpoints}
@@ -113,28 +113,28 @@ class Server(Followed):
             send_old_logs(self, tail)
 
     def end(self) -> None:
-        """The leader has ended."""
+        """Stop polling, since the leader has ended."""
         self.ended.set()
         for poller in self.pollers.values():
             poller.wake.set()
 
     def log_grew(self, data: bytes) -> None:
-        """There are new bytes in the log."""
+        """Take note of new bytes in the log."""
         if self.engine.works(data):
             self.works()
 
     def works(self) -> None:
-        """Its log or its GPUs show work: a reason to ask for the numbers."""
+        """Poll soon, because the log or the GPUs show work."""
         self.busy_at = time.monotonic()
         for poller in self.pollers.values():
             poller.hurry()
 
     def log_changed(self, status: os.stat_result) -> None:
-        """The tail went over to another file."""
+        """Take note that the tail has switched to another file."""
         self.target.status = status
 
     def left_beside(self, proc: Proc, engine: Engine) -> bool:
-        """Whether a process is what the same dead leader left over: one process group, which writes one log."""
+        """Return whether the same dead leader left `proc`: equal process group and log."""
         group = group_of(self.leader.pid)
         if not (self.orphaned and engine is self.engine and group and group == group_of(proc.pid)):
             return False
@@ -142,18 +142,18 @@ class Server(Followed):
         return (target.kind, target.path) == (self.target.kind, self.target.path)
 
     def take(self, proc: Proc) -> None:
-        """What it stands for is counted to this one."""
+        """Count a process that the same dead leader left as part of this server."""
         self._beside.append(proc)
 
     def look(self) -> None:
-        """Bring members, ports and log up to date, and tell what changed."""
+        """Update members, ports and log, and report what changed."""
         now = time.monotonic()
         table = self.probe.table
         self._beside = [proc for proc in self._beside if table.procs.get(proc.pid) is proc]
         heads = [self.leader, *self._beside]
         below = (proc for head in heads for proc in table.descendants(head.pid))
         live = [*heads, *sorted(below, key=lambda proc: proc.pid)]
-        # Whoever was a member stays one, also when its parent died and init adopted it.
+        # A member stays one also when its parent died and init adopted it.
         known = {proc.pid for proc in live}
         live += [table.procs[pid] for pid in self.members if pid not in known and pid in table.procs]
         states = [(proc.pid, proc.ticks, proc.ppid, proc.state in "ZTX" and proc.state, proc.raw) for proc in live]
@@ -197,11 +197,11 @@ class Server(Followed):
         return member
 
     def look_at_ports_soon(self) -> None:
-        """An endpoint did not answer: it may be gone."""
+        """Read the ports at the next scan: an endpoint did not answer, so its port may be gone."""
         self._ports_due = 0.0
 
     def _look_at_ports(self, now: float) -> None:
-        """Which ports members listen on. On a host with many connections the tables are long: asked less often."""
+        """Read the ports that members listen on; less often on a host whose connection tables are long."""
         found = [item for item in listeners_of(self.leader.pid) if item.inode]
         inodes = {item.inode for item in found}
         self._owners = {inode: pid for inode, pid in self._owners.items() if inode in inodes}
@@ -214,13 +214,13 @@ class Server(Followed):
                 for inode in (sockets or set()) & inodes:
                     held.setdefault(inode, pid)
             for item in found:
-                # Where descriptors are hidden, the owner in the socket table has to do.
+                # Where descriptors are hidden, the owner in the socket table decides.
                 guess = self.leader.pid if not readable and item.uid == self.uid else 0
                 self._owners[item.inode] = held.get(item.inode, guess)
         ours = [item for item in found if self._owners.get(item.inode)]
         self.ports = sorted({item.port for item in ours})
         if not self._port_given and self.port not in self.ports:
-            # Engines read options from files too: a leader that listens on one port only serves there.
+            # Engines read options from files too: a leader that listens on a single port serves there.
             own = {item.port for item in ours if self._owners[item.inode] == self.leader.pid}
             if len(own) == 1:
                 self.port = own.pop()
@@ -257,7 +257,7 @@ class Server(Followed):
         self.open_log("replaced" if isinstance(tail, (FileTail, JournalTail)) else "start")
 
     def identity(self) -> Json:
-        """The `server` of a `server` line."""
+        """Return the `server` of a `server` line."""
         env = masked_env(self.env, self.engine.api_key_env)
         return {
             "key": self.key,
@@ -273,7 +273,7 @@ class Server(Followed):
             "interpreter": self.interpreter,
             "version": self.version,
             "manager": self.manager,
-            # What a dead leader left over has no command line to tell a port, and answers on none.
+            # What a dead leader left has no command line to tell a port, and answers on none.
             "port": None if self.orphaned else self.port,
             "ports": self.ports,
             "orphaned": self.orphaned,
@@ -294,11 +294,11 @@ class Server(Followed):
         server = self.identity()
         server["members"] = ranks + others
         if not first:
-            server.update(argv=[], env=None)  # long, and never another: whoever was told the first time keeps them
+            server.update(argv=[], env=None)  # long and constant: the laptop keeps those of the first report
         self.probe.out.put({"t": "server", "server": server})
 
     def _members_that_matter(self) -> Tuple[List[Json], List[Json]]:
-        """The leader, its ranks and what else holds GPU memory; and children that stay."""
+        """Return the leader, its ranks and other members with GPU memory; and the children that last."""
         table = self.probe.table
         ranks: List[Json] = []
         others: List[Json] = []

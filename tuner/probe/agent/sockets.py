@@ -1,4 +1,4 @@
-"""Who listens where, and whose network a process is in."""
+"""Who listens on which port, and in which network namespace a process is."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _LISTEN = re.compile(rb"^ *\d+: ([0-9A-F]+):([0-9A-F]{4}) [0-9A-F]+:0000 0A \S+ 
 
 
 def listeners_here() -> Optional[List[Listener]]:
-    """Listening TCP sockets of our own network namespace, as the kernel lists them; None where it does not.
+    """Return the listening TCP sockets of our own network namespace; None where the kernel does not list them.
 
-    The tables in /proc go through every connection there might be: 4 ms each on a large host.
+    The tables in /proc iterate over every possible connection: 4 ms each on a large host.
     """
     out: List[Listener] = []
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as sock:  # NETLINK_SOCK_DIAG
             sock.settimeout(1.0)
             for family in (socket.AF_INET, socket.AF_INET6):
-                # SOCK_DIAG_BY_FAMILY, a dump of what is TCP and in the state LISTEN.
+                # SOCK_DIAG_BY_FAMILY: a dump of the TCP sockets in state LISTEN.
                 sock.sendto(struct.pack("=IHHIIBBHI48x", 72, 20, 0x301, 0, 0, family, 6, 0, 1 << 10), (0, 0))
                 while _take_listeners(sock.recv(65_536), out):
                     pass
@@ -46,7 +46,7 @@ def listeners_here() -> Optional[List[Listener]]:
 
 
 def _take_listeners(data: bytes, out: List[Listener]) -> bool:
-    """Collect the sockets of a netlink answer; False after the last one. Raises OSError."""
+    """Collect the sockets of a netlink answer; return False after the last one. Raises OSError."""
     while data:
         length, kind = struct.unpack_from("=IH", data)
         if kind != 20:  # the end, or an error
@@ -62,7 +62,7 @@ def _take_listeners(data: bytes, out: List[Listener]) -> bool:
 
 
 def listeners_of(pid: int) -> List[Listener]:
-    """Listening TCP sockets in a process's network namespace."""
+    """Return the listening TCP sockets in a process's network namespace."""
     ours = None if HOST_ROOT else link_of("/proc/self/ns/net")
     found = listeners_here() if ours is not None and ours == link_of("%s/%d/ns/net" % (PROC, pid)) else None
     if found is not None:
@@ -82,11 +82,12 @@ def listeners_of(pid: int) -> List[Listener]:
 
 
 def same_network(pid: int) -> bool:
-    """True when a process is known to be in our network namespace."""
+    """Return whether a process is known to be in our network namespace."""
     theirs = link_of("%s/%d/ns/net" % (PROC, pid))
     if theirs is not None:
         return theirs == link_of("/proc/self/ns/net")
-    # Another user's link may not be read. Sockets are numbered across namespaces: one table, one namespace.
+    # The link of another user's process may be unreadable. Socket inodes are unique across namespaces, so a common one
+    # means a common namespace.
     tables = ("%s/%d/net/tcp" % (PROC, pid), "/proc/self/net/tcp")
     try:
         their_sockets, our_sockets = ({int(found[3]) for found in _LISTEN.findall(slurp(t, 1 << 24))} for t in tables)
@@ -96,12 +97,12 @@ def same_network(pid: int) -> bool:
 
 
 def address_of(text: str) -> str:
-    """Address as /proc/net/tcp prints it, in words of the host's byte order."""
+    """Return an address of /proc/net/tcp, which has words in the host's byte order, in its usual notation."""
     return address_in(b"".join(struct.pack("=I", int(text[i : i + 8], 16)) for i in range(0, len(text), 8)))
 
 
 def address_in(raw: bytes) -> str:
-    """Address from its 4 or 16 bytes."""
+    """Return an address in its usual notation from its 4 or 16 bytes."""
     if len(raw) == 4:
         return socket.inet_ntop(socket.AF_INET, raw)
     if raw.startswith(b"\0" * 10 + b"\xff\xff"):
@@ -110,7 +111,7 @@ def address_in(raw: bytes) -> str:
 
 
 def sockets_of(pid: int) -> Optional[Set[int]]:
-    """Inodes of the sockets a process holds; None where that may not be read."""
+    """Return the inodes of the sockets that a process holds; None where they may not be read."""
     folder = "%s/%d/fd" % (PROC, pid)
     try:
         names = os.listdir(folder)

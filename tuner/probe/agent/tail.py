@@ -1,4 +1,4 @@
-"""What follows a server's log, whatever that is."""
+"""The base of what follows a server's log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Followed:
-    """What a tail must know of the server whose log it follows."""
+    """A server as far as its tail needs to know it."""
 
     def __init__(self, probe: Probe, engine: Engine, leader: Proc, key: str) -> None:
         self.probe = probe
@@ -26,19 +26,19 @@ class Followed:
         self.leader = leader
         self.key = key
         self.resume: Optional[Json] = probe.resume.get(key)
-        """Where the laptop was before the link broke; taken by the first tail."""
+        """Where the laptop was before the link broke; None for a new one. The first tail takes it."""
         self.started_at: Optional[float] = None
         self.ended = threading.Event()
 
     def log_grew(self, data: bytes) -> None:
-        """There are new bytes in the log."""
+        """Take note of new bytes in the log."""
 
     def log_changed(self, status: os.stat_result) -> None:
-        """The tail went over to another file."""
+        """Take note that the tail has switched to another file."""
 
 
 class Tail:
-    """What follows one server's log; a thread of its own."""
+    """Follows one server's log in a thread of its own."""
 
     def __init__(self, server: Followed, target: LogTarget, reason: str) -> None:
         self.server = server
@@ -46,14 +46,14 @@ class Tail:
         self.target = target
         self.reason = reason
         self.caught_up = threading.Event()
-        """Everything there was has been sent."""
+        """Set when everything there was has been sent."""
         self.done = threading.Event()
         self._wake = threading.Event()
         self._stopped = False
         self._finish_at: Optional[float] = None
 
     def start(self) -> None:
-        """Begin following."""
+        """Start following."""
         self.probe.thread(self._run, "log")
 
     def stop(self) -> None:
@@ -62,24 +62,24 @@ class Tail:
         self._wake.set()
 
     def finish(self, grace_s: float) -> None:
-        """The server has ended: read what is still to come, then end."""
+        """Read what still comes within `grace_s` seconds, then end: the server has ended."""
         self.caught_up.clear()
         self._finish_at = time.monotonic() + grace_s
         self._wake.set()
 
     def follows(self, target: LogTarget) -> bool:
-        """True when the log of another server is this one."""
+        """Return whether `target` is the log that this tail follows."""
         return target.kind == "journal" and target.same_as == self.target.same_as
 
     def backwards(self, before: Optional[int], stop: Callable[[], bool]) -> Blocks:
-        """What lies before an offset, or all, in blocks, newest first, also after the server has ended.
+        """Yield the log before an offset (None: all of it) in blocks, newest first, also after the server has ended.
 
         Raises OSError.
         """
         raise OSError("this server has no log that can be read")
 
     def part(self, offset: int, length: int) -> Tuple[int, bytes, int]:
-        """Bytes of the log from an offset on: where they begin, they themselves, and where the log ends.
+        """Return bytes of the log from an offset on: their offset, the bytes, and the size of the log.
 
         Raises OSError.
         """
@@ -108,7 +108,7 @@ class Tail:
 
     @property
     def stopped(self) -> bool:
-        """True when it was told to end before it had read everything."""
+        """Return whether it was told to end before it had read everything."""
         return self._stopped
 
     @property
@@ -117,7 +117,7 @@ class Tail:
 
 
 class NoTail(Tail):
-    """A server without a readable log: says so once."""
+    """Stands for a log that cannot be read: reports that once."""
 
     def _follow(self) -> None:
         target = self.target
