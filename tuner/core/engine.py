@@ -21,7 +21,7 @@ from tuner.domain.starts import Sign, Start
 
 
 class LinePrefix(Struct, frozen=True, gc=False):
-    """What the prefix of a log line says."""
+    """The prefix of a log line."""
 
     rank: str | None
     at: float | None
@@ -29,15 +29,15 @@ class LinePrefix(Struct, frozen=True, gc=False):
     """Index in the text at which the message begins."""
     level: Level | None = None
     prefixed: bool = True
-    """False: a line without prefix, which belongs to the line before unless it is a known raw line."""
+    """False: the line has no prefix and belongs to the line before, unless it is a known raw line."""
     actor: str = ""
     """The process that printed it, where the engine names it: `EngineCore_DP0`, `APIServer`."""
     source: str = ""
-    """Where in the engine's code it was written, where all lines of one record repeat that: `core.py:515`."""
+    """Source position in the engine's code, `core.py:515`, if all lines of one record repeat it."""
 
 
 class RankPlace(Struct, frozen=True, kw_only=True):
-    """A rank, the process that is it, and the GPU it was given."""
+    """A rank, its process, and the GPU assigned to it."""
 
     tag: str
     pid: int | None = None
@@ -49,40 +49,40 @@ class Engine(Protocol):
     """One inference engine, all versions. Lines and answers of unknown versions give less, never an error."""
 
     def __hash__(self) -> int:
-        """By identity: what was read with one can be remembered."""
+        """Hash by identity, so that results can be cached by engine."""
 
     name: str
-    """`sglang`, `vllm`."""
+    """Id: `sglang`, `vllm`."""
     title: str
-    """`SGLang`, `vLLM`."""
+    """Name for people: `SGLang`, `vLLM`."""
 
     def plan(self) -> EnginePlan:
-        """What the probe looks for and asks."""
+        """Return what the probe looks for and asks."""
 
     def prefix(self, text: str) -> LinePrefix:
         """Split a line (control sequences already stripped) into prefix and message."""
 
     def message(self, text: str, prefix: LinePrefix) -> str:
-        """What a line says without its prefix; out of its JSON object where it is one."""
+        """Return a line's text without its prefix; if the line is a JSON object, the message in it."""
 
     def level(self, message: str) -> Level:
-        """Severity of a message whose prefix tells none."""
+        """Return the severity of a message whose prefix tells none."""
 
     def interesting(self, text: str) -> bool:
-        """Cheap test whether `facts` could say anything; most lines of a busy log are not."""
+        """Return whether `facts` could recognise a line: a cheap test that most lines of a busy log fail."""
 
     def routine(self) -> bytes:
-        """Regular expression of the lines a busy log is full of and a diagnosis needs few of, for `core.sift`.
+        """Return the regular expression of routine lines, for `core.sift`.
 
-        It describes whole lines, with their prefix and without an end, so strictly that no line matches into which
-        something else was written, and does not depend on digits.
+        It matches whole lines, with prefix and without line end, so strictly that a line with other text torn into it
+        does not match. What it matches does not depend on digits.
         """
 
     def facts(self, text: str, prefix: LinePrefix, offset: int) -> Sequence[LogFact]:
-        """Recognise a line. Usually none or one fact, `core.facts` lists the kinds."""
+        """Return the facts that a line states, usually none or one; `core.facts` lists the kinds."""
 
     def signs(self, message: str, *, prefixed: bool) -> Sequence[Sign]:
-        """What a message says that a diagnosis needs, in the order of the data files; usually nothing.
+        """Return the signs in a message, in the order of the data files; usually none.
 
         Args:
             message: A line without its prefix, or all lines of one record or exception, joined by line ends.
@@ -93,46 +93,46 @@ class Engine(Protocol):
         """
 
     def ranks(self, identity: ServerIdentity, settings: dict[str, Any]) -> Sequence[RankPlace]:
-        """The ranks among a server's processes, in rank order, by title and arguments, never by guess."""
+        """Return the ranks among a server's processes, in rank order, by title and arguments, never by guess."""
 
     def read(self, answer: HttpAnswer) -> Reading:
-        """What an HTTP answer means. `answer.series` holds all series known so far, not only changed ones."""
+        """Interpret an HTTP answer. `answer.series` must hold all series known so far, not only changed ones."""
 
     def model(self, identity: ServerIdentity) -> str | None:
-        """The LLM as named on the command line."""
+        """Return the LLM as the command line names it; None if it does not."""
 
     def settings_from_argv(self, identity: ServerIdentity) -> dict[str, Any]:
-        """Server args that the command line gives, by canonical (underscored) name, before anything resolved them."""
+        """Return the server args on the command line by canonical (underscored) name, without defaults."""
 
     def knobs(self) -> KnobTable:
-        """Everything that can be turned, by canonical name."""
+        """Return the knobs of the engine by canonical name."""
 
     def knob(self, name: str, version: str | None) -> Spelling | None:
-        """How a version spells a knob; None when it does not have it. An unknown version takes the newest spelling."""
+        """Return how a version spells a knob; None if it has none. An unknown version gets the newest spelling."""
 
     def gates(self) -> GateRules:
-        """Its ways to add up a tensor in the order in which it tries them, and the gates before each."""
+        """Return the engine's all-reduce paths in the order in which it tries them, and their gates."""
 
     def behaviour(self) -> Behaviour:
         """How it behaves where no line of its log tells."""
 
     def effective_fraction(self, start: Start) -> Effective | None:
-        """The fraction of memory that a start really ran or failed with, where arguments, pool or error tell it."""
+        """Return the memory fraction that was in effect, by arguments, pool or error text; None if nothing tells."""
 
     def cap(self, start: Start) -> str | None:
-        """The knob that bounds a start's KV pool in place of the fraction of memory; None where the fraction does."""
+        """Return the knob that bounds a start's KV pool instead of the fraction; None if the fraction does."""
 
     def forecast(self, base: Start, changes: Mapping[str, Any], past: Sequence[Start] = ()) -> Forecast:
-        """The memory of a start that has not happened.
+        """Forecast the memory of a start.
 
         Args:
-            base: A start it is made from; best one that became ready.
+            base: The start that is changed; best one that became ready.
             changes: Knobs that differ: canonical name to value; None lets the engine choose.
             past: Other starts of the same LLM on the same host, which make estimates better.
         """
 
     def layout(self, settings: dict[str, Any]) -> tuple[int, int, int, bool]:
-        """Sizes of tensor, pipeline and data parallelism, and whether replicas share the TP ranks (attention DP)."""
+        """Return tensor, pipeline and data parallel size, and whether replicas share the TP ranks (attention DP)."""
 
     def infer_version(self, start: Start) -> tuple[str | None, bool]:
-        """The version of a start, and whether it follows from the wording of its log and from no statement."""
+        """Return the version of a start, and True if it only follows from the wording of its log."""

@@ -1,4 +1,4 @@
-"""What a finding says, in words: the same on paper and on the screen."""
+"""Words for findings, shared by the command line and the screens."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Mapping, Sequence
 from tuner.domain.findings import Confidence, Number
 
 RANKS_NAMED = 4
-"""Ranks that are named one by one; more are counted."""
+"""Most ranks that are named one by one; of more, the rest are counted."""
 _SIZES = ("GB", "GiB", "MB", "MiB")
 _COUNTED = ("blocks", "ranks", "requests", "tokens")
 
 
 def sureness(confidence: Confidence) -> str:
-    """How sure a finding is."""
+    """Return a confidence in words."""
     return f"{confidence} confidence"
 
 
 def everyone(count: int) -> str:
-    """All ranks of a start."""
+    """Return the words for all ranks of a start."""
     return "both ranks" if count == 2 else f"all {count} ranks"
 
 
 def ranks_text(ranks: Sequence[int] | None, tags: Mapping[int, str]) -> str:
-    """`all 8 ranks`, or those that it is; empty where a finding is about no rank, or there is but one."""
+    """Return `all 8 ranks` or the tags of some; empty if a finding is about no rank, or there is only one."""
     if not ranks or len(tags) == 1:
         return ""
     if len(set(ranks)) == len(tags):
@@ -33,7 +33,7 @@ def ranks_text(ranks: Sequence[int] | None, tags: Mapping[int, str]) -> str:
 
 
 def value_text(value: Number | str | bool | None, unit: str = "") -> str:
-    """A number as a log prints it; what counts something has its thousands apart."""
+    """Return a value as text: sizes with two decimals, counts with thousands separators."""
     if value is None:
         return "n/a"
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
-"""The arithmetic of a server's GPU memory that holds for every engine: cells, tokens, graphs, NCCL.
+"""GPU memory arithmetic that holds for every engine: cells, tokens, CUDA graphs, NCCL buffers.
 
-GiB are floats here, as logs print them; whoever shows them turns them into bytes. Nothing raises: a number that makes
-no sense gives None or 0.
+GiB are floats here, as logs print them; callers convert them to bytes. Nothing raises: an impossible number gives None
+or 0.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from tuner.domain.starts import Start
 from tuner.units import GIB
 
 ROUNDING_GIB = 0.005
-"""Half of the last digit that engines print."""
+"""GiB by which a printed size may be off: half of the last digit that engines print."""
 PREFILL_GRAPH_GIB = 8 / 1024
-"""Of one prefill graph beside the activations that all share: what SGLang reserves for it."""
+"""GiB of one prefill graph beside the activations that all share: the 8 MiB that SGLang reserves for it."""
 NARROW = 1e-3
-"""A cell whose printed interval is narrower than this part of it is taken as its roundest number."""
+"""Largest relative error at which a cell is taken as the roundest number of its interval."""
 
 _MOST_TOKENS = float(1 << 50)
 
 
 def tokens_for(pool: float, cell_bytes: float | None, page: int = 1, cap: int | None = None) -> int:
-    """Tokens of a pool of so many GiB, whole pages, at most `cap`; 0 where there is no pool."""
+    """Return how many tokens a pool of `pool` GiB holds: whole pages, at most `cap`; 0 without a pool."""
     if cell_bytes is None or not _positive(cell_bytes) or not math.isfinite(pool) or pool <= 0:
         return 0
     tokens = int(min(pool * GIB / cell_bytes, _MOST_TOKENS))
@@ -39,20 +39,20 @@ class Cell(Struct, frozen=True):
 
     value: float
     error: float = 0.0
-    """Off by at most this part of it."""
+    """Relative error: the largest share of `value` by which it may be off."""
 
 
 def printed_cell(size_gib: float, tokens: int, page: int = 1, parts: int = 1) -> Cell | None:
-    """The cell that a printed pool size and its tokens imply.
+    """Return the cell that follows from a printed pool size and its tokens; None if either is not positive.
 
-    The size is rounded, so there is an interval of cells; cells are products of powers of two and few other numbers,
-    so the value in a narrow interval with the greatest power of two in it is the one.
+    The size is rounded, so there is an interval of cells. Cells are products of powers of two and few other numbers,
+    so of a narrow interval the value with the greatest power of two is taken.
 
     Args:
-        size_gib: As printed, all parts together.
+        size_gib: Printed size, all parts added.
         tokens: Usable tokens; the buffer has one page more.
-        page: Tokens of a page.
-        parts: How many rounded numbers the size is the sum of: 2 for K and V.
+        page: Tokens per page.
+        parts: Number of rounded sizes that were added: 2 for K and V.
     """
     slots = tokens + max(page, 1)
     if tokens <= 0 or not _positive(size_gib):
@@ -72,7 +72,7 @@ def printed_cell(size_gib: float, tokens: int, page: int = 1, parts: int = 1) ->
 
 
 def cell_bytes(start: Start) -> Cell | None:
-    """The cell of a start by its own log, the best of what its ranks print; None before the pool is allocated."""
+    """Return the cell of a start, the most exact that a rank prints; None before the pool is allocated."""
     page = _int(start.setting("page_size", "block_size")) or 1
     limit = start.limits.get("max_total_num_tokens")
     parts = 2 if any(f.kind == "kv-pool" and "V size" in f.text for f in start.facts) else 1
@@ -90,7 +90,7 @@ class Capture(Struct, frozen=True):
     """One measured set of CUDA graphs."""
 
     sizes: int
-    """How many batch sizes or token counts."""
+    """Number of batch sizes or token counts."""
     largest: int
     gib: float
 
@@ -105,13 +105,13 @@ class Estimate(Struct, frozen=True):
 
 
 def fit_captures(captures: Iterable[Capture], sizes: int) -> Estimate | None:
-    """Memory of a set of CUDA graphs, from sets that were captured before.
+    """Estimate the memory of a set of CUDA graphs from sets that were captured before; None without any.
 
-    A graph costs about the same whatever its batch, so memory goes with the number of graphs. One measured set gives
-    a proportion; several of different size give a line through them. A set of exactly so many graphs is the answer.
+    A graph costs about the same whatever its batch, so memory grows with the number of graphs. One measured set gives
+    a proportion; several give a line through the smallest and the largest. A set of as many graphs is the answer.
 
     Args:
-        captures: Of the same kind of graph, LLM, tp and engine.
+        captures: Sets of the same kind of graph, LLM, TP size and engine.
         sizes: Number of graphs of the set that is asked for.
     """
     known = sorted({(each.sizes, round(each.gib, 3)) for each in captures if each.sizes > 0 and each.gib >= 0})
@@ -137,15 +137,15 @@ def fit_captures(captures: Iterable[Capture], sizes: int) -> Estimate | None:
 
 
 def fit_prefill(captures: Iterable[Capture], sizes: int, largest: int) -> Estimate | None:
-    """Memory of a set of prefill graphs, from sets that were captured before.
+    """Estimate the memory of a set of prefill graphs from sets that were captured before; None without any.
 
     All share the activations of the longest one, and each takes a little of its own: 8 MiB where the LLM has many
-    layers, next to nothing where it has few. Of the two extremes the larger counts.
+    layers, next to nothing where it has few. The larger of the two estimates counts.
 
     Args:
-        captures: Of the same LLM, tp and engine.
+        captures: Sets of the same LLM, TP size and engine.
         sizes: Number of graphs of the set that is asked for.
-        largest: Tokens of its longest.
+        largest: Tokens of its longest graph.
     """
     if sizes <= 0 or largest <= 0:
         return Estimate(0.0, 0.0, "no prefill graphs", measured=True)
@@ -166,12 +166,12 @@ def fit_prefill(captures: Iterable[Capture], sizes: int, largest: int) -> Estima
 
 
 def rounded_pool_error(total_gib: float, fraction: float) -> float:
-    """How far a pool computed from printed numbers may be off, GiB: A and T are each rounded."""
+    """Return GiB by which a pool computed from printed numbers may be off: A and T are each rounded."""
     return ROUNDING_GIB * (1.0 + max(0.0, 1.0 - fraction))
 
 
 def nccl_gib(channels: int, buffer_bytes: int, connections: int = 1) -> float:
-    """Buffers of one NCCL communicator on one GPU.
+    """Return GiB of the buffers of one NCCL communicator on one GPU.
 
     Each channel and connection takes 0.5 MiB for LL, 4.6875 MiB for LL128 and the buffer for Simple, rounded up to
     2 MiB. A ring has one connection inside a host, ring and trees together about three.

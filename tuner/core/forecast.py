@@ -1,4 +1,4 @@
-"""What every engine's forecast is put together from: rows with source and error, the safe interval, the verdict."""
+"""Parts of every engine's forecast: rows with source and error, the safe interval, the verdict."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tuner.domain.starts import Figure, RankStory, Start
 from tuner.units import GIB
 
 HEADROOM_GIB = 1.0
-"""Must stay free beside graphs and the largest activation need: workspaces, fragmentation, what was never measured."""
+"""GiB that must stay free beside graphs and the largest activation need: workspaces, fragmentation, the unmeasured."""
 LITTLE_GIB = 4.0
-"""Less than this left is worth a word."""
+"""GiB left after the graphs below which a forecast warns."""
 _LEAST_GIB, _MOST_GIB = 1e-3, 1 << 16
 _MOST_TOKENS = 1 << 44
 _AFTER_POOL = frozenset({"autotune", "graph-capture", "warmup", "prefill", "decode", "runtime"})
 ACTIVATION_KIB = 192
-"""Activations of one token of a prefill step: 1.5 GiB for 8,192 tokens. Large models measured 0.6 to 2.4."""
+"""KiB of activations per token of a prefill step: 1.5 GiB for 8,192 tokens; large models measured 0.6 to 2.4."""
 
 
 class Row(Struct, frozen=True):
-    """One purpose of a rank's memory before it has a rank."""
+    """GiB for one purpose with source and error, not yet tied to a rank."""
 
     gib: float
     source: Source = Source.MEASURED
@@ -37,7 +37,7 @@ class Row(Struct, frozen=True):
 
     @classmethod
     def of(cls, figure: Figure | None, scale: float = 1.0, scaled: str = "") -> Row:
-        """A measured figure, or one that is scaled from it and off by a tenth of the change."""
+        """Make a row of a measured figure; a scaled one is an estimate, off by a tenth of the change."""
         value = 0.0 if figure is None else figure.value
         if scale == 1.0:
             return cls(value)
@@ -45,7 +45,7 @@ class Row(Struct, frozen=True):
         return cls(new, Source.ESTIMATE, abs(new - value) / 10, f"{value:.2f} GiB, {scaled}")
 
     def plus(self, other: Row) -> Row:
-        """Both together; the weaker source counts."""
+        """Add another row; the less reliable source counts."""
         order = (Source.MEASURED, Source.FORMULA, Source.ESTIMATE)
         parts = [each for each in (self, other) if each.gib or each.note] or [self]
         source = max((each.source for each in parts), key=order.index)
@@ -53,7 +53,7 @@ class Row(Struct, frozen=True):
         return Row(self.gib + other.gib, source, self.error + other.error, note)
 
     def row(self, rank: int, what: str, tokens: int | None = None) -> ForecastRow:
-        """As a row of a forecast."""
+        """Return the row of a forecast for one rank."""
         return ForecastRow(
             rank=rank,
             what=what,
@@ -66,7 +66,7 @@ class Row(Struct, frozen=True):
 
 
 def sound(start: Start) -> Start:
-    """A start without numbers that no machine has: what is left can be divided by."""
+    """Return the start without figures that are impossible, so that the rest can be divided by."""
     return msgspec.structs.replace(start, ranks=tuple(_sound(rank) for rank in start.ranks))
 
 
@@ -81,7 +81,7 @@ def _sound(rank: RankStory) -> RankStory:
 
 
 def _real(name: str, value: float) -> bool:
-    """Whether a figure can be; free memory, the card and the tokens are more than nothing."""
+    """Return whether a figure is possible: finite, not negative, not huge; divisors and tokens above zero."""
     if not math.isfinite(value) or value < 0:
         return False
     if name == "kv_tokens":
@@ -90,21 +90,21 @@ def _real(name: str, value: float) -> bool:
 
 
 def in_bytes(gib: float) -> int | None:
-    """GiB to bytes; None for what counts nothing."""
+    """Convert GiB to bytes; None if not finite or beyond 2**20 GiB."""
     return round(gib * GIB) if math.isfinite(gib) and abs(gib) < 1 << 20 else None
 
 
 def activation_gib(tokens: int) -> float:
-    """What a pass of so many tokens takes by the rule of thumb."""
+    """Return GiB of activations of a pass of so many tokens, by the rule of thumb."""
     return tokens * ACTIVATION_KIB / (1 << 20)
 
 
 def activation_need(starts: Iterable[Start], tokens: int) -> Row:
-    """What a forward pass takes beside everything static: the most that was seen, or an estimate by its tokens.
+    """Return what a forward pass takes beside everything static: the most that was seen, or a larger estimate.
 
     Args:
-        starts: Whose ranks may have measured it.
-        tokens: Of the longest prefill step.
+        starts: Starts whose ranks may have measured it.
+        tokens: Tokens of the longest prefill step.
     """
     seen = [rank.activation_gib.value for start in starts for rank in start.ranks if rank.activation_gib is not None]
     estimate = activation_gib(max(tokens, 2048))
@@ -115,9 +115,9 @@ def activation_need(starts: Iterable[Start], tokens: int) -> Row:
 
 
 def shortage_gib(start: Start) -> float | None:
-    """What a start that ran out of memory after its pool was allocated lacked at least; None where it did not.
+    """Return GiB that a start at least lacked when it ran out of memory after its pool; None if it did not.
 
-    Memory that other processes hold is no need of this one: then nothing is concluded.
+    Failures while other processes held memory are left out: how much this start needs does not follow from them.
     """
     if not any("out of memory" in failure.message and failure.phase in _AFTER_POOL for failure in start.failures):
         return None
@@ -130,15 +130,15 @@ def shortage_gib(start: Start) -> float | None:
 
 
 def interval(total: float, available: float, beside: float) -> tuple[float | None, float | None]:
-    """f_min and f_max of a server whose fraction is `A - T x (1 - f)`.
+    """Return f_min and f_max of a server whose pool is `A - T x (1 - f)`.
 
     Args:
-        total: T.
-        available: A.
-        beside: What must fit beside the static share, head-room included.
+        total: T in GiB, of which the fraction is a share.
+        available: A in GiB, the pool at a fraction of 1.
+        beside: GiB that must fit beside the static share, headroom included.
 
     Returns:
-        f_min to four digits, f_max rounded down to three; both within 0 and 1.
+        f_min to four digits, at least 0; f_max rounded down to three, within 0 and 1; None for both without a valid T.
     """
     if not (math.isfinite(total) and total > 0 and math.isfinite(available)):
         return None, None
@@ -158,7 +158,7 @@ def verdict(
     changed: Mapping[str, tuple[object, object]] | None = None,
     helps: str = "",
 ) -> Forecast:
-    """The forecast with its verdict: what does not fit is said before what is not known."""
+    """Build the forecast with its verdict: what does not fit is told before what is not known."""
     fit = Fit.FITS
     if f_min is not None and f_max is not None and f_min >= f_max:
         fit = Fit.NOWHERE
@@ -189,7 +189,7 @@ def verdict(
 
 
 def differences(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> dict[str, tuple[object, object]]:
-    """Knobs that differ from a start: old and new value, by canonical name, in the order of their names."""
+    """Return the knobs that differ from a start: old and new value, by canonical name in alphabetical order."""
     moved: dict[str, tuple[object, object]] = {}
     for name in sorted(changes):
         old = start.env.get(name, knobs.value(start.settings, name, start.version))
@@ -199,7 +199,7 @@ def differences(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> d
 
 
 def notes(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> list[str]:
-    """What is to be said of knobs that a version does not have, that are spelled by guess, or that do harm."""
+    """Return remarks on knobs that are unknown, that the version lacks, that are not forecast, or that do harm."""
     said: list[str] = []
     for name in sorted(changes):
         knob = knobs.find(name)

@@ -20,7 +20,7 @@ from tuner.core.literals import parse_settings
 Fields = dict[str, Any]
 
 HEAD = 4
-"""Characters of a message that choose the formats to try; no entry of `starts` may be shorter."""
+"""First characters of a message, which choose the formats to try; no entry of `starts` may be shorter."""
 
 
 def _int(text: str) -> int:
@@ -33,7 +33,7 @@ def _int(text: str) -> int:
 
 def _float(text: str) -> float:
     value = float(text)
-    if value - value:  # neither zero for an infinity nor for what is no number
+    if value - value:  # not zero for infinity and NaN
         raise ValueError("not a number")
     return value
 
@@ -79,13 +79,13 @@ _CAST_OF_FIELD = {
 
 
 def cast_of(name: str) -> str:
-    """The cast of a field by its name: listed counts are int, `*_gib` and `*_s` are float, the rest is text."""
+    """Return the cast of a field by its name: listed counts are int, `*_gib` and `*_s` are float, the rest is text."""
     known = _CAST_OF_FIELD.get(name)
     return known if known is not None else "float" if name.endswith(("_gib", "_s")) else "str"
 
 
 class _Group(Struct, frozen=True):
-    """One named group of an expression, ready to be read."""
+    """One named group of a regular expression, with its field and cast."""
 
     index: int
     field: str
@@ -94,7 +94,7 @@ class _Group(Struct, frozen=True):
 
 
 class LogFormat:
-    """One kind of line.
+    """The format of one kind of log line.
 
     Named groups of `pattern` and `parts` are the fields of the fact. Groups that share a name before `__` are added
     (`kv_gib__k`, `kv_gib__v`). A field whose text does not read as its type is left out.
@@ -120,7 +120,7 @@ class LogFormat:
             kind: One of `core.facts.KINDS`.
             pattern: Regular expression that the message must match from its beginning.
             starts: How a message of this kind may begin; at least `HEAD` characters each.
-            contains: Or what it may contain. One of both is needed.
+            contains: What it may contain instead; one of `starts` and `contains` is needed.
             parts: Regular expressions searched anywhere, each optional.
             constants: Fields that every match has.
             types: Field to name in `CASTS`, where `cast_of` is not right.
@@ -140,7 +140,7 @@ class LogFormat:
         (self._pattern, self._groups), *self._parts = read
 
     def match(self, message: str, prefixed: bool) -> Fields | None:
-        """The fields that a message states, or None when it is another kind of line."""
+        """Return the fields that a message states, or None if it is another kind of line."""
         if self.raw is not None and self.raw == prefixed:
             return None
         found = self._pattern.match(message)
@@ -195,7 +195,7 @@ class FormatSet:
         self._texts = tuple(needles)
 
     def interesting(self, text: str, start: int = 0) -> bool:
-        """Whether any format could match the message that begins at an index of a text; cheap."""
+        """Return whether any format could match the message that begins at `start` in a text: a cheap test."""
         if text[start : start + HEAD] in self._heads:
             return True
         for needle in self._texts:  # noqa: SIM110 - a generator costs three times as much, and this is per line
@@ -204,7 +204,7 @@ class FormatSet:
         return False
 
     def first(self, message: str, prefixed: bool = True) -> tuple[LogFormat, Fields] | None:
-        """The format that matches a message, and its fields."""
+        """Return the first format that matches a message, and its fields; None if none does."""
         for log_format in self._heads.get(message[:HEAD], ()):
             fields = log_format.match(message, prefixed)
             if fields is not None:
@@ -218,7 +218,7 @@ class FormatSet:
         return None
 
     def all(self, message: str, prefixed: bool = True) -> list[tuple[LogFormat, Fields]]:
-        """Every format that matches: more than one is an error of the catalogue, which tests find."""
+        """Return every format that matches. More than one is an error in the data files, which tests find."""
         matches = []
         for log_format in self.formats:
             if message.startswith(log_format.starts) or any(needle in message for needle in log_format.contains):
