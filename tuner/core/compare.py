@@ -1,9 +1,10 @@
 """Two starts side by side: what differed, ranked by what it explains, and what changed without mattering.
 
-The KV pool is a straight line in the fraction, with two numbers that the start's memory decides (`core.share`). So
-whether the fraction, or the memory, turned one outcome into the other is arithmetic: put the other start's value in,
-leave the rest, and see whether there is a pool. What can only act through memory and moved it by less than is lacking
-is acquitted by the same arithmetic. Where a start failed of something else, the remedies of its finding name the knobs.
+The KV pool is a linear function of the fraction, with two coefficients that the start's memory decides (`core.share`).
+So whether the fraction, or the memory, turned one outcome into the other is arithmetic: insert the other start's
+value, leave the rest, and see whether there is a pool. A difference that can only act through memory, and moved less
+of it than is missing, is acquitted by the same arithmetic. Where a start failed of something else, the remedies of
+its finding name the knobs.
 """
 
 from __future__ import annotations
@@ -28,18 +29,17 @@ T = TypeVar("T")
 _ROLES = (Role.EXPLAINS, Role.POSSIBLE, Role.FOLLOWS, Role.ACQUITTED, Role.NOISE)
 _GROUPS = tuple(Group)
 _OTHER_GPU = 0.15
-"""Of the memory of a rank: a GPU of the same kind never differs by so much."""
-_MODEL = ("model_path", "model", "model_tag")
+"""Share of a rank's memory: GPUs of the same kind never differ by more."""
 
 
 def compare(good: Start, bad: Start, engine: Engine | None = None, findings: Sequence[Finding] = ()) -> Comparison:
-    """What differed between two starts.
+    """Compare two starts.
 
     Args:
         good: The baseline: the one that worked, or the first one named.
         bad: The one that is judged.
-        engine: Of both. It knows what versions do to a fraction after they printed it; None: not known, or two.
-        findings: Of the one that `findings_that_weigh` picks, the root cause first: remedies tell which knobs matter.
+        engine: The engine of both; it knows how versions change a fraction after printing it. None: not known, or two.
+        findings: Those of `findings_that_weigh`, the root cause first: their remedies name the knobs that matter.
     """
     case = Case(
         good=_side(good, engine),
@@ -73,19 +73,18 @@ def compare(good: Start, bad: Start, engine: Engine | None = None, findings: Seq
 def findings_that_weigh(
     good: Start, bad: Start, of_good: Sequence[Finding], of_bad: Sequence[Finding]
 ) -> tuple[Finding, ...]:
-    """The findings of the start that failed where the other did not, else of the one that is judged."""
+    """Return the findings of the baseline if it alone failed, else those of the start that is judged."""
     only_good = good.outcome is Outcome.FAILED and bad.outcome is not Outcome.FAILED
     return tuple(of_good if only_good else of_bad)
 
 
 def same_llm(one: Start, other: Start) -> bool:
-    """Whether two starts serve the same LLM, as far as their logs name it."""
-    names = [start.setting(*_MODEL) for start in (one, other)]
-    return not all(names) or llm(names[0]) == llm(names[1])
+    """Return whether two starts serve the same LLM; True if one of the logs does not name it."""
+    return one.model is None or other.model is None or llm(one.model) == llm(other.model)
 
 
 def _masked(comparison: Comparison) -> Comparison:
-    """Without secrets, whoever shows it."""
+    """Return the comparison with its secrets masked."""
     replace = msgspec.structs.replace
     return replace(
         comparison,
@@ -105,13 +104,13 @@ def _harmless(value: T) -> T | str:
 
 
 def _unproven(each: Difference) -> Difference:
-    """Of starts that do not compare no difference is a reason, or is shown to be none."""
+    """Demote a difference of starts that do not compare: nothing explains or is acquitted."""
     doubtful = each.role in (Role.EXPLAINS, Role.ACQUITTED)
     return msgspec.structs.replace(each, role=Role.POSSIBLE) if doubtful else each
 
 
 def _once(judged: Sequence[Difference], case: Case) -> Iterator[Difference]:
-    """What is free after the weights is no reason of its own where one of its parts is, or what was loaded."""
+    """Demote "after weights" if one of its parts, or what decides what is loaded, already explains the outcome."""
     parts = any(
         each.explains and (each.name != "after weights" if each.group is Group.MEMORY else _loads(each, case))
         for each in judged
@@ -124,7 +123,7 @@ def _once(judged: Sequence[Difference], case: Case) -> Iterator[Difference]:
 
 
 def _loads(each: Difference, case: Case) -> bool:
-    """An argument or variable that decides what is loaded."""
+    """Return whether an argument or variable decides what is loaded."""
     return Part.WEIGHTS in case.parts(each.name)
 
 
@@ -138,11 +137,10 @@ def _side(start: Start, engine: Engine | None) -> Side:
     pool = pool_of(start)
     if pool is None and share is not None and fraction is not None:
         pool = share.pool(fraction)
-    name = start.setting(*_MODEL)
     return Side(
         engine=start.engine,
         version=start.version,
-        model=str(name) if name else None,
+        model=start.model,
         outcome=start.outcome,
         phase=str(start.phase),
         ranks=len(start.ranks),
@@ -156,7 +154,10 @@ def _side(start: Start, engine: Engine | None) -> Side:
 
 
 def _in_effect(start: Start, share: Share | None, engine: Engine | None) -> tuple[float | None, Origin, str]:
-    """The fraction a start ran with: as its arguments say, unless the pool that it got says otherwise."""
+    """Return the fraction a start ran with, its origin, and how it was found.
+
+    The arguments decide, unless the pool that was allocated shows another value.
+    """
     known = None if engine is None else engine.effective_fraction(start)
     if known is not None and known.said is None and pool_of(start) is None:
         return known.value, Origin.RESOLVED, known.how
@@ -209,7 +210,7 @@ def _obstacles(good: Start, bad: Start, measured: Sequence[Measure]) -> list[str
     if good.engine and bad.engine and good.engine != bad.engine:
         found.append(f"other engines: {good.engine} and {bad.engine}")
     if not same_llm(good, bad):
-        found.append(f"other LLMs: {good.setting(*_MODEL)} and {bad.setting(*_MODEL)}")
+        found.append(f"other LLMs: {good.model} and {bad.model}")
     cards = [each for each in measured if each.name in ("total", "before weights") and each.pairs]
     for each in cards:
         pairs = [(pair.good, pair.bad) for pair in each.pairs if pair.good and pair.bad]
@@ -232,7 +233,7 @@ def _summary(comparison: Comparison, case: Case) -> str:
         )
     if case.failed is not None and explaining:
         first = explaining[0]
-        # A remedy shows that the change helps; others that it names may have had their part.
+        # A remedy proves that the change helps; other settings that it names may have contributed.
         others = len(explaining) > 1 or (
             first.weight < 1.0 and any(each.weight >= LIKELY and each.note for each in comparison.of(Role.POSSIBLE))
         )
@@ -281,7 +282,7 @@ def _change(each: Difference) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value in a sentence."""
+    """Return a value as it stands in a sentence."""
     if value is None:
         return "not set"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,6 +1,6 @@
-"""What is not the same in two starts, before anything is said of why: arguments, variables, versions, measures.
+"""Collects what differs between two starts: arguments, variables, versions, measures.
 
-`core.compare` judges what is found here.
+`core.compare` decides what each difference means for the outcome.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tuner.core.talk import effective_channels
 from tuner.core.versions import may_be_same
 from tuner.domain.comparison import Difference, Group, Measure, Origin, RankPair, Role, Value
 from tuner.domain.server import START_PHASES
-from tuner.domain.starts import Figure, RankStory, Start
+from tuner.domain.starts import MODEL_ARGS, Figure, RankStory, Start
 
 NOISE = frozenset({
     "random_seed", "seed", "port", "host", "nccl_port", "dist_init_addr", "master_port", "data_parallel_rpc_port",
@@ -25,16 +25,18 @@ NOISE = frozenset({
     "log_requests_target", "log_file", "otlp_traces_endpoint", "instance_id", "engine_id", "run_id", "pid",
     "checkpoint_hash", "config_file", "uds",
 })  # fmt: skip
-"""Arguments that differ between any two starts, and explain none."""
+"""Arguments that differ between any two starts and explain no outcome."""
 NOISE_VARIABLES = re.compile(
     r"PWD|OLDPWD|HOME|USER|LOGNAME|SHLVL|_|SSH_\w+|TERM|TMUX\w*|STY|WINDOWID|XDG_\w+|DBUS_\w+|INVOCATION_ID"
     r"|JOURNAL_STREAM|SYSTEMD_EXEC_PID|HOSTNAME|MASTER_PORT|\w*_PORT|SLURM_JOB\w*|NCCL_DEBUG(_FILE|_SUBSYS)?"
 )
+"""Environment variables that differ between any two starts and explain no outcome."""
 UNLIKE = 0.005
-"""GiB by which a size must differ: half of the last digit that is printed."""
+"""GiB: sizes that differ by no more are equal, since half of the last printed digit is rounding."""
 SLOWER = 1.25
-"""A phase that took this much longer, and two seconds more, is told apart."""
+"""Ratio from which two durations count as different, if they also differ by `SLOWER_S`."""
 SLOWER_S = 2.0
+"""Seconds from which two durations count as different, if their ratio also reaches `SLOWER`."""
 
 _MEMORY: tuple[tuple[str, Callable[[RankStory], Figure | None], Callable[..., float]], ...] = (
     ("total", lambda rank: rank.total_gib, min),
@@ -49,24 +51,24 @@ _MEMORY: tuple[tuple[str, Callable[[RankStory], Figure | None], Callable[..., fl
     ("after pool", lambda rank: rank.after_pool, min),
     ("at ready", lambda rank: rank.available_at_ready, min),
 )
-"""A purpose, where a rank's story tells it, and which rank is the one that counts: of what is free the least, of what
-is used the most."""
+"""Name of a purpose, its figure in a rank's story, and which rank counts: the least free memory, the most used
+memory."""
 _POOL: tuple[tuple[str, str, Callable[[RankStory], Figure | None], Callable[..., float]], ...] = (
     ("tokens", "tokens", lambda rank: rank.kv_tokens, min),
     ("size", "GiB", lambda rank: rank.kv_gib, min),
     ("draft pool", "GiB", lambda rank: rank.draft_kv_gib, max),
 )
 _ECHOES = frozenset({"max_total_num_tokens", "available_gpu_mem", "chunked_prefill_size", "max_prefill_tokens"})
-"""Limits that repeat a measure or an argument."""
+"""Limits that repeat a measure or an argument, so that their change means nothing of its own."""
 FREE = frozenset({"before weights", "after weights", "after pool", "at ready"})
-"""Purposes that are memory left over and not memory used."""
+"""Purposes that measure free memory, not used memory."""
 
 
 def arguments(good: Start, bad: Start) -> Iterator[Difference]:
-    """Server args that have other values, by name.
+    """Yield the server args whose values differ, by name.
 
-    A value that only one log tells counts where its operator asked for it; arguments that one version has and the
-    other has not are noise. With only one of the two logs telling its arguments there is nothing to compare.
+    An argument that only one log prints counts if the operator set it; else one of the versions does not have it, and
+    it is noise. If only one of the logs prints arguments at all, nothing is yielded.
     """
     if not good.settings or not bad.settings:
         return
@@ -95,7 +97,7 @@ def arguments(good: Start, bad: Start) -> Iterator[Difference]:
 
 
 def _echoes(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
-    """Parts of composed settings that repeat, with what follows from it, what an argument of its own says."""
+    """Return the nested settings in which a change only repeats a top-level argument's."""
     changed = {
         name: (repr(one.get(name)), repr(other.get(name)))
         for name in one.keys() | other.keys()
@@ -106,7 +108,7 @@ def _echoes(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
 
 
 def variables(good: Start, bad: Start) -> Iterator[Difference]:
-    """Environment variables that one log proves and the other does not, or that have other values."""
+    """Yield the environment variables that only one log proves, or whose values differ."""
     one, other = environment(good), environment(bad)
     for name in sorted(one.keys() | other.keys()):
         before, after = one.get(name), other.get(name)
@@ -124,7 +126,7 @@ def variables(good: Start, bad: Start) -> Iterator[Difference]:
 
 
 def versions(good: Start, bad: Start) -> Iterator[Difference]:
-    """Parts of which both logs tell a version, and not the same; of an editable install what either tells."""
+    """Yield the parts whose versions differ; those of an editable install also if only one log tells them."""
     before, after = parts(good), parts(bad)
     if good.version and bad.version and good.engine == bad.engine and not may_be_same(good.version, bad.version):
         before.setdefault("engine", good.version)
@@ -144,11 +146,11 @@ def versions(good: Start, bad: Start) -> Iterator[Difference]:
 
 
 _INSTALL = frozenset({"commit", "dirty", "changed files"})
-"""What an editable install tells: differing from a release matters even when the other log says nothing."""
+"""Parts that only an editable install has: they count even if the other log tells nothing."""
 
 
 def measures(good: Start, bad: Start) -> Iterator[Measure]:
-    """Every number that either log tells, in the order of a start: phases, memory, pool, graphs, limits."""
+    """Yield every number that either log tells, in the order of a start: phases, memory, pool, graphs, limits."""
     yield from _phases(good, bad)
     for name, of, worst in _MEMORY:
         yield from _measure(Group.MEMORY, name, "GiB", _figures(good, of), _figures(bad, of), worst)
@@ -170,7 +172,7 @@ def measures(good: Start, bad: Start) -> Iterator[Measure]:
 
 
 def missing(measure: Measure, good: Start, bad: Start) -> bool:
-    """Whether graphs were captured in one start only, though the other got past where it captures them."""
+    """Return whether only one start captured these graphs, although the other became ready without them."""
     if measure.group is not Group.GRAPHS or measure.unit != "GiB" or (measure.good is None) == (measure.bad is None):
         return False
     without = good if measure.good is None else bad
@@ -178,7 +180,7 @@ def missing(measure: Measure, good: Start, bad: Start) -> bool:
 
 
 def unlike(measure: Measure) -> bool:
-    """Whether two numbers differ by more than how they were printed, or than two equal starts do."""
+    """Return whether two numbers differ by more than rounding, and durations by more than those of equal starts."""
     if measure.name in _ECHOES or measure.good is None or measure.bad is None or measure.good == measure.bad:
         return False
     gap = abs(measure.bad - measure.good)
@@ -191,16 +193,16 @@ def unlike(measure: Measure) -> bool:
 
 
 def same(name: str, one: Any, other: Any) -> bool:
-    """Whether two values of an argument mean the same: of paths that lead to an LLM only the LLM counts."""
+    """Return whether two values of an argument mean the same: of paths that lead to an LLM only the LLM counts."""
     if one == other:
         return True
-    if name in ("model_path", "model", "speculative_draft_model_path"):
+    if name in (*MODEL_ARGS, "speculative_draft_model_path"):
         return bool(one) and bool(other) and llm(one) == llm(other)
     return False
 
 
 def llm(name: Any) -> str:
-    """The LLM that a path, a hub id or a cached snapshot names, in lower case."""
+    """Return the LLM that a path, a hub id or a cached snapshot names, in lower case."""
     text = str(name).rstrip("/")
     cached = re.search(r"models--([^/]+)/snapshots/", text + "/")
     last = cached[1].rpartition("--")[2] if cached else text.rpartition("/")[2]
@@ -208,7 +210,7 @@ def llm(name: Any) -> str:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings whose parts have names of their own: `cuda_graph_config.decode.max_bs`."""
+    """Flatten nested settings to dotted names: `cuda_graph_config.decode.max_bs`."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"
@@ -225,7 +227,7 @@ _DEEPEST = 3
 
 
 def plain(value: Any) -> Value:
-    """A value as a table shows it."""
+    """Return a value in a type that a `Difference` holds; other types become text."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple) and all(isinstance(each, int) for each in value):
@@ -234,7 +236,7 @@ def plain(value: Any) -> Value:
 
 
 def cells(start: Start) -> dict[int, float]:
-    """Bytes of a token in each rank's pool."""
+    """Return bytes of KV per token, by rank number."""
     return {
         rank.number: rank.kv_gib.value * (1 << 30) / rank.kv_tokens.value
         for rank in start.ranks
@@ -245,7 +247,7 @@ def cells(start: Start) -> dict[int, float]:
 def _origin(start: Start, name: str) -> Origin:
     if name in start.given:
         return Origin.GIVEN
-    # An engine that prints what was asked for would have printed it.
+    # An engine that prints what the operator set (`given`) would have printed it: it was not set.
     return Origin.RESOLVED if name in start.settings or start.given else Origin.UNKNOWN
 
 
@@ -255,7 +257,7 @@ def _phases(good: Start, bad: Start) -> Iterator[Measure]:
 
 
 def _seconds(start: Start, phase: str) -> dict[int, float]:
-    """A phase that a rank meets more than once, as the draft model's weights, counts with all its spans."""
+    """Return seconds of a phase by rank, all its spans added: the draft model's weights make a second one."""
     found: dict[int, float] = {}
     for rank in start.ranks:
         spans = [span.seconds for span in rank.phases if span.phase == phase and span.seconds is not None]

@@ -14,6 +14,7 @@ from tuner.core.memory import terms_from_fact
 from tuner.domain.logs import LogFact
 from tuner.domain.readings import MemoryTerms
 from tuner.domain.server import Phase, ServerIdentity
+from tuner.domain.starts import named_model
 from tuner.domain.state import ErrorLine, PhaseRecord, RankMemory, RankState, ServerState
 
 KEEP_FACTS = 600
@@ -49,8 +50,7 @@ def apply_fact(server: ServerState, fact: LogFact, *, unsure: bool = False) -> S
     match fact.kind:
         case f.ARGS:
             settings = fact.fields.get("settings") or {}
-            named = settings.get("model_path", settings.get("model"))
-            model = server.model or (named if isinstance(named, str) else None)
+            model = server.model or named_model(settings)
             server = msgspec.structs.replace(server, settings={**server.settings, **settings}, model=model)
             return _enter(server, Phase.ARGS, fact) if not server.phases else server
         case f.VERSION:
@@ -223,7 +223,7 @@ def _forget_start(server: ServerState) -> ServerState:
     phase = server.phase if server.identity.orphaned else Phase.UNKNOWN
     return msgspec.structs.replace(
         server, phase=phase, phases=(), started_in_s=None, errors=(), facts=(), kv_tokens=None, ranks=ranks,
-        settings={}, batches={}, log_clock=None,
+        settings={}, batches={}, prefills={}, log_clock=None,
     )  # fmt: skip
 
 

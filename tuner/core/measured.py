@@ -12,13 +12,13 @@ from tuner.core.engine import Engine
 from tuner.domain.commands import KeepMemory
 from tuner.domain.history import MemoryRecord
 from tuner.domain.server import Phase
-from tuner.domain.starts import Figure, PhaseSpan, RankStory, Start
+from tuner.domain.starts import MODEL_ARGS, Figure, PhaseSpan, RankStory, Start
 from tuner.domain.state import HostState, RankState, ServerState
 from tuner.units import GIB, MIB
 
 STEP_BYTES = 128 * MIB
 """The record is written again when what a forward pass takes has grown by so much."""
-_MODEL_KEYS = ("model_path", "model", "model_tag", "attention_backend", "max_seq_len", "cuda_graph_config")
+_MODEL_KEYS = (*MODEL_ARGS, "attention_backend", "max_seq_len", "cuda_graph_config")
 """Settings a forecast reads beside the knobs."""
 _POOLS = 2
 

@@ -14,6 +14,7 @@ from tuner.domain import events as e
 from tuner.domain.commands import AnyCommand, KeepMemory, KeepStart, LookUpStarts
 from tuner.domain.history import MemoryRecord, StartRecord
 from tuner.domain.server import LogSource, Phase
+from tuner.domain.starts import named_model
 from tuner.domain.state import HostState, ServerState
 
 _DAY_S = 86_400.0
@@ -90,8 +91,7 @@ def _memory(state: HostState, past: ServerState, record: StartRecord, engine: En
 
 def _told_model(server: ServerState) -> str | None:
     """The LLM as the log names it."""
-    named = server.settings.get("model_path") or server.settings.get("model") or server.model
-    return named if isinstance(named, str) else None
+    return named_model(server.settings) or server.model
 
 
 def _record(state: HostState, server: ServerState, path: str, known: ServerState) -> StartRecord | None:

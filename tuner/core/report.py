@@ -245,8 +245,7 @@ def _plain(value: Any) -> Any:
 
 def model_of(start: Start) -> str | None:
     """The LLM as the start's arguments name it."""
-    name = start.setting("model_path", "model", "model_tag")
-    return mask(str(name)) if name else None
+    return None if start.model is None else mask(start.model)
 
 
 def _finding(finding: Finding, cite: Cite) -> FindingReport:

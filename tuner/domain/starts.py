@@ -6,6 +6,7 @@ is read whole and a byte offset where a log is followed live. Sizes are GiB as p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -13,6 +14,15 @@ from msgspec import Struct
 from tuner.domain.findings import Outcome
 from tuner.domain.logs import LogFact, LogLine
 from tuner.domain.server import Phase
+
+MODEL_ARGS = ("model_path", "model", "model_tag")
+"""Server args that name the LLM in any engine; where a log has several, the first of these counts."""
+
+
+def named_model(settings: Mapping[str, Any]) -> str | None:
+    """Return the path or name of the LLM that server args name; None if they name none."""
+    named = next((value for name in MODEL_ARGS if (value := settings.get(name)) is not None), None)
+    return str(named) if named not in (None, "") else None
 
 
 class Figure(Struct, frozen=True):
@@ -119,6 +129,8 @@ class Failure(Struct, frozen=True, kw_only=True):
     final_at: int = 0
     frames: tuple[str, ...] = ()
     """`path:function` of the original exception, innermost last."""
+    serving: bool = False
+    """Whether they are those of a forward pass of a request, or of the warm-up's."""
     whole: bool = True
     """False: its beginning or its end is missing."""
 
@@ -194,6 +206,11 @@ class Start(Struct, frozen=True, kw_only=True):
     def worked(self) -> bool:
         """It became ready, whatever came later."""
         return self.ready_at is not None or self.outcome is Outcome.READY
+
+    @property
+    def model(self) -> str | None:
+        """Path or name of the LLM as the server args name it; None if they do not."""
+        return named_model(self.settings)
 
     def setting(self, *names: str) -> Any:
         """The first of several server args that is known and not None."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tests.support.small_logs import findings, raised, sglang, start_of
+from tests.support.small_logs import findings, raised, sglang, start_of, vllm
 from tuner.core.reading import serving_phase, start_phase
 from tuner.domain.findings import Outcome
 from tuner.domain.starts import Start
@@ -75,3 +75,12 @@ def test_exceptions_whose_beginning_is_missing_are_told_so_one_by_one() -> None:
     headless = '  File "/opt/sglang/srt/x.py", line 11, in run\n    run()\nRuntimeError: other\n'
     start = start_of(sglang("ready", tp=1) + (headless + DECODE) * 3 + PASS + DECODE)
     assert [failure.whole for failure in start.failures] == [False, False, False, True]
+
+
+def test_the_llm_of_a_start_has_one_name_whichever_engine_names_it() -> None:
+    assert start_of(sglang("args")).model == "/models/x"
+    assert start_of(vllm("args")).model == "/models/x"
+    assert Start(engine="vllm", settings={"model": None, "model_tag": "org/y"}).model == "org/y"
+    assert Start(engine="sglang", settings={"model": "b", "model_path": "a"}).model == "a"
+    assert Start(engine="sglang", settings={"model_path": ""}).model is None
+    assert Start(engine="sglang").model is None

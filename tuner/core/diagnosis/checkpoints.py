@@ -30,7 +30,7 @@ def not_found(case: Case) -> Finding | None:
     if sign is None:
         return None
     adapter = case.root_sign("adapter-failed")
-    own = adapter.fields["name"] if adapter is not None else case.setting("model_path", "model")
+    own = adapter.fields["name"] if adapter is not None else case.start.model
     name = sign.fields.get("model") or own
     words, remedies = _words(case, f"`{name}`" if name else "the LLM", sign, adapter=adapter is not None)
     return case.finding(
@@ -118,7 +118,7 @@ def _file_of_llm(case: Case) -> Sign | None:
     if sign is None:
         return None
     path = str(sign.fields.get("file_path") or sign.fields.get("error") or "")
-    own = str(case.setting("model_path", "model") or "\0")
+    own = case.start.model or "\0"
     loading = case.on_stack(*_LOADER) or not case.frames
     if path.startswith(own) or (loading and _LLM_FILES.search(path)):
         return sign
@@ -223,13 +223,13 @@ def unsupported(case: Case) -> Finding | None:
         words = "The LLM brings code of its own, which the engine runs only when it is told to."
     else:
         words = "This version does not know the architecture of the LLM."
-    model = case.setting("model_path", "model")
+    model = case.start.model
     plain = not (divided or quantised or sign.id == "weights-mismatch")
     return case.finding(
         "unsupported-model",
         f"{words} Memory plays no part.",
         evidence=[
-            Evidence(what="model", value=str(model), at=case.start.settings_at) if model else None,
+            Evidence(what="model", value=model, at=case.start.settings_at) if model else None,
             *(case.quote(name.replace("_", " "), sign, name) for name in
               ("architecture", "quantization", "minimum", "capability", "parameter", "size", "block")),
             case.arg("quantization"),

@@ -1,4 +1,4 @@
-"""Memory of CUDA graphs that are not captured yet, from those that were."""
+"""Estimate the memory of CUDA graphs of a start to come from graphs that earlier starts captured."""
 
 from __future__ import annotations
 
@@ -14,30 +14,32 @@ from tuner.engines.sglang.shape import Shape, shape_of
 
 _PREFILL = ("prefill", "piecewise")
 _SHARED_GIB = 1.5
-"""What the longest prefill graph holds where none was seen: 40 layers had 1.0 for 4,096 tokens and 2.0 for 8,192."""
+"""Memory that prefill graphs share, GiB, if none was seen: 40 layers had 1.0 for 4,096 tokens and 2.0 for 8,192."""
 _LINK_PREFILL_GIB = 1.0
+"""Error of prefill graphs, GiB, if no start with the same links is known. Without custom all-reduce graphs hold NCCL's
+buffers: 1.0 GiB more for prefill graphs on two H200. The same is allowed for another number of ranks."""
 _LINK_DECODE_GIB = 0.25
-"""Graphs hold NCCL's buffers where custom all-reduce does not run: 1.0 GiB more for prefill graphs on two H200, and
-0.15 to 0.25 for decode graphs. The same is allowed for graphs of another number of ranks."""
+"""The corresponding error of decode graphs, GiB: 0.15 to 0.25 more on two H200."""
 
 
 class Graphs(Struct, frozen=True):
-    """All sets of one rank."""
+    """Memory of the CUDA graphs of one rank, by purpose."""
 
     decode: Row
     prefill: Row
     draft: Row
+    """Graphs of the draft model."""
 
 
 def graphs_of(base: Start, past: Sequence[Start], old: Shape, new: Shape, drafted: Start | None = None) -> Graphs:
-    """Memory of the graphs that a start of a new shape captures.
+    """Estimate the memory of the graphs that a start of a new shape captures.
 
     Args:
-        base: The start it is made from.
-        past: Others that may have captured graphs of the same LLM.
+        base: The start that the forecast is made from.
+        past: Other starts, which may have captured graphs of the same LLM.
         old: Shape of `base`.
         new: Shape of the start to come.
-        drafted: The start that tells what the draft takes.
+        drafted: The start that shows the draft's memory; None if there is none.
     """
     alike = [(base, old), *_alike(base, past, old, new)]
     same = [(start, shape) for start, shape in alike if same_links(shape, new) and shape.world == new.world]
@@ -45,7 +47,7 @@ def graphs_of(base: Start, past: Sequence[Start], old: Shape, new: Shape, drafte
     measured = same or alike
     longest = max(new.prefill_sizes, default=0) if new.prefill_graphs else 0
     seen = _captures(measured, decode=True)
-    # The buffers within what was measured are multiplied with the graphs.
+    # The measured graphs contain the buffers, so scaling by the number of graphs scales the error of the buffers too.
     times = max((len(new.decode_sizes) / each.sizes for each in seen), default=1.0)
     decode = _row(fit_captures(seen, len(new.decode_sizes)), decode_error * max(1.0, times))
     prefill = _row(fit_prefill(_captures(measured, decode=False), len(new.prefill_sizes), longest), prefill_error)
@@ -64,7 +66,7 @@ def graphs_of(base: Start, past: Sequence[Start], old: Shape, new: Shape, drafte
 
 
 def same_links(one: Shape, other: Shape) -> bool:
-    """Whether two starts reduce over the same communicators with the same buffers."""
+    """Return whether two starts have the same all-reduce, NCCL buffers and symmetric memory."""
     return (
         one.custom_all_reduce == other.custom_all_reduce
         and one.channels == other.channels
@@ -74,9 +76,8 @@ def same_links(one: Shape, other: Shape) -> bool:
 
 
 def same_model(one: Start, other: Start) -> bool:
-    """Whether two starts load the same LLM with the same engine."""
-    path = one.setting("model_path", "model")
-    return one.engine == other.engine and path is not None and path == other.setting("model_path", "model")
+    """Return whether two starts serve the same LLM with the same engine."""
+    return one.engine == other.engine and one.model is not None and one.model == other.model
 
 
 def _alike(base: Start, past: Sequence[Start], old: Shape, new: Shape) -> Iterator[tuple[Start, Shape]]:
@@ -89,7 +90,7 @@ def _alike(base: Start, past: Sequence[Start], old: Shape, new: Shape) -> Iterat
 
 
 def _captures(starts: Iterable[tuple[Start, Shape]], *, decode: bool) -> list[Capture]:
-    """Of each start, its worst rank's."""
+    """Return number and memory of the captured graphs of each start, on the rank where they took the most."""
     captures = []
     for start, shape in starts:
         sizes = shape.decode_sizes if decode else shape.prefill_sizes
