@@ -23,12 +23,12 @@ _CHAINED = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
-_NOT_OF_IT = re.compile(
+_NOT_OF_IT = (
     r"\[(?:rank\d+\]:\[)?[WIEF]\d{3,4} |\S+\.py:\d+: \w*Warning: |\S+:\d+:\d+ \[\d+\] NCCL |Process \S+:\s*\Z"
-    r"|usage: |(?:\S+\.py|vllm|sglang)[\w -]{0,40}: error: "
+    r"|usage: |(?:\S+\.py|%s)[\w -]{0,40}: error: "
 )
 """What C++ libraries, Python's warnings, NCCL, Python's processes at their end and its parser of command lines print,
-without a prefix."""
+without a prefix; `%s` stands for the name of the engine's program."""
 _UNDERLINE = re.compile(r"[\s~^]*[\^~][\s~^]*\Z")
 _ANNOUNCED = re.compile(
     r"Process \S+:\Z|(?:ERROR:\s+)?Exception in ASGI application|Task exception was never retrieved"
@@ -54,8 +54,13 @@ class _Link:
 class _Block:
     """A traceback that is being read."""
 
-    def __init__(self, record: Record, header: str, begins: Record | None = None, *, headless: bool = False) -> None:
+    def __init__(
+        self, record: Record, header: str, foreign: re.Pattern[str], begins: Record | None = None, *,
+        headless: bool = False,
+    ) -> None:  # fmt: skip
         self.first = record
+        self.foreign = foreign
+        """Lines of another program, which end its message."""
         self.headless = headless
         """Its beginning was cut off."""
         self.at = (begins or record).at
@@ -104,7 +109,7 @@ class _Block:
             link.lines.append(line)
             link.at = record.at
         elif not self.chained:
-            if self.told or _NOT_OF_IT.match(line):
+            if self.told or self.foreign.match(line):
                 self.told = True
                 return False
             link.lines.append(line)
@@ -144,15 +149,17 @@ class _Block:
         )
 
 
-def failures(stream: Iterable[Record]) -> tuple[list[Failure], list[Record]]:
+def failures(stream: Iterable[Record], program: str) -> tuple[list[Failure], list[Record]]:
     """Put tracebacks together.
 
     Args:
         stream: Lines of one start, in order.
+        program: Name of the engine's program, as its parser of command lines prints it before an error.
 
     Returns:
         The failures in the order in which they began, and the lines that belong to none.
     """
+    foreign = re.compile(_NOT_OF_IT % re.escape(program))
     open_blocks: list[_Block] = []
     closed: list[_Block] = []
     others: list[Record] = []
@@ -175,11 +182,11 @@ def failures(stream: Iterable[Record]) -> tuple[list[Failure], list[Record]]:
             if not header:
                 header, first = _announced([other for other in others[-6:] if id(other) not in announced], record)
                 announced.add(id(first))
-            open_blocks.append(_Block(record, header, first))
+            open_blocks.append(_Block(record, header, foreign, first))
             continue
         headless = not open_blocks if not record.prefixed else bool(record.source) and block is None
         if headless and _FRAME.match(record.message):
-            open_blocks.append(orphan := _Block(record, "", headless=True))
+            open_blocks.append(orphan := _Block(record, "", foreign, headless=True))
             orphan.add(record)
             continue
         others.append(record)

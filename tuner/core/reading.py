@@ -17,6 +17,7 @@ from tuner.core.phases import by_frames, serving_frames
 from tuner.core.records import Record, engine_of, record_of
 from tuner.core.story import Layout, stories
 from tuner.core.surroundings import environment, parts
+from tuner.domain.behaviour import Behaviour
 from tuner.domain.logs import LogFact, LogLine
 from tuner.domain.server import START_PHASES, Phase
 from tuner.domain.starts import BatchLine, Failure, Figure, PhaseSpan, RankStory, Sign, Start
@@ -26,8 +27,6 @@ KEPT_LINES = 20_000
 _BATCHES = frozenset({f.DECODE, f.PREFILL, f.STATS})
 _PAST_ARGS = frozenset({f.WEIGHTS, f.KV_POOL, f.GRAPHS, f.READY, f.LIMITS, f.HTTP_UP, *_BATCHES})
 _ENDS = frozenset({f.STOPPED, f.STOPPING, f.STOP_ASKED, f.DIED, f.ERROR})
-_ONE_SPEAKS = "vllm"
-"""The engine whose ranks but one are silent about what all of them do."""
 _LIMITS = {
     "kv_tokens": "max_total_num_tokens",
     "context_length": "context_len",
@@ -82,7 +81,7 @@ def start_of(lines: Sequence[LineRead], engine: Engine) -> Start:
         lines: Of one start, in order.
         engine: Whose log it is.
     """
-    raised, others = failures(line.record for line in lines)
+    raised, others = failures((line.record for line in lines), engine.plan().package)
     alone = {id(record) for record in others}
     facts: list[LogFact] = [_asked(failure) for failure in raised if failure.exception == "KeyboardInterrupt"]
     signs: list[Sign] = []
@@ -122,7 +121,8 @@ def start_of(lines: Sequence[LineRead], engine: Engine) -> Start:
     )
     start = msgspec.structs.replace(start, phase=_furthest(start))
     marks = Marks.of(start)
-    told = tuple(msgspec.structs.replace(failure, phase=_phase_at(start, failure, marks)) for failure in raised)
+    behaviour = engine.behaviour()
+    told = tuple(_placed_in_phase(start, failure, behaviour, marks) for failure in raised)
     signs.extend(sign for failure in told for sign in signs_of(failure, engine))
     start = msgspec.structs.replace(start, failures=told, signs=tuple(sorted(signs, key=lambda sign: sign.at)))
     start = msgspec.structs.replace(start, env=environment(start), versions=parts(start))
@@ -171,10 +171,16 @@ class Marks(Struct, frozen=True):
         )
 
 
-def _phase_at(start: Start, failure: Failure, marks: Marks) -> Phase | str:
+def _placed_in_phase(start: Start, failure: Failure, behaviour: Behaviour, marks: Marks) -> Failure:
+    """Return the failure with what its stack, or else the log before it, tells of the phase."""
+    failure = msgspec.structs.replace(failure, serving=serving_frames(failure.frames, behaviour))
+    return msgspec.structs.replace(failure, phase=_phase_at(start, failure, behaviour, marks))
+
+
+def _phase_at(start: Start, failure: Failure, behaviour: Behaviour, marks: Marks) -> Phase | str:
     """The phase in which an exception was raised."""
-    named = by_frames(failure.frames)
-    serving = serving_frames(failure.frames)
+    named = by_frames(failure.frames, behaviour)
+    serving = failure.serving
     if named is not None and not (serving and named in ("graph-capture", "weight-load", "dist-init", "kv-alloc")):
         return named
     if start.ready_at is not None and start.ready_at < failure.at:
@@ -182,7 +188,7 @@ def _phase_at(start: Start, failure: Failure, marks: Marks) -> Phase | str:
     if serving:
         last = _batch_before(start, failure.at)
         return Phase.WARMUP if last is None else last.kind
-    return start_phase(start, failure.rank, failure.at, marks)
+    return start_phase(start, failure.rank, failure.at, marks, one_speaks=behaviour.one_rank_speaks)
 
 
 def serving_phase(start: Start, at: int) -> str:
@@ -197,21 +203,27 @@ def _batch_before(start: Start, at: int) -> BatchLine | None:
     return start.batches[index - 1] if index else None
 
 
-def start_phase(start: Start, rank: str | None, at: int, marks: Marks | None = None) -> Phase:
+def start_phase(
+    start: Start, rank: str | None, at: int, marks: Marks | None = None, *, one_speaks: bool = False
+) -> Phase:
     """The phase that a rank, or the rank that is furthest back, was in at a place in the log.
 
-    vLLM lets its first rank speak for all: that the others tell nothing of the weights or the cache says nothing.
+    Args:
+        start: What its log tells.
+        rank: Tag of the rank; None: of the one that is furthest back.
+        at: The place.
+        marks: Of the start, where they are known already.
+        one_speaks: One rank logs for all (`Behaviour.one_rank_speaks`): then the furthest is where all of them are.
     """
     marks = marks or Marks.of(start)
     if rank is None and marks.http_up is not None and marks.http_up < at:
         return Phase.WARMUP
-    silent = start.engine == _ONE_SPEAKS
-    stories_ = [r for r in start.ranks if silent or rank in (None, r.tag)] or list(start.ranks)
+    stories_ = [r for r in start.ranks if one_speaks or rank in (None, r.tag)] or list(start.ranks)
     reached = [_phase_after(span) for r in stories_ if (span := _span_at(r, at)) is not None]
-    if silent or len(stories_) <= 1:
+    if one_speaks or len(stories_) <= 1:
         reached += [phase for phase in _by_bars(marks, at) if phase in START_PHASES]
     if reached:
-        return (max if silent or len(stories_) <= 1 else min)(reached, key=START_PHASES.index)
+        return (max if one_speaks or len(stories_) <= 1 else min)(reached, key=START_PHASES.index)
     return Phase.ARGS if start.settings_at is not None and start.settings_at < at else Phase.UNKNOWN
 
 
@@ -267,8 +279,8 @@ def parts_of(lines: Iterable[LineRead]) -> Iterator[list[LineRead]]:
 
 
 def _begins(fact: LogFact) -> bool:
-    """The line is the first of a start: vLLM's engine prints its configuration a second time, later."""
-    return fact.kind == f.VERSION or bool(fact.fields.get("resolved")) == (fact.format == "server-args")
+    """Return whether the line is the first of a start: some engines print their configuration again later."""
+    return fact.kind == f.VERSION or fact.fields.get("begins_start") is True
 
 
 def _placed(sign: Sign, record: Record) -> Sign:

@@ -14,7 +14,6 @@ from itertools import accumulate
 from msgspec import Struct
 
 from tuner.core import facts as f
-from tuner.core.phases import serving_frames
 from tuner.domain.logs import LogFact
 from tuner.domain.starts import Failure, Sign, Start
 
@@ -232,7 +231,7 @@ def _of_a_request(start: Start, failure: Failure) -> bool:
     if any(_HANDLERS.search(frame) for frame in failure.frames):
         return True
     told = bool(failure.header) and failure.rank is None and "failure" not in kinds
-    return told and bool(failure.frames) and not serving_frames(failure.frames)
+    return told and bool(failure.frames) and not failure.serving
 
 
 def _goes_on(start: Start, at: int) -> bool:

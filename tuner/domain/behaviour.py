@@ -20,6 +20,15 @@ class PortBound(enum.StrEnum):
     """After its ranks are ready: a taken port ends the start after everything was loaded."""
 
 
+class StackPhase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Functions that only run in one phase."""
+
+    phase: str
+    """One of `core.causes.PHASES`."""
+    frames: tuple[str, ...]
+    """Parts of `path:function`."""
+
+
 class Behaviour(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one engine behaves, all versions alike."""
 
@@ -48,3 +57,7 @@ class Behaviour(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every path into that cache contains."""
     variables: tuple[str, ...] = ()
     """How the names of its own environment variables begin."""
+    stack: tuple[StackPhase, ...] = ()
+    """What a stack tells of the phase: the first entry that any of its frames contains decides."""
+    serving_frames: tuple[str, ...] = ()
+    """Parts of `path:function` that are on the stack while a forward pass for requests, or for the warm-up, runs."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from tuner.core.causes import PHASES
 from tuner.domain.behaviour import Behaviour
 from tuner.errors import CatalogError
 
@@ -26,4 +27,7 @@ def load_behaviour(path: Path) -> Behaviour:
         raise CatalogError(path, None, f"cannot be read ({error})") from error
     if behaviour.process_number and number.groups != 1:
         raise CatalogError(path, None, "process_number has not exactly one group")
+    unknown = {entry.phase for entry in behaviour.stack} - set(PHASES)
+    if unknown:
+        raise CatalogError(path, None, f"stack has the unknown phase {sorted(unknown)[0]}")
     return behaviour

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tuner.core.phases import by_frames, serving_frames
 from tuner.domain.behaviour import Behaviour, PortBound
 from tuner.engines import load_engines
 from tuner.engines.behaviour import load_behaviour
@@ -22,6 +23,17 @@ def test_the_engines_differ_where_they_are_known_to() -> None:
     assert not set(sglang.variables) & set(vllm.variables)
 
 
+def test_a_stack_is_read_by_the_functions_of_its_own_engine() -> None:
+    sglang, vllm = (ENGINES[name].behaviour() for name in ("sglang", "vllm"))
+    graphs = ("srt/scheduler.py:load_model", "srt/model_runner.py:init_device_graphs")
+    assert (by_frames(graphs, sglang), by_frames(graphs[:1], sglang)) == ("graph-capture", "weight-load")
+    assert by_frames(("v1/worker.py:compile_or_warm_up_model",), vllm) == "warmup"
+    assert by_frames(("v1/worker.py:compile_or_warm_up_model",), sglang) is None
+    assert by_frames(("srt/model_runner.py:load_model:<module>",), sglang) is None, "an import tells nothing"
+    assert serving_frames(("v1/core.py:run_busy_loop",), vllm)
+    assert not serving_frames(("v1/core.py:run_busy_loop",), sglang)
+
+
 def test_what_a_file_leaves_out_is_the_default(tmp_path: Path) -> None:
     path = tmp_path / "behaviour.toml"
     path.write_text('variables = ["TOY_"]\n', "utf-8")
@@ -36,6 +48,7 @@ def test_what_a_file_leaves_out_is_the_default(tmp_path: Path) -> None:
         ("one_rank_speaks = ", "cannot be read"),
         ("process_number = 'Rank \\d+'", "exactly one group"),
         ("process_number = 'Rank (\\d+'", "cannot be read"),
+        ('[[stack]]\nphase = "lunch"\nframes = ["eat"]', "unknown phase lunch"),
     ],
 )
 def test_what_is_wrong_is_refused(tmp_path: Path, text: str, words: str) -> None:

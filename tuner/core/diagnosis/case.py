@@ -136,7 +136,8 @@ class Case:
         if self.start.ready_at is not None and root.at > self.start.ready_at:
             return serving_phase(self.start, root.at)
         tag = root.sign.rank if root.sign is not None else None
-        return _known(str(start_phase(self.start, tag, root.at)))
+        one_speaks = self.engine.behaviour().one_rank_speaks
+        return _known(str(start_phase(self.start, tag, root.at, one_speaks=one_speaks)))
 
     @functools.cached_property
     def ranks(self) -> tuple[int, ...] | None:
