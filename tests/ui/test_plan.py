@@ -178,6 +178,15 @@ def test_switches_have_no_value() -> None:
     assert made("x --disable-custom-all-reduce --port 1", disable_custom_all_reduce=False) == "x --port 1"
 
 
+def test_a_switch_that_goes_takes_no_word_along() -> None:
+    assert made("serve --disable-custom-all-reduce /models/a", disable_custom_all_reduce=False) == "serve /models/a"
+
+
+def test_a_flag_is_replaced_under_whatever_name_it_was_given() -> None:
+    assert made("python -u -m x --tp 4 --port 1", tp_size=2) == "python -u -m x --port 1 --tp-size 2"
+    assert made("x --tensor-parallel-size=4", tp_size=None) == "x"
+
+
 def test_variables_stand_before_the_command() -> None:
     values = {"NCCL_MAX_NCHANNELS": 2, "mem_fraction_static": 0.9}
     assert made("x", **values) == "env NCCL_MAX_NCHANNELS=2 x --mem-fraction-static 0.9"

@@ -151,12 +151,13 @@ def test_ranks_of_a_server_that_was_stopped_are_no_alarm(phase: Phase, shown: st
     assert ("bad" in {style for _, style in ended}) is (phase is Phase.FAILED)
 
 
-def test_a_rank_that_a_signal_stopped_is_told_with_the_way_out() -> None:
+@pytest.mark.parametrize("halted", ["T", "t"])
+def test_a_rank_that_a_signal_or_a_debugger_stopped_is_told_with_the_way_out(halted: str) -> None:
     state = states.serving()
     server = state.servers[0]
     pid = server.ranks[1].pid
     members = tuple(
-        states.REPLACE(member, state="T") if member.pid == pid else member for member in server.identity.members
+        states.REPLACE(member, state=halted) if member.pid == pid else member for member in server.identity.members
     )
     server = states.REPLACE(server, identity=states.REPLACE(server.identity, members=members))
     state = states.REPLACE(state, servers=(server,))

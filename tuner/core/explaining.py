@@ -1,8 +1,8 @@
-"""The diagnosis of a live server: which of its lines are kept for it, and when it is made again.
+"""The diagnosis of a live server: which log lines are kept for it, and when it is repeated.
 
-The same brain as for a file. A log that is followed live may be of any length, so only what matters of its present
-start is kept, and of lines that look alike no more than a few of each kind. It is diagnosed again when something came
-that may change the verdict: at once where a line means something, seldom where none does.
+It is the diagnosis that log files get. A followed log may be of any length, so only lines of the present start that
+may matter are kept, and of lines with the same shape only the first `ALIKE`. The diagnosis is repeated when something
+arrived that may change it: soon if a line means something, seldom if none does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tuner.core.engine import Engine
 from tuner.core.logtext import clean, segments
 from tuner.core.reading import LineRead, parts_of, read_line, start_of
 from tuner.core.roots import ends, root_of
-from tuner.core.scene import NOTHING, completed, scene_of
+from tuner.core.scene import NOTHING, completed, scene_of, with_host
 from tuner.domain.findings import Finding, Outcome, Severity
 from tuner.domain.logs import Level, LogLine
 from tuner.domain.server import START_PHASES, Phase
@@ -28,36 +28,39 @@ from tuner.domain.starts import Start
 from tuner.domain.state import ExplainState, HostState, KeptLine, ServerState
 
 MOST, KEEP = 1_500, 1_000
-"""Lines that may be kept, and how many are left when there are more."""
+"""Most lines that are kept; when there are more, they are reduced to `KEEP`."""
 ALIKE = 64
-"""Lines of one shape that are kept: what comes more often says nothing new."""
+"""Most lines of one shape that are kept: further ones say nothing new."""
 SHAPES = 4_096
-"""Shapes that are counted; a line of any other is kept."""
+"""Most shapes that are counted; lines of further shapes are all kept."""
 BATCHES = 300
+"""Newest batch lines that are kept."""
 URGENT_S = 0.5
-"""A server whose log tells more and more of a failure is diagnosed again after so long; the first time at once."""
+"""Seconds between two diagnoses while lines that may be of a failure keep coming; the first is made at once."""
 STARTING_S, SERVING_S = 2.0, 10.0
-"""And after so long where no line means anything to a diagnosis."""
+"""Seconds between two diagnoses while no line means anything: during a start, and later."""
 ADVISE_EVERY_S = 5.0
+"""Seconds between two looks at the numbers of a server."""
 MEMORY_STEP = 64 << 20
-"""Less than this is no growth."""
+"""Bytes: GPU memory is compared in steps of this size; smaller changes are no growth."""
 _LONG = 2_048
-"""Characters of a line that is too long to look like others."""
+"""Characters: longer lines are never grouped by shape."""
 _ENDS, _AFTER = 200, 60
-"""Lines at either end, and behind an error, that are kept whatever they say."""
+"""Lines at either end of a start, and lines after an error, that are kept whatever they say."""
 _NEWS_OF_NOTHING = (False, False, False, *NOTHING.news)
 _BEFORE = 1 << 60
-"""Further than any log reaches."""
+"""Offset shift for lines of the previous file; no log is longer."""
 
 _read: WeakKeyDictionary[KeptLine, LineRead] = WeakKeyDictionary()
+"""What was read of each line, for as long as the line is kept."""
 
 
 def read_kept(engine: Engine, line: KeptLine) -> LineRead:
-    """What a line says: read once, since most lines of a diagnosis were in the one before.
+    """Read a kept line, or return what was read before: most lines of a diagnosis were in the last one.
 
     Args:
-        engine: Of the server that printed it.
-        line: Kept of its log.
+        engine: Engine of the server that printed it.
+        line: The kept line.
     """
     known = _read.get(line)
     if known is None:
@@ -69,15 +72,15 @@ def read_kept(engine: Engine, line: KeptLine) -> LineRead:
 
 
 class _Dull:
-    """Shapes of lines that are known to be routine: what a busy log is full of is looked up, not matched."""
+    """Shapes that are known to be routine, so that lines of a busy log are looked up and not matched."""
 
     def __init__(self) -> None:
         self.shapes: set[bytes] = set()
         self.batches: set[bytes] = set()
-        """Those of them that are of batches."""
+        """The shapes among them that are of batch lines."""
 
     def add(self, shape: bytes, text: str) -> None:
-        """Note a routine line."""
+        """Remember the shape of a routine line."""
         if len(text) <= _LONG and len(self.shapes) < SHAPES:
             self.shapes.add(shape)
             if " batch" in text or "throughput" in text:
@@ -90,13 +93,13 @@ def _dull(routine: bytes) -> _Dull:
 
 
 def noted(server: ServerState, lines: Sequence[LogLine], engine: Engine, begins: Container[int] = ()) -> ServerState:
-    """Keep what matters of new lines.
+    """Keep those of the new lines that may matter for a diagnosis.
 
     Args:
-        server: Whose log they are of.
-        lines: The log's own, in order.
-        engine: Says what is routine.
-        begins: Places of those that may be the first of another start, whose lines look like those of the last one.
+        server: The server that printed them.
+        lines: New lines of its log in order, without markers of ours.
+        engine: Its engine, which says what is routine.
+        begins: Offsets of lines that may begin another start: shapes are counted anew from there.
     """
     told, routine = server.explain, engine.routine()
     dull = _dull(routine)
@@ -141,7 +144,10 @@ def noted(server: ServerState, lines: Sequence[LogLine], engine: Engine, begins:
 
 
 def _fewer(lines: list[KeptLine], engine: Engine) -> list[KeptLine]:
-    """Of the present start both ends, what a diagnosis can read something from, and what stands behind errors."""
+    """Reduce the lines to those of the present start, and these to at most `KEEP`.
+
+    Kept are both ends, lines with facts or signs, and errors with the lines after them.
+    """
     parts = list(parts_of(read_kept(engine, line) for line in lines))
     last = parts[-1]
     lines = lines[-len(last) :]
@@ -158,7 +164,7 @@ def _fewer(lines: list[KeptLine], engine: Engine) -> list[KeptLine]:
 
 
 def moved(server: ServerState) -> ServerState:
-    """The log goes on in another file: places begin anew, and what was said before lies before them."""
+    """Shift the kept lines to negative offsets: the log goes on in another file, whose offsets begin at 0."""
 
     def before(lines: tuple[KeptLine, ...]) -> tuple[KeptLine, ...]:
         return tuple(KeptLine(line.at - _BEFORE, line.text) for line in lines)
@@ -168,7 +174,7 @@ def moved(server: ServerState) -> ServerState:
 
 
 def forgotten(server: ServerState) -> ServerState:
-    """What was kept is another process's, or is read from the beginning again."""
+    """Drop the kept lines: another process printed them, or the log is read again from its beginning."""
     told = server.explain
     if not (told.lines or told.batches):
         return server
@@ -179,11 +185,11 @@ def forgotten(server: ServerState) -> ServerState:
 
 
 def explained(state: HostState, server: ServerState, engine: Engine) -> ServerState:
-    """Diagnose a server if there is news and it is time.
+    """Diagnose a server if there is something new and the last diagnosis is old enough.
 
     Args:
-        state: Its host.
-        server: With the lines that `noted` kept.
+        state: State of its host.
+        server: The server, with the lines that `noted` kept.
         engine: Its engine.
     """
     told = server.explain
@@ -204,14 +210,14 @@ def explained(state: HostState, server: ServerState, engine: Engine) -> ServerSt
     if start is None:
         return _with(server, due=False, urgent=False, at=state.mono, seen=seen)
     if told.lines and told.lines[0].at < start.first:
-        # Another start has begun: the lines of the last one are of no use any more.
+        # Another start has begun: the lines of the last one are no longer needed.
         own = tuple(line for line in told.lines if line.at >= start.first)
         server = _with(server, lines=own, batches=tuple(line for line in told.batches if line.at >= start.first))
     found = completed(diagnose(start, engine, server.past), start, engine, scene)
     if found and found[0].severity is Severity.FATAL and _lives_on(server, start):
         found = found[1:]
     if talking and any(finding.cause == "inconclusive" for finding in found):
-        return server  # the line that says it is about to come
+        return server  # wait: the line that names the cause may still come
     if found == told.diagnosed:
         found = told.diagnosed
     server = _with(server, due=False, urgent=False, at=state.mono, seen=seen, diagnosed=found)
@@ -220,7 +226,9 @@ def explained(state: HostState, server: ServerState, engine: Engine) -> ServerSt
 
 
 def _failed(server: ServerState, start: Start, root: Finding) -> ServerState:
-    """A server with what the cause of its failure knows beside the log: that it failed, and in which phase.
+    """Mark the start as failed, in the phase that the root cause names.
+
+    The log alone may be wrong about both: it can end in full work, or look as if a phase had not begun, or had ended.
 
     A log may end in full work, or in lines that only look as if a later phase had not begun, or had ended.
     """
@@ -234,39 +242,24 @@ def _failed(server: ServerState, start: Start, root: Finding) -> ServerState:
 
 
 def _start(server: ServerState, engine: Engine) -> Start | None:
-    """The present start, with what is known of it beside its log; None while nothing is known."""
+    """Build the present start from the kept lines and what is known beside the log; None without lines."""
     told = server.explain
     kept = sorted((*told.lines, *told.batches, *_torn(server)), key=lambda line: line.at)
     parts = list(parts_of(read_kept(engine, line) for line in kept))
     if not parts:
         return None
-    start = start_of(parts[-1], engine)
-    return msgspec.structs.replace(
-        start,
-        settings={**server.settings, **start.settings},
-        version=server.version or start.version,
-        version_inferred=server.version is None and start.version_inferred,
-        env=start.env | (server.identity.env or {}),
-        env_read=server.identity.env is not None,
-    )
+    return with_host(start_of(parts[-1], engine), server)
 
 
 def _untold(server: ServerState, engine: Engine) -> Start:
-    """A start of which no line can be read, as far as the host shows it."""
+    """Build a failed start of which no line can be read, as far as the host shows it."""
     served = server.metrics.at is not None or any(error.phase is Phase.READY for error in server.errors)
-    return Start(
-        engine=engine.name,
-        version=server.version,
-        outcome=Outcome.FAILED,
-        phase="runtime" if served else "none",
-        settings=server.settings,
-        env=server.identity.env or {},
-        env_read=server.identity.env is not None,
-    )
+    start = Start(engine=engine.name, outcome=Outcome.FAILED, phase="runtime" if served else "none")
+    return with_host(start, server)
 
 
 def _lives_on(server: ServerState, start: Start) -> bool:
-    """An exception that names no process's end, in a server that was ready and whose processes are all there."""
+    """Return whether the root failure ended no process: the server was ready and all its processes live."""
     if server.gone or server.phase is not Phase.READY or not all(rank.alive for rank in server.ranks):
         return False
     root = root_of(start)
@@ -274,31 +267,31 @@ def _lives_on(server: ServerState, start: Start) -> bool:
 
 
 def _announced(server: ServerState) -> bool:
-    """The last error only says that another follows, which says why."""
+    """Return whether the last error only announces another one, which names the reason."""
     return bool(server.errors) and server.errors[-1].header
 
 
 def _unfinished(start: Start) -> bool:
-    """The log is in the middle of an exception: what it says comes last."""
+    """Return whether the log ends in the middle of an exception, whose message comes last."""
     return any(not failure.whole and failure.end >= start.last for failure in start.failures)
 
 
 def _torn(server: ServerState) -> Iterator[KeptLine]:
-    """The last line, where nobody will end it any more."""
+    """Yield the torn last line of a server that is gone: nobody will complete it."""
     log = server.log
     if server.gone and log.partial and not log.earlier:
         yield KeptLine(log.partial_start, clean(segments(log.partial)[-1]))
 
 
 def advised(state: HostState, server: ServerState, engine: Engine) -> ServerState:
-    """Look at the numbers of a server now and then."""
+    """Renew the advice from the numbers of a server, at most every `ADVISE_EVERY_S`."""
     told = server.explain
     if told.advised_at is not None and 0 <= state.mono - told.advised_at < ADVISE_EVERY_S:
         return server
     used = {rank.gpu for rank in server.ranks}
     held = tuple((sample.memory_used_bytes or 0) // MEMORY_STEP for sample in state.samples if sample.index in used)
     still = told.still_since if held == told.held else state.mono
-    halted = hang.halted(server)
+    halted = tuple(part.pid for part in hang.stopped_parts(server))
     since = told.halted_since if halted == told.halted else state.mono
     server = _with(
         server,
@@ -312,7 +305,7 @@ def advised(state: HostState, server: ServerState, engine: Engine) -> ServerStat
 
 
 def _shown(server: ServerState) -> ServerState:
-    """Findings of the log and of the numbers as one list, each cause once, the worst first."""
+    """Merge the findings from log and numbers into one list, each cause once, the worst first."""
     told = server.explain
     causes = {finding.cause for finding in told.diagnosed}
     findings = by_severity((*told.diagnosed, *(each for each in told.advice if each.cause not in causes)))

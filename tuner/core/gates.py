@@ -342,15 +342,3 @@ def _connected(
     if not kinds or "?" in kinds:
         return None, told
     return all(kind.startswith("NV") for kind in kinds), told
-
-
-def start_of(server: ServerState) -> Start:
-    """What is known of a server's start from its log, its processes and its answers."""
-    start = server.start or Start(engine=server.identity.engine)
-    return msgspec.structs.replace(
-        start,
-        version=server.version or start.version,
-        settings={**start.settings, **server.settings},
-        env=server.identity.env or {},
-        env_read=server.identity.env is not None,
-    )

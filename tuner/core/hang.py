@@ -60,7 +60,7 @@ class Halted(Struct, frozen=True):
     """A process of a server that is stopped."""
 
     name: str
-    pid: int | None
+    pid: int
     rank: RankState | None = None
 
 
@@ -76,7 +76,7 @@ def start(state: HostState, server: ServerState, case: Case) -> Finding | None:
     silent = _silence(state, server)
     if silent is None or not server.phases:
         return None
-    stopped = _stopped(server)
+    stopped = stopped_parts(server)
     work = _work(state, server)
     if not (stopped and silent > STOPPED_S) and (work is None or not _too_long(state, server, silent, work)):
         return None
@@ -128,7 +128,7 @@ def _exchanges(case: Case) -> bool:
 
 def serving(state: HostState, server: ServerState, case: Case) -> Finding | None:
     """Requests run, no token comes, and nothing moves; or a part of the server is stopped, whoever asks."""
-    stopped = _stopped(server)
+    stopped = stopped_parts(server)
     idle = _without_work(state, server)
     work = _work(state, server)
     running: float | None = None
@@ -158,11 +158,6 @@ def serving(state: HostState, server: ServerState, case: Case) -> Finding | None
         refuted_by="a token, or a line of the engine",
         at=case.start.last or None,
     )
-
-
-def halted(server: ServerState) -> tuple[int, ...]:
-    """The pids of its stopped parts."""
-    return tuple(each.pid for each in _stopped(server) if each.pid is not None)
 
 
 def _halted(state: HostState, server: ServerState, case: Case, stopped: tuple[Halted, ...]) -> Finding | None:
@@ -255,10 +250,14 @@ def _work(state: HostState, server: ServerState) -> Work | None:
     return Work(tuple(idle), tuple(busy)) if idle or busy else None
 
 
-def _stopped(server: ServerState) -> tuple[Halted, ...]:
-    """Of its ranks, its leader and its other parts with a title, those that are stopped: ranks first."""
+def stopped_parts(server: ServerState) -> tuple[Halted, ...]:
+    """Return ranks, leader and titled parts of a server that a signal or a debugger stopped, ranks first."""
     halted = {member.pid: member.title for member in server.identity.members if member.state in ("T", "t")}
-    ranks = tuple(Halted(rank.tag, rank.pid, rank) for rank in server.ranks if rank.pid in halted and rank.alive)
+    ranks = tuple(
+        Halted(rank.tag, rank.pid, rank)
+        for rank in server.ranks
+        if rank.alive and rank.pid is not None and rank.pid in halted
+    )
     known = {each.pid for each in ranks}
     leader = server.identity.pid
     parts = {pid: "its leader" if pid == leader else title for pid, title in halted.items() if pid not in known}
@@ -311,9 +310,9 @@ def _stopped_words(stopped: tuple[Halted, ...]) -> str:
     if not stopped:
         return ""
     named = ", ".join(f"{each.name} (pid {each.pid})" for each in stopped)
-    return (
-        f" {named[0].upper()}{named[1:]} {'is' if len(stopped) == 1 else 'are'} stopped, as by SIGSTOP or a debugger."
-    )
+    if named.startswith("its "):
+        named = f"I{named[1:]}"  # a title is written as the process has it
+    return f" {named} {'is' if len(stopped) == 1 else 'are'} stopped, as by SIGSTOP or a debugger."
 
 
 def _do(ranks: tuple[RankState, ...]) -> str:

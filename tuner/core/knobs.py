@@ -14,7 +14,7 @@ _UNSET = frozenset({"", "auto", "none", "null", "default", "unset"})
 _ON = frozenset({"1", "on", "true", "yes"})
 _OFF = frozenset({"0", "off", "false", "no"})
 _SIZES = {"k": 1024, "m": 1024**2, "g": 1024**3}
-_NUMBER = re.compile(r"([+-]?\d[\d_,]*(?:\.\d+)?)\s*([kmg]i?b?)?", re.IGNORECASE)
+_NUMBER = re.compile(r"([+-]?(?:\d{1,3}(?:,\d{3})+|\d[\d_]*)(?:\.\d+)?)\s*([kmg]i?b?)?", re.IGNORECASE)
 _LARGEST = 1 << 50
 """No setting counts more: a pebibyte."""
 Number = TypeVar("Number", int, float)

@@ -38,6 +38,8 @@ LATE_S = 3.0
 LOG_SILENCE_S = 12.0
 """Longer than vLLM's statistics interval of 10 s and SGLang's 40 decode steps of a slow model."""
 REPLICA_SILENCE_S = 30.0
+PREFILL_SILENCE_S = 5.0
+"""A prefill speed is that of one moment: older ones are not added to it."""
 CHARTED = ("tok_s", "running", "queued", "token_usage", "accept_length")
 
 _COUNTERS = (
@@ -107,9 +109,7 @@ def from_batch(server: ServerState, fact: LogFact, mono: float) -> ServerState:
     if fact.kind == f.DECODE and _after_idle(server.batches.get(key), fact):
         # The engine divides the tokens by the time since its last decode line, idle time included.
         fact = msgspec.structs.replace(fact, fields={**fact.fields, "tok_s": None})
-    if fact.kind != f.PREFILL:
-        recent = {rank: batch for rank, batch in server.batches.items() if not _silent(batch, fact)}
-        server = msgspec.structs.replace(server, batches={**recent, key: fact})
+    server = _with_line(server, key, fact)
     graph = fact.fields.get("cuda_graph")
     old = server.metrics
     if old.source in ("metrics", "loads") and not is_late(old, mono):
@@ -117,15 +117,21 @@ def from_batch(server: ServerState, fact: LogFact, mono: float) -> ServerState:
         if graph is None:
             return server
         return msgspec.structs.replace(server, metrics=msgspec.structs.replace(old, cuda_graph=bool(graph)))
-    newest = [b.fields for b in server.batches.values()]
+    newest = [line.fields for line in server.batches.values()]
+    prefills = [line.fields for line in server.prefills.values()]
+    queues = [
+        {**_fields(server.batches, rank), **_fields(server.prefills, rank)}
+        for rank in server.batches.keys() | server.prefills.keys()
+    ]
+    queued = whole(_sum(queues, "queued"))
     if fact.kind == f.PREFILL:
         metrics = msgspec.structs.replace(
             server.metrics,
             source="log",
             at=mono,
-            prompt_tok_s=_float(fact.fields.get("prompt_tok_s")),
-            queued=whole(fact.fields.get("queued")),
-            cache_hit_ratio=_hit(fact.fields),
+            prompt_tok_s=_sum(prefills, "prompt_tok_s"),
+            queued=queued,
+            cache_hit_ratio=_hit(prefills),
         )
         return msgspec.structs.replace(server, metrics=metrics)
     metrics = ServerMetrics(
@@ -134,15 +140,32 @@ def from_batch(server: ServerState, fact: LogFact, mono: float) -> ServerState:
         tok_s=_sum(newest, "tok_s"),
         prompt_tok_s=_sum(newest, "prompt_tok_s") if fact.kind == f.STATS else server.metrics.prompt_tok_s,
         running=whole(_sum(newest, "running")),
-        queued=whole(_sum(newest, "queued")),
+        queued=queued,
         token_usage_ratio=_max(newest, "token_usage"),
         used_tokens=whole(_sum(newest, "used_tokens")),
-        accept_length=_float(fact.fields.get("accept_length")),
+        accept_length=_average(newest, "accept_length"),
         cache_hit_ratio=_float(fact.fields.get("cache_hit", server.metrics.cache_hit_ratio)),
         retracted_total=server.metrics.retracted_total,
         cuda_graph=bool(graph) if graph is not None else server.metrics.cuda_graph,
     )
     return msgspec.structs.replace(server, metrics=metrics, series=_chart(server, metrics, mono))
+
+
+def _with_line(server: ServerState, key: str, fact: LogFact) -> ServerState:
+    """Remember the newest line of a rank, and forget ranks that have printed none for long."""
+    if fact.kind == f.PREFILL:
+        recent = {rank: line for rank, line in server.prefills.items() if not _silent(line, fact, PREFILL_SILENCE_S)}
+        return msgspec.structs.replace(server, prefills={**recent, key: fact})
+    batches = {rank: line for rank, line in server.batches.items() if not _silent(line, fact, REPLICA_SILENCE_S)}
+    prefills = server.prefills
+    if "queued" in _fields(prefills, key):
+        known = {name: value for name, value in prefills[key].fields.items() if name != "queued"}
+        prefills = {**prefills, key: msgspec.structs.replace(prefills[key], fields=known)}
+    return msgspec.structs.replace(server, batches={**batches, key: fact}, prefills=prefills)
+
+
+def _fields(lines: dict[str, LogFact], rank: str) -> dict[str, Any]:
+    return lines[rank].fields if rank in lines else {}
 
 
 def is_late(metrics: ServerMetrics, mono: float) -> bool:
@@ -156,9 +179,9 @@ def _after_idle(last: LogFact | None, fact: LogFact) -> bool:
     return last.at is not None and fact.at is not None and fact.at - last.at > LOG_SILENCE_S
 
 
-def _silent(batch: LogFact, newest: LogFact) -> bool:
+def _silent(batch: LogFact, newest: LogFact, limit_s: float) -> bool:
     """A replica whose last line is so old prints none because it has nothing to do."""
-    return batch.at is not None and newest.at is not None and newest.at - batch.at > REPLICA_SILENCE_S
+    return batch.at is not None and newest.at is not None and newest.at - batch.at > limit_s
 
 
 def decay(server: ServerState, mono: float) -> ServerState:
@@ -203,9 +226,12 @@ def _mean(counters: dict[str, Series], name: str) -> float | None:
     return total / count if total is not None and count else None
 
 
-def _hit(fields: dict[str, Any]) -> float | None:
-    new, cached = fields.get("new_tokens"), fields.get("cached_tokens")
-    return cached / (new + cached) if new is not None and cached is not None and new + cached > 0 else None
+def _hit(prefills: list[dict[str, Any]]) -> float | None:
+    """Return the share of prompt tokens that were cached, over the newest prefill of each rank."""
+    told = [row for row in prefills if row.get("new_tokens") is not None and row.get("cached_tokens") is not None]
+    cached = sum(row["cached_tokens"] for row in told)
+    tokens = cached + sum(row["new_tokens"] for row in told)
+    return cached / tokens if tokens > 0 else None
 
 
 def _float(value: Any) -> float | None:
@@ -215,6 +241,11 @@ def _float(value: Any) -> float | None:
 def _sum(rows: list[dict[str, Any]], name: str) -> float | None:
     found = [float(row[name]) for row in rows if row.get(name) is not None]
     return sum(found) if found else None
+
+
+def _average(rows: list[dict[str, Any]], name: str) -> float | None:
+    found = [float(row[name]) for row in rows if row.get(name) is not None]
+    return sum(found) / len(found) if found else None
 
 
 def _max(rows: list[dict[str, Any]], name: str) -> float | None:

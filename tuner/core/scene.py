@@ -131,6 +131,21 @@ def _bus(bus_id: str) -> str:
     return ":".join(bus_id.lower().partition(".")[0].split(":")[-2:])
 
 
+def with_host(start: Start, server: ServerState) -> Start:
+    """Add to a start what its host knows beside the log: version, settings and environment of the process.
+
+    A setting that the log prints stays as it is there: findings cite its line.
+    """
+    return msgspec.structs.replace(
+        start,
+        settings={**server.settings, **start.settings},
+        version=server.version or start.version,
+        version_inferred=server.version is None and start.version_inferred,
+        env=start.env | (server.identity.env or {}),
+        env_read=server.identity.env is not None,
+    )
+
+
 def completed(findings: tuple[Finding, ...], start: Start, engine: Engine, scene: Scene) -> tuple[Finding, ...]:
     """Findings of a log with what the host shows.
 

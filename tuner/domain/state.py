@@ -268,7 +268,9 @@ class ServerState(Struct, frozen=True, kw_only=True):
     counters: dict[str, Series] = {}
     """The last few readings of counters whose rate is shown."""
     batches: dict[str, LogFact] = {}
-    """The last batch line of each rank that prints them."""
+    """The last decode or statistics line of each rank that prints them."""
+    prefills: dict[str, LogFact] = {}
+    """The last prefill line of each rank; without its queue once a later line of that rank tells it."""
     log_clock: float | None = None
     """Log time minus the host's wall clock: the zone of the log, and its missing year."""
     facts: tuple[LogFact, ...] = ()

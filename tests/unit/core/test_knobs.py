@@ -105,6 +105,7 @@ def _knob(kind: KnobType, **bounds: float) -> Knob:
         (KnobType.INT, "512", 512),
         (KnobType.INT, "-1", -1),
         (KnobType.INT, "4_096", 4096),
+        (KnobType.INT, "16,384", 16384),
         (KnobType.INT, "16MiB", 16 << 20),
         (KnobType.INT, "128 KiB", 128 << 10),
         (KnobType.INT, "auto", None),

@@ -108,6 +108,33 @@ def test_a_prefill_line_tells_prompt_speed_and_cache_hits() -> None:
     assert (m.prompt_tok_s, m.cache_hit_ratio) == (2000.0, 0.7)
 
 
+def prefill(rank: str, seconds: float, **fields: float) -> LogFact:
+    return LogFact(kind=f.PREFILL, rank=rank, at=seconds, fields=fields)
+
+
+def test_a_prefill_of_one_replica_leaves_the_others_in_the_queue() -> None:
+    state = seen(server(), at(decode("DP0 TP0", queued=5, running=1), 0), 0)
+    state = seen(state, at(decode("DP1 TP1", queued=7, running=1), 1), 1)
+    state = metrics.from_batch(
+        state, prefill("DP0 TP0", 2, queued=4, prompt_tok_s=1000, new_tokens=10, cached_tokens=0), 2
+    )
+    assert (state.metrics.queued, state.metrics.prompt_tok_s) == (11, 1000)
+    state = metrics.from_batch(
+        state, prefill("DP1 TP1", 3, queued=6, prompt_tok_s=500, new_tokens=10, cached_tokens=20), 3
+    )
+    assert (state.metrics.queued, state.metrics.prompt_tok_s, state.metrics.cache_hit_ratio) == (10, 1500, 0.5)
+    state = metrics.from_batch(state, at(decode("DP0 TP0", queued=0, running=3), 4), 4)
+    assert state.metrics.queued == 6, "the newest line of each replica tells its queue"
+    state = metrics.from_batch(state, prefill("DP1 TP1", 20, queued=0, prompt_tok_s=300), 20)
+    assert state.metrics.prompt_tok_s == 300, "that of DP0 is long over"
+
+
+def test_the_acceptance_length_is_the_mean_of_the_replicas() -> None:
+    state = seen(server(), at(decode("DP0 TP0", accept_length=2.0), 0), 0)
+    state = seen(state, at(decode("DP1 TP1", accept_length=3.0), 1), 1)
+    assert state.metrics.accept_length == 2.5
+
+
 def test_a_line_about_speculation_alone_keeps_the_other_numbers() -> None:
     state = metrics.from_batch(server("vllm"), LogFact(kind=f.STATS, fields={"tok_s": 70.0, "running": 2}), 1.0)
     state = metrics.from_batch(state, LogFact(kind=f.STATS, fields={"accept_length": 2.6}), 1.1)
