@@ -1,6 +1,6 @@
-"""Exceptions out of a log: tracebacks put together again, with the chain that led to them.
+"""Puts the tracebacks of a log together again, with the chain that led to each exception.
 
-Ranks share one stream without a lock. A traceback is one record in SGLang and one prefix a line in vLLM; either may
+Ranks share one stream without a lock. SGLang prints a traceback as one record, vLLM with a prefix on each line. It may
 be interrupted by another rank, lose its beginning to a log that was cut, or its end to a killed process.
 """
 
@@ -16,9 +16,10 @@ from tuner.domain.starts import Failure
 
 TRACEBACK = "Traceback (most recent call last):"
 KEPT_MESSAGE = 4_000
+"""Most characters of an exception's message that are kept."""
 _FRAME = re.compile(r'\s+File "(?P<path>[^"]+)", line \d+(?:, in (?P<function>\S+))?')
 _EXCEPTION = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*(?=\w*[a-z])[A-Z_]\w*)(?::\s?(?P<message>.*))?\Z", re.DOTALL)
-"""A name in capitals alone is a level of logging."""
+"""Type and message of an exception; a name in capitals alone is a level of logging."""
 _CHAINED = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
@@ -27,14 +28,14 @@ _NOT_OF_IT = (
     r"\[(?:rank\d+\]:\[)?[WIEF]\d{3,4} |\S+\.py:\d+: \w*Warning: |\S+:\d+:\d+ \[\d+\] NCCL |Process \S+:\s*\Z"
     r"|usage: |(?:\S+\.py|%s)[\w -]{0,40}: error: "
 )
-"""What C++ libraries, Python's warnings, NCCL, Python's processes at their end and its parser of command lines print,
-without a prefix; `%s` stands for the name of the engine's program."""
+"""Lines without prefix that end an exception's message: of C++ libraries, Python's warnings, NCCL, ending Python
+processes and argparse."""
 _UNDERLINE = re.compile(r"[\s~^]*[\^~][\s~^]*\Z")
 _ANNOUNCED = re.compile(
     r"Process \S+:\Z|(?:ERROR:\s+)?Exception in ASGI application|Task exception was never retrieved"
     r"|Exception ignored in\b|--- Logging error ---|Error in |Failed to "
 )
-"""Lines that say whose traceback follows, where that one has no words of its own before it."""
+"""Lines that announce the next traceback, if it has no header of its own."""
 _HEADER_END = re.compile(r"[\s:]+\Z")
 
 
@@ -69,7 +70,7 @@ class _Block:
         self.links = [_Link()]
         self.chained = False
         self.told = False
-        """Its message has ended: another program's words follow."""
+        """The message has ended: lines of another program follow."""
 
     @property
     def complete(self) -> bool:
@@ -77,7 +78,7 @@ class _Block:
         return self.links[-1].raised and not self.chained
 
     def open_to(self, record: Record) -> bool:
-        """Whether a line can go on with it."""
+        """Return whether a line can continue this traceback."""
         if record.prefixed:
             return bool(record.source) and (record.source, record.actor, record.rank) == (
                 self.first.source,
@@ -87,7 +88,7 @@ class _Block:
         return record.actor == self.first.actor or not record.actor
 
     def add(self, record: Record) -> bool:
-        """Take a line; False: it belongs to something else."""
+        """Add a line; return False if it belongs to something else."""
         line, link = record.message, self.links[-1]
         if line.strip() in _CHAINED:
             self.chained = True
@@ -122,7 +123,7 @@ class _Block:
         return True
 
     def failure(self) -> Failure | None:
-        """What was read; None when it says nothing."""
+        """Return the exception that was read; None if there is neither exception, header nor frame."""
         raised = [link for link in self.links if link.raised]
         whole = bool(raised) and raised[-1] is self.links[-1] and not self.chained
         if not raised:
@@ -150,7 +151,7 @@ class _Block:
 
 
 def failures(stream: Iterable[Record], program: str) -> tuple[list[Failure], list[Record]]:
-    """Put tracebacks together.
+    """Put the tracebacks of a start together.
 
     Args:
         stream: Lines of one start, in order.
@@ -163,7 +164,7 @@ def failures(stream: Iterable[Record], program: str) -> tuple[list[Failure], lis
     open_blocks: list[_Block] = []
     closed: list[_Block] = []
     others: list[Record] = []
-    announced: set[int] = set()  # lines whose traceback was found: none has two
+    announced: set[int] = set()  # headers that were used: each announces one traceback
     for record in stream:
         block = next((b for b in reversed(open_blocks) if b.open_to(record)), None)
         begins = _begins(record.message)
@@ -173,7 +174,7 @@ def failures(stream: Iterable[Record], program: str) -> tuple[list[Failure], lis
             open_blocks.remove(block)
             closed.append(block)
         if record.prefixed and not record.source:
-            # A record of SGLang's ends what was raised; what is still being told goes on behind it.
+            # A record of SGLang ends tracebacks whose exception was printed; unfinished ones go on after it.
             closed.extend(b for b in open_blocks if b.complete)
             open_blocks = [b for b in open_blocks if not b.complete]
         if begins:
@@ -194,21 +195,24 @@ def failures(stream: Iterable[Record], program: str) -> tuple[list[Failure], lis
     whole = [
         msgspec.structs.replace(failure, whole=False) if block.headless else failure
         for block, failure in found
-        # Frames alone, with a prefix, are a stack that was only shown.
+        # Frames with a prefix and without an exception are a stack dump, no failure.
         if failure is not None and (failure.exception or not block.headless or not block.first.prefixed)
     ]
     return sorted(whole, key=lambda failure: failure.at), others
 
 
 def _announced(others: list[Record], record: Record) -> tuple[str, Record]:
-    """`EngineCore failed to start.` stands on a line of its own above its traceback; and where it all begins."""
+    """Return the header on a line of its own above a traceback, and the record at which the failure begins.
+
+    An example is `EngineCore failed to start.`; without a header the failure begins at the traceback.
+    """
     said = [other for other in others if other.message.strip()]
     if said and record.source and said[-1].source == record.source and said[-1].actor == record.actor:
         return said[-1].message.strip().rstrip("."), record
     said = said[-2:]
     if said and said[-1].message.startswith("future: <Task"):
         said.pop()
-    # A rank's own record is announced by none of the main process's.
+    # A header of the main process does not announce the traceback of a rank.
     own = record.rank is None or (bool(said) and said[-1].rank == record.rank)
     if own and said and _ANNOUNCED.match(header := said[-1].message.strip()):
         return header.rstrip(":"), said[-1]
@@ -216,16 +220,17 @@ def _announced(others: list[Record], record: Record) -> tuple[str, Record]:
 
 
 def _begins(message: str) -> bool:
-    """Whether a traceback begins there: the words end a line, or a line of somebody else is glued to them.
+    """Return whether a traceback begins in a message.
 
-    In the middle of a line they are a quotation, as in the prompt of a request that is logged.
+    Its first words must end the line, or another process's record be glued to them. Elsewhere in a line they are a
+    quotation, as in the prompt of a logged request.
     """
     _, words, rest = message.partition(TRACEBACK)
     return bool(words) and (not rest.strip() or rest.lstrip().startswith(("[", "(")))
 
 
 def _split(lines: list[str]) -> tuple[str, str]:
-    """Type without its module, and message, of an exception's lines."""
+    """Return type, without its module, and message of an exception's lines."""
     if not lines:
         return "", ""
     found = _EXCEPTION.match(lines[0])

@@ -1,7 +1,7 @@
-"""Which all-reduce a start really runs: the rules of its engine, held against its log, its environment and its host.
+"""Which all-reduce a start really runs: its engine's rules, evaluated on its log, its environment and its host.
 
-Pure, and the same for a log that was read from a file and for a server that is watched. Where nothing tells, a
-default is taken and said to be one.
+Pure, and the same for a log file and a live server. Where nothing tells a value, the default is taken and marked as
+assumed.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ _NEWEST: Version = (1 << 20,)
 _ON = frozenset({"1", "true", "yes", "y", "on"})
 _OFF = frozenset({"0", "false", "no", "n", "off", ""})
 ASKED = "asked for"
-"""How a gate is called that only an operator opens."""
+"""`GateRule.what` of a gate that only an opt-in opens."""
 _LISTED = "all-reduce-backends"
-"""The sign of vLLM's own list."""
+"""Id of the sign that holds vLLM's own list of all-reduce backends."""
 _KEPT = 160
-"""Characters of a line that are quoted."""
+"""Most characters of a line that are quoted."""
 _OTHER_DEVICES = ("cpu", "xpu", "hpu", "npu", "tpu")
 
 
 def all_reduce(start: Start, engine: Engine, hardware: Hardware | None = None) -> AllReduce | None:
-    """What becomes of each way to add up a tensor.
+    """Return the state of each all-reduce path of a start.
 
     Args:
-        start: With its environment where that could be read.
+        start: The start, with its process's environment if that could be read.
         engine: Its engine.
-        hardware: Of its host, where that is watched.
+        hardware: GPUs of its host; None if only a log is known.
 
     Returns:
-        None where there is nothing to add up: one rank, or no GPU.
+        None if there is no all-reduce: one rank, or no GPU.
     """
     return ways(Held(start, engine, hardware))
 
 
 def ways(held: Held) -> AllReduce | None:
-    """The same of a start whose environment and lines were looked up already."""
+    """Return the state of each all-reduce path by the facts of a start; None with one rank or without a GPU."""
     if held.world < 2 or not held.on_gpu:
         return None
     found: dict[str, Path] = {}
@@ -70,7 +70,7 @@ def ways(held: Held) -> AllReduce | None:
 
 
 class Held:
-    """What the rules of an engine are held against."""
+    """Facts of one start that gate rules are evaluated on."""
 
     def __init__(
         self, start: Start, engine: Engine, hardware: Hardware | None = None, signs: SignIndex | None = None
@@ -89,7 +89,7 @@ class Held:
             self.hardware = self._by_card()
 
     def _by_card(self) -> Hardware:
-        """Hardware with what the names of GPUs tell, where the log has one."""
+        """Return the hardware, completed by the name of the GPU if the log has one."""
         for sign in (*self.signs.all("gpu-model"), *self.signs.all("moe-config-default")):
             name = str(sign.fields.get("model") or sign.fields.get("gpu") or "").replace("_", " ")
             for card in self.rules.cards:
@@ -99,12 +99,12 @@ class Held:
 
     @property
     def on_gpu(self) -> bool:
-        """Servers on other devices have none of all this."""
+        """Whether the server runs on GPUs; other devices have no all-reduce paths."""
         device = str(self.start.setting("device", "device_config") or "")
         return not device.startswith(_OTHER_DEVICES) and "cpu" not in (self.start.version or "")
 
     def sign(self, closings: Iterable[Closing]) -> Sign | None:
-        """The first line of the log that is one of these."""
+        """Return the first sign that matches, in the order of `closings`; None if there is none."""
         for closing in closings:
             if not in_range(self.version, closing.versions):
                 continue
@@ -114,11 +114,11 @@ class Held:
         return None
 
     def first(self, name: str) -> Sign | None:
-        """The first line of the log that is one of these."""
+        """Return the first sign with this id; None if there is none."""
         return self.signs.first(name)
 
     def shown(self, name: str) -> int | None:
-        """Where the log shows a variable."""
+        """Return the place where the log shows a variable; None if it does not."""
         for kind in ("environment", "nccl-env", "nccl-env-invalid"):
             for sign in self.signs.all(kind):
                 if sign.fields.get("name") == name:
@@ -126,7 +126,7 @@ class Held:
         return next((sign.at for sign in self.start.signs if sign.fields.get("variable") == name), None)
 
     def variable(self, *names: str) -> tuple[str, str] | None:
-        """Name and value of the first of several variables that is set."""
+        """Return name and value of the first of several variables that is set; None if none is."""
         return next(((name, self.env[name]) for name in names if self.env.get(name)), None)
 
 
@@ -162,20 +162,20 @@ def _path(rule: PathRule, held: Held, before: dict[str, Path]) -> Path:
 
 
 def _taken(rule: GateRule, before: dict[str, Path]) -> bool:
-    """Another way runs instead, so that a line that both print is the other's."""
+    """Return whether another path runs instead, so that a line which both may print is the other's."""
     other = before.get(rule.name) if rule.test is Look.PATH else None
     return other is not None and other.state in (PathState.PROVEN, PathState.OPEN)
 
 
 def _by_proof(gate: Gate, proof: Sign) -> Gate:
-    """What is set up has passed every gate of which only a default was known."""
+    """Return a gate of a path that is set up: it has passed, unless a fact and no default closes it."""
     if gate.state is GateState.UNKNOWN or (gate.assumed and gate.state is GateState.CLOSED):
         return Gate(what=gate.what, state=GateState.PASSED, told="it is set up", at=proof.at)
     return gate
 
 
 def _gate(rule: GateRule, held: Held, before: dict[str, Path]) -> Gate | None:
-    """What is known of a gate; None where it is one of a patch that this start shows no sign of."""
+    """Evaluate a gate; None if it belongs to a patch of which this start shows no sign."""
     closing = held.sign(rule.closed_by)
     if closing is not None:
         return Gate(what=rule.what, state=GateState.CLOSED, told=words(closing), at=closing.at)
@@ -294,13 +294,13 @@ def _state(value: Any, rule: GateRule) -> GateState:
 
 
 def plain(value: Any) -> str:
-    """A value of a setting or variable so that `True`, `1` and `yes` are one."""
+    """Return a setting or variable as one word, so that `True`, `1` and `yes` are equal."""
     word = "none" if value is None else str(value).strip().lower()
     return "1" if word in _ON else "0" if word in _OFF else word
 
 
 def words(sign: Sign) -> str:
-    """What a line says, in so many words as fit."""
+    """Return the first sentence of a line, at most `_KEPT` characters."""
     text = sign.text.split("\n")[0]
     return text.partition(". ")[0][:_KEPT].rstrip(".")
 
@@ -309,11 +309,11 @@ def _names(sign: Sign, backend: str) -> bool:
     return re.search(rf"'{re.escape(backend)}'", str(sign.fields.get("backends", ""))) is not None
 
 
-# --- A server that is watched -----------------------------------------------------------------------------------------
+# --- A live server ----------------------------------------------------------------------------------------------------
 
 
 def hardware_of(state: HostState, server: ServerState) -> Hardware:
-    """What the GPU table tells of the GPUs that a server uses."""
+    """Return what the GPU table tells of the GPUs that a server uses."""
     table = state.gpu_table
     used = sorted({rank.gpu for rank in server.ranks if rank.gpu is not None})
     if table is None or not used:
@@ -333,7 +333,7 @@ def hardware_of(state: HostState, server: ServerState) -> Hardware:
 def _connected(
     used: list[int], topology: tuple[tuple[str, ...], ...] | None, links: list[int | None]
 ) -> tuple[bool | None, str]:
-    """Whether every pair is connected by NVLink, and how the pairs are connected."""
+    """Return whether NVLink connects every pair of GPUs (None: not known), and the kinds of connections."""
     if topology is None or max(used) >= len(topology):
         none = bool(links) and all(count == 0 for count in links)
         return (False, "no NVLink") if none else (None, "")

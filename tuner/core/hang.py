@@ -1,6 +1,6 @@
-"""A server that stands still: what tells it from one that is slow.
+"""Tells a server that hangs from one that is slow.
 
-Slow ones print, work or fill memory. One that stands still is silent for longer than it ever is there, its memory does
+A slow server prints, computes or fills memory. One that hangs is silent for longer than is usual, its memory does
 not grow, and its GPUs do one of three things: all spin in a collective that never completes, some spin and wait for
 others that do nothing, or none works.
 """
@@ -17,38 +17,41 @@ from tuner.domain.server import Phase
 from tuner.domain.state import HostState, PhaseRecord, RankState, ServerState
 
 HANGS = ("graph-capture-hang", "start-hang", "watchdog-hang")
-"""Causes of what is told here."""
+"""Causes of the findings that are made here."""
 SILENT_S = {Phase.DIST_INIT: 120.0, Phase.GRAPH_CAPTURE: 300.0, Phase.KV_ALLOC: 180.0}
-"""Longest silence of a phase that is common. Others print progress, or compile for a long time:"""
+"""Seconds of silence that are still usual, by phase."""
 SILENT_ELSE_S = 600.0
+"""Seconds of silence that are still usual in other phases, which print progress or may compile for a long time."""
 STUCK_S, STEPS = 45.0, 20.0
-"""A phase that told its progress and stops is silent for more than both, seconds and times its usual step."""
+"""A phase that printed progress is stuck after a silence of more than both: seconds, and times its mean step."""
 LATE_S, LATE_TIMES = 60.0, 3.0
-"""A phase that takes longer than both, seconds and times the most it ever took, may never end."""
+"""A phase is late that takes longer than both: seconds, and times the longest it took in earlier starts."""
 STOPPED_S = 10.0
-"""So long a silence of a server of which a process is stopped, or so long a stop whatever the server says."""
+"""Seconds of silence, or of being stopped, before a stopped process is reported."""
 SERVING_S = 60.0
-"""And of one that has requests and makes no token."""
+"""Seconds without a token before a server with running requests is reported."""
 WATCHED_S = 20.0
-"""GPUs are judged by what they did for so long."""
+"""Seconds of GPU utilisation that are looked at."""
 _FEW = 5
+"""Fewest readings, or steps of progress, to conclude from."""
 _IDLE, _BUSY = 0.05, 0.95
+"""Utilisation ratio up to which a GPU is idle, and from which it spins."""
 
 
 class Work(Struct, frozen=True):
-    """What the GPUs of a server did lately, by rank."""
+    """Ranks whose GPUs were idle, and ranks whose GPUs spun, during the last `WATCHED_S`."""
 
     idle: tuple[RankState, ...]
     busy: tuple[RankState, ...]
 
     @property
     def mixed(self) -> bool:
-        """Some spin while others do nothing: those are waited for."""
+        """Whether some ranks spin while others are idle: the idle ones are waited for."""
         return bool(self.idle) and bool(self.busy)
 
     @property
     def words(self) -> str:
-        """As the end of a sentence."""
+        """What the GPUs do, as the end of a sentence."""
         if self.mixed:
             return f"{_tags(self.idle)} {_do(self.idle)} nothing while {_tags(self.busy)} {_spin(self.busy)}"
         if self.busy:
@@ -57,7 +60,7 @@ class Work(Struct, frozen=True):
 
 
 class Halted(Struct, frozen=True):
-    """A process of a server that is stopped."""
+    """A process of a server that is stopped (process state T)."""
 
     name: str
     pid: int
@@ -65,14 +68,14 @@ class Halted(Struct, frozen=True):
 
 
 def late(state: HostState, server: ServerState, record: PhaseRecord) -> bool:
-    """Whether the running phase takes longer than it ever did, by far."""
+    """Return whether the running phase takes longer, by far, than in any earlier start."""
     usual = server.usual.phases_s.get(record.phase)
     took = 0.0 if state.now is None else state.now - record.started
     return usual is not None and took > max(LATE_S, LATE_TIMES * usual[1])
 
 
 def start(state: HostState, server: ServerState, case: Case) -> Finding | None:
-    """A start that stands still."""
+    """Report a start that hangs; None if it does not."""
     silent = _silence(state, server)
     if silent is None or not server.phases:
         return None
@@ -121,13 +124,13 @@ def _span(least: float, most: float) -> str:
 
 
 def _exchanges(case: Case) -> bool:
-    """Whether custom all-reduce may run, as far as is known."""
+    """Return whether custom all-reduce may run, as far as is known."""
     ways = [path for path in case.all_reduce.paths if path.id.startswith("custom")] if case.all_reduce else []
     return not ways or any(path.state is not PathState.CLOSED for path in ways)
 
 
 def serving(state: HostState, server: ServerState, case: Case) -> Finding | None:
-    """Requests run, no token comes, and nothing moves; or a part of the server is stopped, whoever asks."""
+    """Report a serving engine whose requests make no token, or of which a process is stopped; None otherwise."""
     stopped = stopped_parts(server)
     idle = _without_work(state, server)
     work = _work(state, server)
@@ -161,7 +164,7 @@ def serving(state: HostState, server: ServerState, case: Case) -> Finding | None
 
 
 def _halted(state: HostState, server: ServerState, case: Case, stopped: tuple[Halted, ...]) -> Finding | None:
-    """A part that is stopped for longer than a debugger looks: its server may count no request that waits for it."""
+    """Report processes stopped for at least `STOPPED_S`, longer than a debugger looks, even if no request waits."""
     since = server.explain.halted_since
     if not stopped or since is None or state.mono - since < STOPPED_S:
         return None
@@ -180,18 +183,18 @@ def _halted(state: HostState, server: ServerState, case: Case, stopped: tuple[Ha
 
 
 def _silence(state: HostState, server: ServerState) -> float | None:
-    """Seconds without a line and without memory that grew; None where neither can be seen.
+    """Return seconds without a log line and without memory that grew; None if neither can be seen.
 
-    Lines of requests are none: our own looks at its numbers leave one each.
+    Access-log lines do not count: our own polling causes them.
     """
     return _since(state, server, server.log.said_at)
 
 
 def _without_work(state: HostState, server: ServerState) -> float | None:
-    """Seconds with requests, without a token, without a batch in the log and without memory that grew.
+    """Return seconds of requests without a token, a batch in the log or memory that grew; None if unknown.
 
-    What answers HTTP prints its refusals and complaints also while the engine hangs, so other lines say nothing where
-    work was ever seen.
+    The HTTP server prints refusals and complaints even while the engine hangs, so once work was seen other lines do
+    not count.
     """
     made = [point.t for point in server.series.get("tok_s", ()) if point.value > 0]
     known = [at for at in (server.log.worked_at, *made[-1:]) if at is not None]
@@ -209,20 +212,20 @@ def _since(state: HostState, server: ServerState, at: float | None) -> float | N
 
 
 def _waiting(state: HostState, server: ServerState, idle: float, *, answers: bool) -> float | None:
-    """How many requests run that get nothing; None where that is not so, or is not known."""
+    """Return how many requests run without progress; None if none do, or it is not known."""
     since = state.mono - idle
     told = server.series.get("running", ())
     running = [point.value for point in told if point.t > since]
     if len(running) < _FEW:
-        # A server that was stopped as a whole answers no more: those it had are those that wait.
+        # A server that was stopped as a whole no longer answers: the requests it last told are those that wait.
         running = [] if answers else [point.value for point in told[-1:]]
     usage = {point.value for point in server.series.get("token_usage", ()) if point.t >= since + STOPPED_S / 2}
-    # A long prompt fills the pool before its first token.
+    # Usage that changes is progress: a long prompt fills the pool before its first token.
     return running[-1] if running and running[-1] >= 1 and len(usage) <= 1 else None
 
 
 def _too_long(state: HostState, server: ServerState, silent: float, work: Work) -> bool:
-    """Silent for longer than this phase ever is."""
+    """Return whether a start is silent for longer than is usual in its phase."""
     record = server.phases[-1]
     stuck = False
     if record.done is not None and record.done >= _FEW and state.now is not None:
@@ -234,7 +237,7 @@ def _too_long(state: HostState, server: ServerState, silent: float, work: Work) 
 
 
 def _work(state: HostState, server: ServerState) -> Work | None:
-    """None where some GPU neither spins nor rests, or is not read."""
+    """Return which ranks are idle and which spin; None if a GPU does neither or has too few readings."""
     idle, busy = [], []
     for rank in server.ranks:
         points = state.gpu_series.get(rank.gpu, ()) if rank.gpu is not None else ()
@@ -265,7 +268,7 @@ def stopped_parts(server: ServerState) -> tuple[Halted, ...]:
 
 
 def _blamed(case: Case, stopped: tuple[Halted, ...], work: Work | None) -> tuple[int, ...] | None:
-    """Whom the others wait for."""
+    """Return the numbers of the ranks that the others wait for; None if not known."""
     halted = tuple(each.rank for each in stopped if each.rank is not None)
     ranks = halted or (work.idle if work is not None and work.mixed and not stopped else ())
     return tuple(sorted(case.layout.number(rank.tag) for rank in ranks)) or None
@@ -288,7 +291,7 @@ def _continue(case: Case, stopped: tuple[Halted, ...]) -> Remedy | None:
 
 
 def _look(case: Case, server: ServerState, stopped: tuple[Halted, ...], work: Work | None) -> Remedy | None:
-    """Where a process stands that is no more than slow or stuck."""
+    """Advise to dump the stacks of ranks that wait; None if a process is stopped."""
     if stopped:
         return None
     asked = work.idle if work is not None and work.mixed else server.ranks
@@ -306,7 +309,7 @@ def _tags(ranks: tuple[RankState, ...]) -> str:
 
 
 def _stopped_words(stopped: tuple[Halted, ...]) -> str:
-    """As a sentence of its own; empty where none is."""
+    """Return the stopped processes as a sentence, with a space before it; empty if there are none."""
     if not stopped:
         return ""
     named = ", ".join(f"{each.name} (pid {each.pid})" for each in stopped)

@@ -1,4 +1,4 @@
-"""Settings that did nothing: variables that a version does not read, that the engine or NCCL overwrote or refused."""
+"""Finds settings that did nothing: those a version does not read, and those the engine or NCCL overwrote or refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SAME = (("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS"),)
 """Old and new name of one limit; the smaller value holds."""
 _NUMBER = re.compile(r"[0-9]{1,6}")
 _ALWAYS_TOLD = ("NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_BUFFSIZE")
-"""Variables that NCCL reads for every communicator, and tells when it does."""
+"""Variables that NCCL reads for every communicator, and logs when it does."""
 
 
 class Ignored(Struct, frozen=True, kw_only=True):
@@ -27,21 +27,21 @@ class Ignored(Struct, frozen=True, kw_only=True):
     value: str
     why: str
     at: int | None = None
-    """The line that shows it."""
+    """Place of the line that shows it."""
     became: str = ""
-    """What held instead."""
+    """The value that was in effect instead."""
     sure: bool = True
-    """The log says so itself, or the version is known."""
+    """True: the log says so itself, or the version is known."""
     remedy: str = ""
     """A value to set instead; empty: leave it out."""
 
 
 def ignored(held: Held, told: AllReduce | None) -> list[Ignored]:
-    """Settings of a start that did nothing, each once.
+    """Return the settings of a start that did nothing, each once.
 
     Args:
         held: The start with its environment and lines.
-        told: Its ways to add up a tensor; None: it has none.
+        told: Its all-reduce paths; None if it has none.
     """
     found: dict[str, Ignored] = {}
     for each in (*_refused(held), *_overwritten(held), *_in_vain(told), *_unread(held, told), *_channels(held)):
@@ -50,7 +50,7 @@ def ignored(held: Held, told: AllReduce | None) -> list[Ignored]:
 
 
 def _refused(held: Held) -> Iterator[Ignored]:
-    """NCCL says that a number is none."""
+    """Yield variables whose value NCCL refused as no number."""
     for sign in held.signs.all("nccl-env-invalid"):
         default = str(sign.fields["default"])
         yield Ignored(
@@ -64,7 +64,7 @@ def _refused(held: Held) -> Iterator[Ignored]:
 
 
 def _in_vain(told: AllReduce | None) -> Iterator[Ignored]:
-    """Ways that were asked for by name, and that something else keeps closed."""
+    """Yield all-reduce paths that the operator asked for and that another gate keeps closed."""
     for path in told.paths if told is not None else ():
         asked = next((gate for gate in path.gates if gate.what == ASKED), None)
         closed = path.closed
@@ -97,7 +97,7 @@ def _unread(held: Held, told: AllReduce | None) -> Iterator[Ignored]:
 
 
 def _off(rule: VariableRule, told: AllReduce | None) -> str | None:
-    """Why everything that a variable changes is off; None where something of it may run."""
+    """Return why everything that a variable changes is off; None if something of it may run."""
     paths = [path for path in told.paths if path.id in rule.acts_on] if told is not None else []
     if not paths or any(path.state is not PathState.CLOSED for path in paths):
         return None
@@ -127,7 +127,7 @@ def _overwritten(held: Held) -> Iterator[Ignored]:
 
 
 def overwritten(rule: OverwriteRule, asked: str, held: Held) -> str:
-    """What becomes of a value that an operator set."""
+    """Return the value in effect of a variable that an operator set and the engine may overwrite."""
     if not in_range(held.version, rule.versions) or (rule.unless and held.start.setting(rule.unless) is True):
         return asked
     if rule.value.startswith("{"):
@@ -136,7 +136,7 @@ def overwritten(rule: OverwriteRule, asked: str, held: Held) -> str:
 
 
 def _channels(held: Held) -> Iterator[Ignored]:
-    """Limits of the number of channels that contradict each other, or what NCCL took."""
+    """Yield limits of NCCL's channels that contradict each other or the channels that were set up."""
     limits = {
         name: int(value) for name, value in held.env.items() if name.startswith("NCCL_M") and _NUMBER.fullmatch(value)
     }
@@ -160,7 +160,7 @@ def _channels(held: Held) -> Iterator[Ignored]:
 
 
 def _untold(held: Held, set_up: bool) -> Iterator[Ignored]:
-    """NCCL tells what it reads, and these it did not tell: they were not in its process's environment."""
+    """Yield variables that NCCL did not log as read, although it does: they were not in its process's environment."""
     signs = held.signs.all("nccl-env", "nccl-env-invalid")
     told = {sign.fields["name"] for sign in signs}
     if set_up and told:

@@ -1,8 +1,8 @@
-"""The journal's format, as lines: what the writer writes, what replay and tests read.
+"""The journal's format, line by line: what the writer writes, and what replay and tests read.
 
 The first line says what it is: `{"journal":1,"protocol":1,"host":...,"at":...,"version":...}`. Every other line is
-`{"at":SECONDS,"e":EVENT}`, the event as on the wire. A line is whole or it does not count: whatever kills the writer,
-all lines before the last are good.
+`{"at":SECONDS,"e":EVENT}`, the event as on the wire. An incomplete line does not count: whatever kills the
+writer, all lines before the last are good.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tuner.errors import JournalError
 VERSION = 1
 MAX_HEADER_BYTES = 64 << 10
 MAX_LINE_BYTES = 64 << 20
-"""No event is longer."""
+"""Longest line of an event."""
 
 
 class Header(Struct, frozen=True, kw_only=True):
-    """The first line."""
+    """The first line of a journal."""
 
     journal: int = VERSION
     protocol: int = PROTOCOL
@@ -32,13 +32,13 @@ class Header(Struct, frozen=True, kw_only=True):
     at: float
     """Wall clock of the laptop at the start, seconds since the epoch."""
     version: str = ""
-    """Of gputuner."""
+    """Version of gputuner that wrote the journal."""
     part: int = 0
-    """Counts the files of a journal that was cut by size."""
+    """Number of this file, from 0, in a journal that was cut by size."""
 
 
 class Entry(Struct, frozen=True):
-    """Another line, its event not decoded yet."""
+    """Any further line of a journal, its event not decoded yet."""
 
     at: float
     """Seconds since the journal's start."""
@@ -52,20 +52,20 @@ _event = msgspec.json.Decoder(AnyEvent)
 
 
 def write_header(header: Header) -> bytes:
-    """The first line, with its end."""
+    """Encode the first line, with its line end."""
     return msgspec.json.encode(header) + b"\n"
 
 
 def write_entry(event: AnyEvent, at: float) -> bytes:
-    """Another line, with its end."""
+    """Encode a further line, with its line end; `at` is seconds since the journal's start."""
     return b'{"at":%.3f,"e":%b}\n' % (at, msgspec.json.encode(event))
 
 
 def parse_header(line: bytes, source: str) -> Header:
-    """What the first line says.
+    """Decode the first line of a journal.
 
     Args:
-        line: As read.
+        line: The line as read.
         source: Name of the file, for the error.
 
     Raises:
@@ -88,7 +88,7 @@ def parse_header(line: bytes, source: str) -> Header:
 
 
 def read_lines(file: BinaryIO, source: str) -> Iterator[bytes]:
-    """Lines of a file, no longer than those of a journal: what is none may never end a line.
+    """Yield the lines of a file, none longer than a journal's: another file may have no line end at all.
 
     Raises:
         JournalError: a line is too long.
@@ -104,14 +104,14 @@ def read_lines(file: BinaryIO, source: str) -> Iterator[bytes]:
 
 
 def parse_entry(line: bytes) -> Entry | None:
-    """Another line; None for one that is torn or none."""
+    """Decode a further line; None if it is torn or no entry."""
     with contextlib.suppress(msgspec.DecodeError, ValueError):
         return _entry.decode(line)
     return None
 
 
 def entries(lines: Iterable[bytes], source: str) -> Iterator[Entry]:
-    """All entries of a journal. Torn and damaged lines are passed over.
+    """Yield all entries of a journal; torn and damaged lines are passed over.
 
     Raises:
         JournalError: it is no journal, or of a version that is not read here.
@@ -124,7 +124,7 @@ def entries(lines: Iterable[bytes], source: str) -> Iterator[Entry]:
 
 
 def events(lines: Iterable[bytes], source: str) -> Iterator[tuple[float, AnyEvent]]:
-    """Seconds since the start and event of each line, as far as they are events of this version.
+    """Yield seconds since the journal's start, and event, of each line that this version can decode.
 
     Raises:
         JournalError: it is no journal, or of a version that is not read here.

@@ -16,7 +16,7 @@ _OFF = frozenset({"0", "off", "false", "no"})
 _SIZES = {"k": 1024, "m": 1024**2, "g": 1024**3}
 _NUMBER = re.compile(r"([+-]?(?:\d{1,3}(?:,\d{3})+|\d[\d_]*)(?:\.\d+)?)\s*([kmg]i?b?)?", re.IGNORECASE)
 _LARGEST = 1 << 50
-"""No setting counts more: a pebibyte."""
+"""Largest value that is accepted: a pebibyte, more than any setting counts."""
 Number = TypeVar("Number", int, float)
 
 
@@ -25,7 +25,7 @@ class KnobTable(Mapping[str, Knob]):
 
     Args:
         knobs: In the order in which they are shown.
-        newest: The newest version they were checked against; what is newer is spelled as it, and said to be assumed.
+        newest: Newest version they were checked against; a newer one gets its spelling, marked as assumed.
     """
 
     def __init__(self, knobs: Iterable[Knob], newest: str = "") -> None:
@@ -35,7 +35,7 @@ class KnobTable(Mapping[str, Knob]):
         for knob in self._knobs.values():
             for name in (*knob.also, *_spelled(knob)):
                 self._names.setdefault(_plain(name), knob.name)
-        # A canonical name means its own knob, whatever else is called so.
+        # A canonical name means its own knob, even if it is another name of a different one.
         self._names.update((_plain(name), name) for name in self._knobs)
 
     def __getitem__(self, name: str) -> Knob:
@@ -48,14 +48,14 @@ class KnobTable(Mapping[str, Knob]):
         return len(self._knobs)
 
     def find(self, text: str) -> Knob | None:
-        """The knob that a canonical name, flag, variable, settings key or other engine's name means."""
+        """Return the knob of a canonical name, flag, variable, settings key or other engine's name; None if unknown."""
         name = self._names.get(_plain(text))
         return None if name is None else self._knobs[name]
 
     def spelling(self, name: str, version: str | None) -> Spelling | None:
-        """How a version spells a knob; None when it has none, or when there is no such knob.
+        """Return how a version spells a knob; None if it has none, or if there is no such knob.
 
-        A version that is not known, or newer than all that were checked, takes the newest spelling and is `assumed`.
+        A version that is not known, or newer than all that were checked, gets the newest spelling, marked `assumed`.
         """
         knob = self.find(name)
         if knob is None:
@@ -69,7 +69,7 @@ class KnobTable(Mapping[str, Knob]):
         return None
 
     def absent(self, name: str, version: str | None) -> str:
-        """Why a version does not have a knob, in words; empty when it has it."""
+        """Return why a version does not have a knob, in words; empty if it has it."""
         knob, at = self.find(name), parse_version(version)
         if knob is None:
             return f"there is no knob {name}"
@@ -84,7 +84,7 @@ class KnobTable(Mapping[str, Knob]):
         return f"{last.text} went after {last.versions.rpartition('-')[2].strip()}"
 
     def value(self, settings: Mapping[str, Any], name: str, version: str | None = None) -> Any:
-        """The value of a knob in an engine's settings, under whatever key its version keeps it; None: not set."""
+        """Return a knob's value in an engine's settings, under any key that a version keeps it; None: not set."""
         knob = self.find(name)
         if knob is None:
             return None
@@ -93,7 +93,7 @@ class KnobTable(Mapping[str, Knob]):
         return next((settings[key] for key in keys if settings.get(key) is not None), None)
 
     def hazards(self, name: str, value: Any, version: str | None) -> tuple[Hazard, ...]:
-        """What is known to go wrong with a value."""
+        """Return the known hazards of a value."""
         knob, at = self.find(name), parse_version(version)
         if knob is None:
             return ()
@@ -106,10 +106,10 @@ class KnobTable(Mapping[str, Knob]):
 
 
 def read_value(knob: Knob, text: str) -> Any:
-    """What a person typed as a knob's value; None for `auto`, `none` and the like.
+    """Parse what a person typed as a knob's value; None for `auto`, `none` and the like.
 
     Raises:
-        ValueError: It is none; the message is a clear line without the knob's name.
+        ValueError: The text is no valid value; the message is one line without the knob's name.
     """
     word = text.strip()
     if knob.type is KnobType.BOOL:
@@ -134,7 +134,7 @@ def _within(value: Number, word: str, knob: Knob) -> Number:
 
 
 def _whole(text: str) -> int:
-    """`512`, `4_096`, `16MiB`."""
+    """Parse a whole number: `512`, `4_096`, `16MiB`."""
     found = _NUMBER.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"a whole number is meant, not {text.strip()!r}")
@@ -171,7 +171,7 @@ def _spelling(knob: Knob, spelled: SpelledAs, *, assumed: bool) -> Spelling:
 
 
 def _spelled(knob: Knob) -> Iterator[str]:
-    """Settings keys, newest first."""
+    """Yield the settings keys of a knob, newest first."""
     for spelled in reversed(knob.spellings):
         yield spelled.setting or _key(spelled.text)
         yield _key(spelled.text)

@@ -20,25 +20,25 @@ from tuner.domain.state import ErrorLine, PhaseRecord, RankMemory, RankState, Se
 KEEP_FACTS = 600
 KEEP_ERRORS = 20
 KEEP_PHASES = 40
-"""A start has ten; more is a log that begins the same phases over and over."""
+"""Most phase records that are kept: a start has ten, more is a log that begins the same phases over and over."""
 _BATCHES = frozenset({f.DECODE, f.PREFILL, f.STATS})
 _CLOCK_STEP_S = 900.0
-"""Zones are multiples of a quarter of an hour, so the rest is how long the process took to print its first line."""
+"""Seconds to which a log's clock is rounded: zones are multiples of it, the rest is the time to the first line."""
 
 
 def apply_fact(server: ServerState, fact: LogFact, *, unsure: bool = False) -> ServerState:
-    """One recognised log line of this server. Batch lines are for `core.metrics` and pass through here untouched.
+    """Fold a log fact into the server. A batch line can only end the start here; its numbers are for `core.metrics`.
 
     Args:
         server: State so far.
         fact: What the line says.
-        unsure: An earlier process may have printed it: that the server serves is believed once it has its port.
+        unsure: An earlier process may have printed it: it proves that the server serves only once that has its port.
     """
     unproven = unsure and server.identity.port is not None and server.identity.port not in server.identity.ports
     if fact.kind in _BATCHES:
         if unproven:
             return server
-        # An engine that decodes has ended its start, whatever was missed of it.
+        # An engine that decodes has ended its start, even if lines of that were missed.
         if server.phase.starting and server.phase is not Phase.WARMUP and fact.kind != f.PREFILL:
             return _enter(server, Phase.READY, fact, "batches are running")
         return server
@@ -86,25 +86,25 @@ def apply_fact(server: ServerState, fact: LogFact, *, unsure: bool = False) -> S
 
 
 def owns_port(identity: ServerIdentity) -> bool:
-    """False only when it is known that the server's processes do not listen on its port."""
+    """Return False only if it is known that the server's processes do not listen on its port."""
     return identity.port is None or not identity.ports or identity.port in identity.ports
 
 
 def apply_ready(server: ServerState, ready: bool | None, evidence: str, at: float | None = None) -> ServerState:
-    """An HTTP answer said whether the server serves. Asked only on a port that its own processes listen on.
+    """Fold an HTTP answer about readiness. Only a port that the server's own processes listen on is asked.
 
-    `at` is the host's wall clock then, where the phase that ends with it was watched from its beginning.
+    `at` is the host's wall clock then; None if the phase that ends with it was not watched from its beginning.
     """
     if not ready or not (server.phase.starting or server.phase is Phase.UNKNOWN):
         return server
     if server.log.behind and not server.answers_ready:
-        # The start is in what is still being read, and phases that come after READY would be a later start's.
+        # The lines of the start are still to be read; phases after READY would be taken for a later start's.
         return msgspec.structs.replace(server, answers_ready=evidence)
     return _enter(server, Phase.READY, _said_ready(server), evidence, at)
 
 
 def caught_up(server: ServerState) -> ServerState:
-    """What an answer said while the log was behind, as soon as it is not."""
+    """Apply an answer that came while the log was behind, as soon as it no longer is."""
     if not server.answers_ready or server.log.behind:
         return server
     evidence = server.answers_ready
@@ -112,12 +112,12 @@ def caught_up(server: ServerState) -> ServerState:
 
 
 def _said_ready(server: ServerState) -> LogFact | None:
-    """The line that told so, when it did not count yet."""
+    """Return the newest line that says ready, which may not have counted yet; None if there is none."""
     return next((fact for fact in reversed(server.facts) if fact.kind == f.READY), None)
 
 
 def apply_members(server: ServerState, identity: ServerIdentity) -> ServerState:
-    """The process table changed: ranks that were seen and are gone are dead."""
+    """Fold a changed process table: ranks that were seen and are gone are dead."""
     alive = {*identity.living, identity.pid}
     ranks = tuple(
         r if r.pid is None or r.alive == (r.pid in alive) else _after_death(r, r.pid in alive) for r in server.ranks
@@ -133,7 +133,7 @@ def apply_members(server: ServerState, identity: ServerIdentity) -> ServerState:
     told = {tag for error in server.errors for tag in error.ranks}
     silent = [r for r in dead if r.tag not in told]
     explained = any(error.silent or not (error.secondary or error.header) for error in server.errors)
-    # A rank that only the log knows may have died before the process table showed it: it is nobody who lived on.
+    # A rank that only the log knows may have died before the process table showed it: it is no survivor.
     others = any(r.alive and r.pid is not None for r in ranks)
     if silent and others and not explained:
         # What the others print (a connection closed by its peer) is the consequence; the silence came first.
@@ -154,13 +154,13 @@ def apply_members(server: ServerState, identity: ServerIdentity) -> ServerState:
 
 
 def left_over(server: ServerState) -> ServerState:
-    """What an ended server left behind: its log may say that it serves, and it never will again."""
+    """Mark a server as failed whose leader has ended and left ranks behind, whatever its log says."""
     server = msgspec.structs.replace(server, left_pids=server.identity.living)
     return _enter(server, Phase.FAILED, None, "its leader has ended; ranks are left over")
 
 
 def apply_gone(server: ServerState, left: tuple[int, ...], at: float | None) -> ServerState:
-    """The leader is gone. The log decides whether that was wanted, not an exit code: vLLM's is 0 either way."""
+    """Fold the end of the leader. The log decides whether it was wanted, not an exit code: vLLM's is 0 either way."""
     wanted = server.phase in (Phase.STOPPING, Phase.STOPPED)
     ranks = tuple(_after_death(r, r.pid in left) if r.pid is not None else r for r in server.ranks)
     server = msgspec.structs.replace(server, gone=True, left_pids=left, ranks=ranks)
@@ -178,7 +178,7 @@ def apply_gone(server: ServerState, left: tuple[int, ...], at: float | None) -> 
 
 
 def still_left(server: ServerState, left: tuple[int, ...]) -> ServerState:
-    """Of what an ended server left over, that much is there now."""
+    """Update the left-over pids and mark ended ranks dead."""
     if left == server.left_pids:
         return server
     ranks = tuple(
@@ -188,7 +188,7 @@ def still_left(server: ServerState, left: tuple[int, ...]) -> ServerState:
 
 
 def dead(rank: RankState) -> RankState:
-    """A process that is gone holds no memory, whatever the driver's last list said; what it held before is kept."""
+    """Return a rank as dead: it holds no memory, whatever the driver's last list said; what it held before is kept."""
     last = rank.memory if rank.memory != RankMemory() else rank.last_memory
     return msgspec.structs.replace(rank, alive=False, memory=RankMemory(), last_memory=last)
 
@@ -198,12 +198,12 @@ def _after_death(rank: RankState, alive: bool) -> RankState:
 
 
 def wall_time(server: ServerState, at: float | None) -> float | None:
-    """A log line's time as the host's wall clock, seconds since the epoch."""
+    """Convert a log line's time to the host's wall clock, seconds since the epoch; None if either is not known."""
     return None if at is None or server.log_clock is None else at - server.log_clock
 
 
 def start_seconds(server: ServerState) -> float | None:
-    """First phase to ready, seconds; None while it starts or when its beginning was not seen."""
+    """Return seconds from the first phase to ready; None while it starts or if its beginning was not seen."""
     if server.phases and server.phases[0].phase is Phase.ARGS and server.phases[-1].ended is not None:
         return server.phases[-1].ended - server.phases[0].started
     return None
@@ -215,7 +215,7 @@ def _begins_anew(server: ServerState) -> bool:
 
 
 def _forget_start(server: ServerState) -> ServerState:
-    """Another start in the same log: what the earlier one said about itself is no longer true."""
+    """Reset what an earlier start in the same log said about itself."""
     ranks = tuple(
         msgspec.structs.replace(r, log_terms=MemoryTerms(), phase=Phase.UNKNOWN, available_gib=None)
         for r in server.ranks
@@ -235,7 +235,7 @@ def _clocked(server: ServerState, fact: LogFact) -> ServerState:
 
 
 def _rank_fact(server: ServerState, fact: LogFact) -> ServerState:
-    """Note what a line says about the rank that printed it (the only rank, when lines carry no tag).
+    """Fold what a line says about the rank that printed it (the only rank, when lines carry no tag).
 
     While the process table has shown no ranks yet, the log may name them; afterwards a tag that no process has is a
     part of the engine that is no rank (vLLM's engine core).
@@ -252,9 +252,9 @@ def _rank_fact(server: ServerState, fact: LogFact) -> ServerState:
     available = fact.fields.get("available_gib")
     phase = fact.fields.get("phase") if fact.kind in (f.PHASE_BEGIN, f.PHASE_END, f.PROGRESS) else None
     if fact.kind in (f.KV_POOL, f.POOL_END) and rank.phase is not Phase.GRAPH_CAPTURE:
-        phase = Phase.KV_ALLOC  # a pool that is sized after the graphs is named while those are still drawn
+        phase = Phase.KV_ALLOC  # a pool that is sized after the graphs is printed while they are captured
     if server.phase is Phase.WARMUP:
-        phase = None  # the server's; a rank has none of its own any more
+        phase = None  # warm-up is the server's: no rank has a phase of its own any more
     changed = msgspec.structs.replace(
         rank,
         log_terms=terms_from_fact(rank.log_terms, fact),
@@ -269,7 +269,7 @@ def _rank_fact(server: ServerState, fact: LogFact) -> ServerState:
 
 
 def rank_order(tag: str) -> tuple[tuple[int, str], ...]:
-    """Sorts `TP2` before `TP10`, and `DP0 TP1` before `DP1 TP0`."""
+    """Return a sort key of a tag: `TP2` before `TP10`, and `DP0 TP1` before `DP1 TP0`."""
     order = []
     for part in tag.split():
         digits = part.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ_")
@@ -313,12 +313,12 @@ def _progress(server: ServerState, fact: LogFact) -> ServerState:
 
 
 def _has_weights(server: ServerState, rank: str | None) -> bool:
-    """The rank has loaded weights before: what it loads now is the draft model."""
+    """Return whether a rank has loaded weights before: what it loads now is the draft model."""
     return any(r.log_terms.weights_bytes is not None for r in server.ranks if rank in (None, r.tag))
 
 
 def _speaks_for_server(server: ServerState, rank: str | None) -> bool:
-    """The phase strip follows one rank, so that ranks that run ahead or lag do not make it flap."""
+    """Return whether a rank is the first, whose lines alone move the server's phase: several would make it flap."""
     if rank is None:
         return True
     return rank == min((r.tag for r in server.ranks), key=rank_order, default=rank)
@@ -327,7 +327,7 @@ def _speaks_for_server(server: ServerState, rank: str | None) -> bool:
 def _enter(
     server: ServerState, phase: Phase, fact: LogFact | None, evidence: str | None = None, at: float | None = None
 ) -> ServerState:
-    """Move to a phase: ends the running record, and begins one if it is a start-up phase."""
+    """Move to a phase: end the running record, and begin one if it is a start-up phase."""
     when = wall_time(server, fact.at) if fact is not None else at
     text = evidence or (fact.text if fact is not None else "")
     if phase is server.phase or (server.identity.orphaned and phase is not Phase.FAILED):
@@ -362,7 +362,7 @@ def _close_last(server: ServerState, at: float | None) -> ServerState:
 def _error(server: ServerState, fact: LogFact) -> ServerState:
     secondary, header = bool(fact.fields.get("secondary")), bool(fact.fields.get("header"))
     if not (secondary or header) and any(error.silent for error in server.errors):
-        # The process table is faster than the log: here is why they died, and it was not in silence.
+        # The log comes after the process table: this line says why ranks died that seemed to have died in silence.
         server = msgspec.structs.replace(server, errors=tuple(error for error in server.errors if not error.silent))
     noted = _note_error(server, fact)
     if server.phase in (Phase.STOPPING, Phase.STOPPED) or secondary or server.identity.orphaned:
@@ -376,7 +376,7 @@ def _error(server: ServerState, fact: LogFact) -> ServerState:
 
 
 def _note_error(server: ServerState, fact: LogFact) -> ServerState:
-    """The same error of several ranks is one entry, first rank first.
+    """Note an error; the same one of several ranks is one entry, first rank first.
 
     A header ("Scheduler hit an exception") gives way to the exception that it announces.
     """

@@ -1,4 +1,4 @@
-"""Server args out of the text of a log line: a dataclass repr, a dict repr or a `key=value` list, whole or torn.
+"""Reads server args from the text of a log line: a dataclass repr, a dict repr or a `key=value` list, whole or torn.
 
 Engines print their settings as Python source. Whatever cannot be read as a literal is kept as text, and a line
 that was cut ends the dictionary early; nothing here raises.
@@ -48,9 +48,9 @@ def parse_settings(text: str) -> dict[str, Any]:
 
 
 def _value_end(text: str, start: int, unclosed: set[str]) -> tuple[int, bool]:
-    """Where a value ends, and whether all quotes and brackets in it are closed.
+    """Return where a value ends, and whether all quotes and brackets in it are closed.
 
-    A quote that no other closes is put into `unclosed`: what follows it need not be read again for each later one.
+    A quote that is never closed is put into `unclosed`, so that the text after it is not read again for each later one.
     """
     depth = 0
     whole = True
@@ -77,7 +77,7 @@ def _value_end(text: str, start: int, unclosed: set[str]) -> tuple[int, bool]:
 def _literal(text: str) -> Any:
     try:
         with warnings.catch_warnings():
-            # Python warns of odd escapes in its own source; this is a stranger's text.
+            # Python warns of invalid escapes, which the engine's text may hold.
             warnings.simplefilter("ignore")
             return ast.literal_eval(text)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):

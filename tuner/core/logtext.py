@@ -25,24 +25,24 @@ _ELAPSED = re.compile(r"elapsed[=:] ?[\d.]+ ?s|took [\d.]+ ?s(?:econds)?|[Tt]ime
 
 
 def clean(text: str) -> str:
-    """One line without escape sequences; other control characters become a middle dot."""
+    """Return one line without escape sequences; other control characters become a middle dot."""
     if _DIRTY.search(text) is None and "\r" not in text:
         return text
     return _CONTROL.sub("·", _ANSI.sub("", text))
 
 
 def of_a_request(text: str) -> bool:
-    """Whether a line tells of an HTTP request, which whatever answers HTTP prints, also while the engine hangs."""
+    """Return whether a line is an access-log line; those are printed even while the engine hangs."""
     return " HTTP/" in text and _OF_REQUEST.search(text) is not None
 
 
 def plain(text: str) -> str:
-    """Text without escape sequences, other control characters left as they are."""
+    """Return text without escape sequences, other control characters left as they are."""
     return _ANSI.sub("", text) if "\x1b" in text else text
 
 
 def cut(text: str) -> str:
-    """One line as `clean` leaves it, of its first `MAX_LINE` characters, and a marker when there were more."""
+    """Return `clean` of the first `MAX_LINE` characters of a line, with a marker if there were more."""
     if len(text) <= MAX_LINE:
         return clean(text)
     return f"{clean(text[:MAX_LINE])} … [{len(text) - MAX_LINE:,} more characters]"
@@ -88,7 +88,7 @@ def split(partial: str, partial_start: int, data: str, offset: int, end: int) ->
 
 
 def segments(text: str) -> list[str]:
-    """What a terminal would have left standing of a line with carriage returns: usually one text.
+    """Return what a terminal would show of a line with carriage returns: usually one text.
 
     A progress bar keeps its last state; text that another process wrote behind the bar becomes a line of its own.
     """
@@ -111,7 +111,7 @@ def segments(text: str) -> list[str]:
 
 
 def fold_key(message: str) -> int:
-    """Equal for messages that differ in nothing but how long something took; never 0."""
+    """Return a key, never 0, that is equal for messages which differ only in how long something took."""
     if "elapsed" in message or "took" in message:
         message = _ELAPSED.sub("", message)
     return zlib.crc32(message.encode("utf-8", "surrogatepass")) | 1

@@ -1,4 +1,4 @@
-"""What a start that works measured of its memory: kept in the history, for the forecasts of later starts."""
+"""Memory that starts which work have measured, kept in the history for the forecasts of later starts."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tuner.domain.state import HostState, RankState, ServerState
 from tuner.units import GIB, MIB
 
 STEP_BYTES = 128 * MIB
-"""The record is written again when what a forward pass takes has grown by so much."""
+"""Bytes by which a forward pass's memory must grow before the record is written again."""
 _MODEL_KEYS = (*MODEL_ARGS, "attention_backend", "max_seq_len", "cuda_graph_config")
 """Settings a forecast reads beside the knobs."""
 _POOLS = 2
 
 
 def measured(before: HostState, after: HostState, engines: Mapping[str, Engine]) -> tuple[KeepMemory, ...]:
-    """Keep the memory of starts that have just become ready, and again when more is seen while they serve.
+    """Return commands to keep the memory of starts that became ready, and again when more is seen while they serve.
 
     Args:
         before: The state that an event was folded into.
-        after: What came of it.
-        engines: By name.
+        after: The state after it.
+        engines: Engines by name.
     """
     if after.servers is before.servers:
         return ()
@@ -40,8 +40,8 @@ def with_peak(rank: RankState, *, serving: bool) -> RankState:
     """Note what a rank holds when it begins to serve, and the most it held since.
 
     Args:
-        rank: With its present memory.
-        serving: Whether its server does.
+        rank: The rank with its present memory.
+        serving: Whether its server is ready.
     """
     held = rank.memory.total_bytes
     if not serving or held is None:
@@ -54,12 +54,12 @@ def with_peak(rank: RankState, *, serving: bool) -> RankState:
 
 
 def worth_keeping(start: Start, server: ServerState, state: HostState, engine: Engine) -> Start:
-    """A start without lines and secrets: figures and phase times of its ranks, and the settings that decide memory.
+    """Return a start without lines and secrets: figures and phase times of its ranks, and settings that decide memory.
 
     Args:
-        start: As its log tells it.
-        server: Whose it is: its ranks tell which card each has, and what was seen while it served.
-        state: Of the host, for the size of the cards.
+        start: The start as its log tells it.
+        server: Its server, whose ranks tell their GPUs and what was seen while it served.
+        state: State of the host, for the memory of the GPUs.
         engine: Its engine.
     """
     knobs = engine.knobs()
@@ -117,7 +117,7 @@ def _steps(server: ServerState) -> int:
 
 
 def _growth(rank: RankState) -> int:
-    """What the rank took beyond what it held when it became ready."""
+    """Return bytes that a rank took beyond what it held when it became ready."""
     if rank.peak_bytes is None or rank.ready_bytes is None:
         return 0
     return rank.peak_bytes - rank.ready_bytes
@@ -133,21 +133,21 @@ def _rank(story: RankStory, rank: RankState | None, state: HostState, engine: En
         less = engine.behaviour().driver_overhead_gib
         told = msgspec.structs.replace(told, total_gib=Figure(gpu.memory_total_bytes / GIB - less, 0))
     grown, left = _growth(rank), story.available_at_ready or story.last_available
-    # More than was left is no pass: the driver's figure was older than the line that said it is ready.
+    # More than was free is no forward pass: the driver's figure was older than the line that says ready.
     if told.activation_gib is None and grown > 0 and (left is None or grown <= left.value * GIB):
         told = msgspec.structs.replace(told, activation_gib=Figure(grown / GIB, 0))
     return told
 
 
 def _spans(story: RankStory) -> Iterator[PhaseSpan]:
-    """What each phase took, which is compared with later starts; where it stands in a log is of no use to those."""
+    """Yield each phase with its seconds only: places in this log are of no use to later starts."""
     for span in story.phases:
         if span.ended and span.seconds is not None:
             yield PhaseSpan(phase=span.phase, at=0, seconds=span.seconds, ended=True)
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Only what JSON gives back as it was."""
+    """Return the settings that JSON gives back unchanged."""
     return {name: value for name, value in settings.items() if _is_plain(value)}
 
 

@@ -33,7 +33,7 @@ def terms_from_fact(terms: MemoryTerms, fact: LogFact) -> MemoryTerms:
     if fact.kind == f.MEMORY:
         consumed = fields.get("consumed_gib")
         if consumed is not None and terms.weights_bytes is not None:
-            # vLLM 0.28 and later merge weights and what is not torch's; the weights alone were told before.
+            # vLLM 0.28 and later print weights and what is not torch's as one; the weights alone were printed before.
             fields = {**fields, "non_torch_gib": max(0.0, consumed - terms.weights_bytes / GIB)}
         return MemoryTerms(
             weights_bytes=_bytes(fields.get("weights_gib"), terms.weights_bytes),
@@ -46,7 +46,7 @@ def terms_from_fact(terms: MemoryTerms, fact: LogFact) -> MemoryTerms:
 
 
 def combine(rank: RankState, processes: tuple[GpuProcess, ...]) -> RankMemory:
-    """The stacked bar of one rank.
+    """Combine a rank's memory by purpose from HTTP answers, log and driver.
 
     Each term comes from the engine's HTTP answer where it gives one, else from the log; of the two figures for
     graphs the larger counts, because SGLang 0.5.16 leaves prefill graphs out of `memory_usage.graph`.

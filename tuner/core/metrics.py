@@ -30,14 +30,18 @@ NAMES = frozenset(
 """What `Reading.metrics` may hold. Ratios are 0 to 1, times are seconds, `_total` are counters."""
 
 RATE_WINDOW_S = 3.0
-"""Long enough to smooth the steps of a decode batch, short enough to feel live."""
+"""Seconds over which rates are taken: long enough to smooth the steps of a decode batch, short enough to feel live."""
 LATENCY_WINDOW_S = 30.0
+"""Seconds over which latencies and acceptance are averaged."""
 FINISHED_WINDOW_S = 60.0
+"""Seconds over which rates of counters are taken that grow only when a request ends."""
 LATE_S = 3.0
-"""A reading that was due so long ago is missing."""
+"""Seconds after which a reading that was due counts as missing."""
 LOG_SILENCE_S = 12.0
-"""Longer than vLLM's statistics interval of 10 s and SGLang's 40 decode steps of a slow model."""
+"""Seconds without a batch line after which a server is idle: longer than vLLM's statistics interval of 10 s and
+SGLang's 40 decode steps of a slow model."""
 REPLICA_SILENCE_S = 30.0
+"""Seconds of log time without a batch line after which one replica of several is idle."""
 PREFILL_SILENCE_S = 5.0
 """A prefill speed is that of one moment: older ones are not added to it."""
 CHARTED = ("tok_s", "running", "queued", "token_usage", "accept_length")
@@ -57,7 +61,7 @@ def from_reading(
     Args:
         server: State so far.
         source: `metrics` or `loads`.
-        values: By the names of `NAMES`.
+        values: Numbers by their name in `NAMES`.
         mono: The host's monotonic clock at the answer, seconds.
         next_s: Seconds until the next answer, where it is asked for less often than usual.
     """
@@ -169,7 +173,7 @@ def _fields(lines: dict[str, LogFact], rank: str) -> dict[str, Any]:
 
 
 def is_late(metrics: ServerMetrics, mono: float) -> bool:
-    """Whether the next answer should have been there: the server answers no more."""
+    """Return whether the next answer is overdue: the server no longer answers."""
     return metrics.at is None or mono - metrics.at > metrics.next_s + LATE_S
 
 
@@ -180,12 +184,12 @@ def _after_idle(last: LogFact | None, fact: LogFact) -> bool:
 
 
 def _silent(batch: LogFact, newest: LogFact, limit_s: float) -> bool:
-    """A replica whose last line is so old prints none because it has nothing to do."""
+    """Return whether a replica's last line is so old that it has nothing to do."""
     return batch.at is not None and newest.at is not None and newest.at - batch.at > limit_s
 
 
 def decay(server: ServerState, mono: float) -> ServerState:
-    """A log that has gone quiet means no tokens, not the old number: engines print nothing while idle.
+    """Set the speed to 0 when the log has gone quiet: engines print nothing while idle.
 
     How many requests run is then unknown: a scheduler that hangs is as quiet as one without work.
     """
@@ -208,7 +212,7 @@ def _chart(server: ServerState, metrics: ServerMetrics, mono: float) -> dict[str
 
 
 def _accept_length(values: dict[str, float], counters: dict[str, Series]) -> float | None:
-    """Mean accepted tokens a step; engines that do not speculate print 0, which is no length."""
+    """Return the mean tokens per verification step; None for 0, which engines print that do not speculate."""
     drafts = s.rate(counters.get("spec_drafts_total", ()), LATENCY_WINDOW_S)
     accepted = s.rate(counters.get("spec_accepted_total", ()), LATENCY_WINDOW_S)
     if drafts and accepted is not None:

@@ -9,7 +9,7 @@ from tuner.domain.starts import Start
 
 
 def outcome_of(start: Start) -> Outcome:
-    """Ready, running, failed, stopped, or unknown where the log holds too little to tell."""
+    """Return ready, running, failed, stopped, or unknown if the log holds too little to tell."""
     if root_of(start) is not None:
         return Outcome.FAILED
     ended = any(fact.kind == f.STOPPED for fact in start.facts)

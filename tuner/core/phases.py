@@ -1,6 +1,6 @@
-"""Where in its life a server was when it failed: by the functions on the stack, else by what its log said last.
+"""The phase in which a server failed, by the functions on the stack of its exception.
 
-A function on the stack is the better witness: a rank says that it begins a phase, but rarely that it is between two.
+The stack is better evidence than the log: a rank prints that it begins a phase, but rarely that it is between two.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from tuner.domain.behaviour import Behaviour
 
 
 def by_frames(frames: Sequence[str], behaviour: Behaviour) -> str | None:
-    """The phase that a stack names; None when it names none.
+    """Return the phase that a stack names; None if it names none.
 
-    A module that is being imported tells nothing: any phase imports, and mostly that of the arguments.
+    Modules that are being imported are left out: any phase imports, and mostly that of the arguments.
     """
     frames = [frame for frame in frames if not frame.endswith(":<module>")]
     return next((entry.phase for entry in behaviour.stack if _shows(frames, entry.frames)), None)
 
 
 def serving_frames(frames: Sequence[str], behaviour: Behaviour) -> bool:
-    """The stack is that of a forward pass of a request, or of the warm-up's."""
+    """Return whether a stack is that of a forward pass, of a request or of the warm-up."""
     return _shows(frames, behaviour.serving_frames)
 
 

@@ -13,7 +13,7 @@ from tuner.domain.state import ForeignProcess, ServerState
 def gpu_of(
     place: RankPlace, identity: ServerIdentity, gpus: tuple[GpuInfo, ...], processes: tuple[GpuProcess, ...]
 ) -> int | None:
-    """NVML index of a rank's GPU.
+    """Return the NVML index of a rank's GPU; None if it is not known.
 
     The driver's process list wins: it is a fact. Without an entry there (a container's PID namespace, a rank that
     has not touched its GPU yet) the engine's placement formula is applied to CUDA_VISIBLE_DEVICES, if the environment
@@ -42,10 +42,10 @@ def gpu_of(
 def foreign_processes(
     processes: tuple[GpuProcess, ...], infos: dict[int, ProcessInfo], servers: Iterable[ServerState]
 ) -> tuple[ForeignProcess, ...]:
-    """GPU processes that belong to no known server, biggest first.
+    """Return the GPU processes that belong to no known server, biggest first.
 
-    The driver's list is read every few seconds, so a rank that has just died still stands in it. It is known by its
-    title, since a later process may have been given its PID.
+    The driver's list is read every few seconds, so a rank that has just died still stands in it. It is recognised by
+    its title, since a later process may have been given its PID.
     """
     ours: set[int] = set()
     for server in servers:

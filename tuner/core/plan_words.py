@@ -1,4 +1,4 @@
-"""The memory of a coming start, in words: the same on paper and on the screen."""
+"""Words for the memory forecast of a start, shared by the command line and the screens."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ PURPOSES = {
     "activation": "activations",
     "free": "left",
 }
-"""What the rows of a forecast are called, in order; eleven letters at most."""
+"""Names of the rows of a forecast, in order; eleven letters at most, for the column."""
 _BEFORE_POOL = ("weights", "draft_weights", "kv_pool")
 _ALIKE_GIB = 0.1
+"""GiB by which the sizes of ranks may differ that are shown as one."""
 
 
 def happens(fit: Fit, what: str) -> bool:
-    """Whether a start comes to a purpose: what would follow a pool that cannot be does not happen."""
+    """Return whether a start gets as far as a purpose: nothing follows a pool that cannot be."""
     return fit not in (Fit.TOO_LOW, Fit.NOWHERE) or what in _BEFORE_POOL
 
 
 def reason(
     fit: Fit, fraction: float | None, f_min: float | None, f_max: float | None, kv_tokens: int | None = None
 ) -> str:
-    """Why a start fits or does not."""
+    """Return why a start fits or does not, in words."""
     at = "" if fraction is None else f"{fraction:.4g}"
     low = "?" if f_min is None else f"{f_min:.4f}"
     high = "?" if f_max is None else f"{f_max:.3f}"
@@ -61,7 +62,7 @@ def reason(
 
 
 def alike(sizes: Mapping[int, Mapping[str, float | None]]) -> list[list[int]]:
-    """Ranks whose sizes differ by less than anybody cares for.
+    """Group the ranks whose sizes differ by at most `_ALIKE_GIB` in every purpose.
 
     Args:
         sizes: GiB by rank and purpose; None: not known.

@@ -1,8 +1,8 @@
-"""A log that several processes appended to: which of its lines an earlier one printed.
+"""Tells which lines of a log an earlier process printed that wrote to the same file.
 
-A server that was started again into the same file has said nothing yet, and what stands there is not about it. Lines
-tell their time, but not its zone: engines print local time, a container's is often UTC. So a line is an earlier
-process's only where it is too early in each zone that it may have been printed in.
+A server that was started again into the same file has printed nothing yet, and the lines there are not about it. Lines
+have a time, but no zone: engines print local time, a container's is often UTC. So a line is an earlier process's only
+if it is too early in each zone in which it may have been printed.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from tuner.domain.events import ProbeHello
 from tuner.domain.server import ServerIdentity
 
 SLACK_S = 2.0
-"""Between two readings of a process's start."""
+"""Seconds by which two readings of a process's start may differ."""
 YOUNG_S = 3600.0
-"""An older server has printed its own arguments, and with those it begins anew; no daylight saving since then."""
+"""Seconds after its start in which a server's lines are doubted. Older servers have printed their arguments, which
+resets the log; and a change of daylight saving is unlikely to lie in so short a time."""
 _YEARLESS_END = 978_307_200.0
-"""Engines whose lines have no year count from the year 2000."""
+"""Seconds of the year 2001: a time before it is of a line without a year, which is read as of the year 2000."""
 
 
 class Doubt(Struct, frozen=True, kw_only=True):
-    """A young server, whose log may be an earlier one's."""
+    """Clocks of a young server whose log may hold an earlier process's lines; seconds since the epoch."""
 
     started_at: float
     now: float
     utc_offset_s: float | None
-    """Of the zone that its lines may be in beside UTC; None: it is not known."""
+    """Offset of the zone that the lines may be in, besides UTC; None: not known."""
 
     def before(self, at: float) -> bool:
-        """Whether a line was certainly printed before the server began.
+        """Return whether a line was certainly printed before the server began.
 
         Args:
             at: The line's own time, seconds since an epoch of the log's zone.
@@ -45,7 +46,7 @@ class Doubt(Struct, frozen=True, kw_only=True):
 
 
 def doubt_about(identity: ServerIdentity, now: float | None, hello: ProbeHello | None) -> Doubt | None:
-    """The doubt there is about a log's lines; None when they are taken as the server's own."""
+    """Return the doubt about the lines of a server's log; None if they are taken as its own."""
     born = identity.started_at
     if born is None or now is None or now - born > YOUNG_S:
         return None
@@ -55,7 +56,7 @@ def doubt_about(identity: ServerIdentity, now: float | None, hello: ProbeHello |
 
 
 def with_year(at: float, now: float) -> float:
-    """The newest time with this day and hour that is not a day ahead.
+    """Complete a time without a year: the newest with its day and hour that is at most a day ahead of `now`.
 
     Args:
         at: A line's own time; one with a year is left as it is.

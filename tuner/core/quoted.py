@@ -1,7 +1,7 @@
-"""Whether a line really shows what is quoted from it, and which line does where it is another one.
+"""Finds the line of a log that really shows what a finding quotes.
 
-A finding knows the line that an event begins at. What it quotes may stand further down in the same record, in the line
-of arguments, or be the sum of two numbers that are printed; then the line is another, or there is none.
+A finding knows the line at which an event begins. What it quotes may stand further down in the same record, in the line
+of arguments, or be the sum of two printed numbers; then another line shows it, or none does.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ from tuner.domain.logs import LogLine
 from tuner.domain.starts import Start
 
 _NUMBER = re.compile(r"(?<![\w.])-?(?:(?<!,)\d{1,3}(?:,\d{3})+(?!\d)|\d[\d_]*)(?:\.\d+)?(?:[eE][-+]?\d+)?(?!\.?\d)")
-"""A number of its own: no part of a word, a version or an address."""
+"""A number that is no part of a word, a version or an address."""
 _NAME = re.compile(r"[A-Za-z]\w*_\w+")
-"""What evidence calls an argument or a variable; all else is called in words."""
+"""Form of `Evidence.what` where it names an argument or a variable; all other evidence is named in words."""
 _NAMED = r"(?<![\w-])(?:--)?{}['\"]?(?: set by environment to|\s*[=:])?\s*['\"(\[]*"
-"""`name=value`, `'name': value`, `--name value`, and NCCL's way."""
+"""Ways to write a name before its value: `name=value`, `'name': value`, `--name value`, and NCCL's."""
 
 
 def shows(message: str, value: float) -> bool:
-    """Whether a message has a number, in whatever digits and with or without separators; codes also with a minus."""
+    """Return whether the text has this number; separators are ignored, and a positive value also matches its negative.
+
+    Exit codes are quoted without their sign.
+    """
     return any(_same(float(found.replace(",", "").replace("_", "")), value) for found in _NUMBER.findall(message))
 
 
 def names(text: str, name: str, value: float | str) -> bool:
-    """Whether a text gives an argument or a variable this value."""
+    """Return whether a text gives an argument or a variable this value."""
     for found in re.finditer(_NAMED.format(re.escape(name).replace("_", "[_-]")), text):
         number = _NUMBER.match(text, found.end())
         if isinstance(value, str):
@@ -48,19 +51,19 @@ def _same(number: float, value: float) -> bool:
 
 
 def _words(text: str) -> str:
-    """Words alone: how they are spaced, and the colon behind the name of an exception, are no matter."""
+    """Return the words of a text, so that spaces and the colon behind an exception's name do not matter."""
     return " ".join(re.findall(r"[^\s:]+", text))
 
 
 class Quotes:
-    """The lines of a start, to find those that show what is quoted."""
+    """Finds, among the lines of a start, those that show what is quoted."""
 
     def __init__(self, start: Start, engine: Engine | None = None) -> None:
-        """Of the lines that are kept of it.
+        """Index the lines that are kept of a start.
 
         Args:
             start: The start.
-            engine: Knows the prefixes of lines, whose numbers are times and ranks; None: there are none.
+            engine: Its engine, to ignore the numbers in prefixes (times, ranks); None: lines have no prefix.
         """
         self._lines = start.lines
         self._at = [line.offset for line in start.lines]
@@ -69,7 +72,7 @@ class Quotes:
         self._engine = engine
 
     def placed(self, finding: Finding) -> Finding:
-        """A finding whose numbers lead to the lines that show them."""
+        """Return a finding whose evidence leads to the lines that show it."""
         evidence = tuple(
             each if (at := self.place(each)) == each.at else msgspec.structs.replace(each, at=at)
             for each in finding.evidence
@@ -77,9 +80,9 @@ class Quotes:
         return finding if evidence == finding.evidence else msgspec.structs.replace(finding, evidence=evidence)
 
     def place(self, evidence: Evidence) -> int | None:
-        """The line that shows a value; None where none does, so that it is derived.
+        """Return the place of the line that shows a piece of evidence; None if none does, so that it is derived.
 
-        What stands in a line that is not kept is believed.
+        Evidence in a line that is not kept stays as it is.
         """
         at, value = evidence.at, evidence.value
         if at is None or value is None or isinstance(value, bool) or not (own := self._of(at, at)):
@@ -102,7 +105,7 @@ class Quotes:
         return text if self._engine is None else self._engine.message(text, self._engine.prefix(text))
 
     def _record(self, at: int) -> Iterator[LogLine]:
-        """The lines of the same record."""
+        """Yield the other lines of the record, or of the exception, at a place."""
         failure = next(((first, last) for first, last in self._failures if first <= at <= last), None)
         if failure is not None:
             yield from self._of(at, failure[1])
@@ -114,7 +117,7 @@ class Quotes:
             yield line
 
     def _naming(self, what: str) -> Iterator[LogLine]:
-        """Lines that may give an argument its value: those of the arguments first."""
+        """Yield lines that may give an argument its value: the line of arguments first."""
         if self._settings_at is not None:
             yield from self._of(self._settings_at, self._settings_at)
         yield from (line for line in self._lines if what in line.text or what.replace("_", "-") in line.text)

@@ -46,7 +46,7 @@ def _with_ranks(server: ServerState, engine: Engine | None, gpus: tuple[GpuInfo,
     for place in places:
         rank = by_tag.pop(place.tag, None) or RankState(tag=place.tag)
         if rank.pid is not None and rank.pid not in alive and titles.get(place.pid or 0) not in (None, rank.title):
-            # Another part of the server is no successor: the engine core stands for a worker until there is one.
+            # Another part of the server does not replace a dead rank: the engine core stands in for workers at first.
             ranks.append(rank)
             continue
         gpu = placement.gpu_of(place, server.identity, gpus, state.processes)
@@ -58,7 +58,7 @@ def _with_ranks(server: ServerState, engine: Engine | None, gpus: tuple[GpuInfo,
             title=titles.get(place.pid, rank.title) if place.pid is not None else rank.title,
         )
         ranks.append(rank)
-    # A rank that printed or ran and has no process any more stays, as the dead rank it is, and holds nothing.
+    # A rank that printed or ran and has no process now stays in the list.
     ranks.extend(by_tag.values())
     serving = server.phase is Phase.READY
     ranks = [
@@ -72,7 +72,7 @@ def _with_ranks(server: ServerState, engine: Engine | None, gpus: tuple[GpuInfo,
 
 
 def with_terms(ranks: tuple[RankState, ...], memory: dict[str, MemoryTerms]) -> tuple[RankState, ...]:
-    """Memory terms of an HTTP answer for the ranks they are about; the empty tag is every rank."""
+    """Set the memory terms of an HTTP answer on the ranks they are about; the empty tag is every rank."""
     return tuple(
         msgspec.structs.replace(rank, http_terms=memory.get(rank.tag, memory.get("", rank.http_terms)))
         for rank in ranks
