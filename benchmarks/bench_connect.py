@@ -1,9 +1,9 @@
-"""From the TCP connect to the first complete frame, through a real sshd on loopback, beside a bare `ssh host true`.
+"""Time from the TCP connect to the first complete frame, through a real sshd on loopback, beside `ssh host true`.
 
-`python benchmarks/bench_connect.py [RUNS]` runs `gputuner connect` in a real terminal against recorded input of eight
-GPUs and a serving SGLang. The clock starts when the TCP connection is accepted and stops when the screen shows every
-rank's memory and the tokens a second. In between it runs `ssh host true`, from its TCP connect to its end, and the
-session without a screen, to the first state that has everything.
+`python benchmarks/bench_connect.py [RUNS]` runs `gputuner connect` in a real terminal on a recorded host with eight
+GPUs and a serving SGLang. The time is from the TCP connection until the screen shows every rank's memory and the tokens
+per second. Each run also measures `ssh host true`, from its TCP connection to its exit, and a session without a screen,
+until its first complete state.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BAR_S = 1.0
 
 
 def screen(wire: Wire) -> float:
-    """Seconds from the TCP connect to a complete frame."""
+    """Return the seconds from the TCP connect to a complete frame."""
     calls = len(wire.called)
     with Terminal(GPUTUNER, "connect", f"127.0.0.1:{wire.port}", **SIZE) as terminal:
         terminal.wait(live)
@@ -41,9 +41,9 @@ def screen(wire: Wire) -> float:
 
 
 def bare(wire: Wire) -> float:
-    """Seconds from the TCP connect of `ssh host true` to its end."""
+    """Return the seconds from the TCP connect of `ssh host true` to its exit."""
     calls = len(wire.called)
-    ours = Path(os.environ["HOME"]) / ".ssh"  # ssh itself looks up the home of the user's account
+    ours = Path(os.environ["HOME"]) / ".ssh"  # ssh itself takes the home folder from the user's account
     files = ["-F", "none", "-i", str(ours / "id_ed25519"), "-o", f"UserKnownHostsFile={ours / 'known_hosts'}"]
     command = ["ssh", *files, "-p", str(wire.port), "127.0.0.1", "true"]
     subprocess.run(command, stdin=subprocess.DEVNULL, check=True)
@@ -51,7 +51,7 @@ def bare(wire: Wire) -> float:
 
 
 def state(wire: Wire) -> float:
-    """Seconds from the TCP connect to a complete state, without a screen."""
+    """Return the seconds from the TCP connect to a complete state, without a screen."""
 
     async def reach() -> float:
         session = open_session(Target(name="box", host="127.0.0.1", port=wire.port), ask=nobody)
@@ -69,16 +69,16 @@ def state(wire: Wire) -> float:
 
 
 async def nobody(question: Question) -> str | None:
-    """Nothing is asked: the keys are known."""
+    """Fail: the keys are known, so no question may be asked."""
     raise AssertionError(question)
 
 
 def main() -> int:
-    """Run it; 1 when the bar was missed."""
+    """Run the benchmark; return 1 when its bar was missed."""
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 7
     report = Report()
     with tempfile.TemporaryDirectory() as folder, recorded_host(Path(folder)) as (_, wire):
-        bare(wire)  # once for the file cache
+        bare(wire)  # fills the file cache
         took = [(screen(wire), state(wire), bare(wire)) for _ in range(runs)]
     frame_s = report.times("TCP connect to the first complete frame", [run[0] for run in took], "s", BAR_S)
     report.times("TCP connect to the first complete state", [run[1] for run in took], "s")

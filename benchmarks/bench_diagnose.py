@@ -1,9 +1,9 @@
-"""`gputuner diagnose` on a log of 1 GB: MB/s, memory, and the same file in lnav.
+"""`gputuner diagnose` on a log of 1 GB: MB/s, memory, and the time that lnav takes for the same file.
 
-`python benchmarks/bench_diagnose.py [--mb N] [--seed N] [--runs N] [--keep FOLDER]` makes a log for each engine: a
-real start, then the batch and access lines of eight ranks, and one failure at a random place. The installed command is
-run on it as a user would run it, and must find the failure: its cause, its rank, its line. Beside it stand the time
-that lnav takes to index the same file, where lnav is installed, and the time for the same log packed by gzip.
+`python benchmarks/bench_diagnose.py [--mb N] [--seed N] [--runs N] [--keep FOLDER]` makes a log for each engine: a real
+start, then batch and access lines of eight ranks, with one failure at a random place. The installed command must find
+the failure: its cause, its rank, its line. Measured beside it are lnav indexing the same file, where lnav is installed,
+and the same log compressed by gzip.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SPEED_BAR = 400.0
 MEMORY_BAR = 200.0
 LNAV_BAR = 2.0
 _UNIQUE = 24_000_000
-"""Bytes of traffic that are made line by line; the rest repeats them on other days."""
+"""Bytes of traffic that are made line by line; they are then repeated with other dates."""
 
 
 class Planted(NamedTuple):
-    """A log and what is to be found in it."""
+    """A log, and the diagnosis that is expected for it."""
 
     engine: str
     path: Path
@@ -45,11 +45,11 @@ class Planted(NamedTuple):
     cause: str
     rank: int
     line: int
-    """Where the exception is told."""
+    """Line number of the exception."""
 
 
 def sglang_start() -> str:
-    """The real start of two ranks, with the others doing what the second one did."""
+    """Return a real start of two ranks, with further ranks as copies of the second."""
     text = (REAL / "sglang-0.5.16-2xH200/base/server.log").read_text()
     text = text[: text.index("\n", text.index("The server is fired up")) + 1].replace("tp_size=2", f"tp_size={RANKS}")
     lines = []
@@ -61,7 +61,7 @@ def sglang_start() -> str:
 
 
 def vllm_start() -> str:
-    """A real start of two workers, with the others doing what the second one did."""
+    """Return a real start of two workers, with further workers as copies of the second."""
     text = (REAL / "vllm-0.32.0-cpu/tp2-worker-sigkill.log").read_text()
     text = text[: text.index("\n", text.index("Application startup complete.")) + 1]
     text = text.replace("tensor_parallel_size=2", f"tensor_parallel_size={RANKS}")
@@ -74,7 +74,7 @@ def vllm_start() -> str:
 
 
 def sglang_traffic(chance: random.Random) -> str:
-    """Batch lines of all ranks, as with attention DP, and an access line for each request."""
+    """Return batch lines of all ranks, as with attention DP, and an access line per request."""
     lines: list[str] = []
     size = second = 0
     while size < _UNIQUE:
@@ -105,7 +105,7 @@ def sglang_traffic(chance: random.Random) -> str:
 
 
 def vllm_traffic(chance: random.Random) -> str:
-    """Statistics of all replicas, and an access line for each request."""
+    """Return statistics of all replicas, and an access line per request."""
     lines: list[str] = []
     size = second = 0
     while size < _UNIQUE:
@@ -171,7 +171,7 @@ KINDS = {
 
 
 def planted(engine: str, folder: Path, size: int, seed: int) -> Planted:
-    """Make the log; the same seed makes the same one."""
+    """Write a log with a failure; equal seeds make equal logs."""
     start, traffic, failure, cause = KINDS[engine]
     chance = random.Random(f"{engine} {seed}")
     head, once = start().encode(), traffic(chance).encode()
@@ -206,11 +206,11 @@ class Cost(NamedTuple):
 
     wall: float
     cpu: float
-    """Of all its processes: what remains comparable on a busy machine."""
+    """CPU time of all its processes, which stays comparable on a busy machine."""
 
 
 def timed(argv: list[str]) -> tuple[Cost, subprocess.CompletedProcess[bytes]]:
-    """Run a command."""
+    """Run a command; return its cost and result."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begun = time.perf_counter()
     run = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL, check=False)
@@ -220,7 +220,7 @@ def timed(argv: list[str]) -> tuple[Cost, subprocess.CompletedProcess[bytes]]:
 
 
 def diagnose(path: Path) -> tuple[Cost, dict[str, object]]:
-    """What the installed command takes, and what it says."""
+    """Run the installed command; return its cost and its report."""
     cost, run = timed([str(GPUTUNER), "diagnose", str(path), "--json"])
     if run.returncode not in (0, 1) or not run.stdout:
         raise SystemExit(f"gputuner diagnose ended with {run.returncode}: {run.stderr.decode()}")
@@ -228,7 +228,7 @@ def diagnose(path: Path) -> tuple[Cost, dict[str, object]]:
 
 
 def peak_mb(path: Path) -> float:
-    """The most memory that all its processes have at once, looked at every 10 ms."""
+    """Return the peak memory of all its processes together in MB, sampled every 10 ms."""
     with psutil.Popen([GPUTUNER, "diagnose", str(path), "--json"], stdout=subprocess.DEVNULL) as run:
         most = 0
         while run.poll() is None:
@@ -251,7 +251,7 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 
 def lnav(path: Path) -> Cost:
-    """What lnav takes to index a file; it is asked how many lines it has and nothing else."""
+    """Return the cost of lnav indexing a file; it is queried only for the number of lines."""
     cost, run = timed(["lnav", "-n", "-N", "-c", ";SELECT lines FROM lnav_file", str(path)])
     if run.returncode or not re.search(rb"\d{6,}", run.stdout):
         raise SystemExit(f"lnav did not index: {run.stdout[-500:]!r} {run.stderr[-500:]!r}")
@@ -259,7 +259,7 @@ def lnav(path: Path) -> Cost:
 
 
 def found(said: dict[str, object], log: Planted) -> str:
-    """What is wrong with a diagnosis; empty when it is right."""
+    """Return what is wrong with a diagnosis; empty when it is right."""
     findings = said["findings"]
     assert isinstance(findings, list)
     if not findings:
@@ -277,7 +277,7 @@ def found(said: dict[str, object], log: Planted) -> str:
 
 
 def main() -> int:
-    """Run it."""
+    """Run the benchmark; return its exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--mb", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
@@ -300,11 +300,11 @@ def main() -> int:
 
 
 def measure(report: Report, log: Planted, runs: int, version: str) -> None:
-    """All rows of one log."""
+    """Measure one log and print all rows about it."""
     mb = log.size / 1e6
     ours: list[Cost] = []
     theirs: list[Cost] = []
-    diagnose(log.path)  # what is imported is compiled, the file is in the cache
+    diagnose(log.path)  # compiles the modules and fills the file cache
     wrong = ""
     for _ in range(runs):
         cost, said = diagnose(log.path)

@@ -72,17 +72,17 @@ VLLM_ACCESS = 'INFO:     10.0.0.9:{n} - "POST /v1/chat/completions HTTP/1.1" 200
 
 
 class Case(NamedTuple):
-    """One engine."""
+    """The log of one engine, in parts."""
 
     start: str
-    """Its log up to the line that says it serves."""
+    """The log up to the line that says that the server serves."""
     failure: str
     busy: Callable[[int, int], str]
-    """Lines of a busy server with numbers from one to another."""
+    """Returns the lines of a busy server from one number to another."""
 
 
 def cases() -> dict[str, Case]:
-    """Both engines."""
+    """Return the cases by engine."""
     sglang = _until(REAL / "sglang-0.5.16-2xH200/base/server.log", "The server is fired up")
     vllm = _until(REAL / "vllm-0.32.0-cpu/tp1-start-stop.log", "Application startup complete")
     raised = "".join(f"{CORE}{line}\n" for line in VLLM.format(oom=OOM).splitlines())
@@ -103,7 +103,7 @@ def _vllm_lines(first: int, last: int) -> str:
 
 
 def title_of(case: Case) -> str:
-    """What the card says at its head."""
+    """Return the title of the card that the failure gets."""
     engines = load_engines()
     lines = (case.start + case.busy(0, 50) + case.failure).splitlines()
     start = starts_of(list(enumerate(lines, 1)), engines)[-1]
@@ -111,7 +111,7 @@ def title_of(case: Case) -> str:
 
 
 def once(engine: str, case: Case, title: str) -> float:
-    """Seconds from the failing line to its card."""
+    """Return the seconds from the failing line to its card."""
     with tempfile.TemporaryDirectory() as folder:
         own_home(Path(folder) / "home")
         host = RecordedHost(Path(folder), engine)
@@ -120,7 +120,7 @@ def once(engine: str, case: Case, title: str) -> float:
             terminal = Terminal(host, Path(folder) / "report.json")
             terminal.wait_for("TP7")
             growth = Growth(host, RATE, make=case.busy)
-            # Longer than screens are built ahead, and not in step with anything.
+            # Longer than building screens ahead takes, and not in step with anything.
             time.sleep(4 + random.uniform(0, 2))
             with host.log.open("ab", buffering=0) as log:
                 log.write(case.failure.encode())
@@ -134,7 +134,7 @@ def once(engine: str, case: Case, title: str) -> float:
 
 
 def main() -> int:
-    """Run both engines, or those named; 1 when a bar is missed."""
+    """Run the engines that are named, or both; return 1 when a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engines", nargs="*", help="sglang, vllm; both without a word")
     parser.add_argument("--runs", type=int, default=20)

@@ -1,9 +1,9 @@
-"""How fast a log is taken in, what it leaves in memory, and how soon the end of a large one is there.
+"""How fast a log is read, what it leaves in memory, and how soon the end of a large one is shown.
 
-`python benchmarks/bench_ingest.py [speed] [burst] [memory] [open]` runs these parts, all of them without a word:
+`python benchmarks/bench_ingest.py [speed] [burst] [memory] [open]` runs the named parts, or all:
 
-- speed: lines a second through decoding, masking and folding, in this process, beside splitting the same text;
-- burst: a log that grows by 20,000 lines a second for ten seconds, through the real probe: lines in and out;
+- speed: lines per second through decoding, masking and folding in this process, beside splitting the same text;
+- burst: a log that grows by 20,000 lines per second for ten seconds, through the real probe: lines in and out;
 - memory: ten million lines through the real probe; memory of this process at their end;
 - open: a log of 1 GB through the real probe, from the start of the session to the first lines of its end.
 """
@@ -42,12 +42,12 @@ from tuner.store.journal import Journal, read_events
 
 LINES = 200_000
 EACH = 100
-"""Lines in one event: ten a second at 1,000 lines a second."""
+"""Lines per event, as with ten events a second at 1,000 lines a second."""
 BURST_LINES_S, BURST_S = 20_000, 10
 MEMORY_LINES, MEMORY_BAR_MB = 10_000_000, 120.0
 LARGE, OPEN_BAR_S, OPEN_RUNS = 1_000_000_000, 0.5, 5
 AHEAD = 16_000_000
-"""Bytes that may wait in the file: a reader further behind than four times that is told of a gap."""
+"""Bytes that may be unread in the file; a reader more than four times that behind gets a gap."""
 ACCESS = '[2026-11-29 16:24:{s:02d}] INFO:     10.0.0.9:{n} - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
 DECODE = (
     "[2026-11-29 16:24:{s:02d} TP0] Decode batch, #running-req: 32, #token: {n}, token usage: 0.41, cuda graph: True, "
@@ -56,13 +56,13 @@ DECODE = (
 
 
 def text(kind: str, first: int, count: int) -> str:
-    """So many lines of a kind."""
+    """Return `count` lines of a kind, numbered from `first` on."""
     line = DECODE if kind == "decode" else ACCESS
     return "".join(line.format(s=n // 700 % 60, n=10_000_000 + n) for n in range(first, first + count))
 
 
 def speed(report: Report, kind: str) -> None:
-    """Lines a second from the probe's bytes to the state."""
+    """Measure lines per second from the probe's bytes to the state."""
     engines = load_engines()
     identity = {"key": "1:1", "engine": "sglang", "pid": 1, "start_ticks": 1, "argv": ["sglang", "serve"]}
     lines: list[dict[str, Any]] = [
@@ -92,20 +92,20 @@ def speed(report: Report, kind: str) -> None:
 
 
 class Writer(SGLang):
-    """SGLang's way to read a log, for a process that only has one: the `GrowingServer` of a folder."""
+    """SGLang's log formats for a process that only writes a log: the `GrowingServer` of a folder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self._leader = re.escape(f"{folder}/growing_server.py")
 
     def plan(self) -> EnginePlan:
-        """Recognises that process."""
+        """Return a plan that recognises only that process."""
         return replace(super().plan(), leaders=(self._leader,), titles=(), package="", endpoints=())
 
 
 @contextlib.asynccontextmanager
 async def session(folder: Path, journal: Path | None = None, **plan: Any) -> AsyncIterator[Session]:
-    """A session with this machine that runs."""
+    """Yield a running session with this machine."""
     engines = {"sglang": Writer(folder)}
     target = Target(name="local", scheme="local")
     made = Session(
@@ -125,23 +125,23 @@ async def session(folder: Path, journal: Path | None = None, **plan: Any) -> Asy
 
 
 async def nobody(question: Question) -> str | None:
-    """Nothing is asked."""
+    """Fail: no question may be asked."""
     raise AssertionError(question)
 
 
 async def until(true: Callable[[], object]) -> None:
-    """Wait until it is true."""
+    """Wait until `true()` holds."""
     while not true():  # noqa: ASYNC110 - other processes set no event
         await asyncio.sleep(0.005)
 
 
 def end_of(session: Session) -> int:
-    """How far the log was read."""
+    """Return the offset up to which the log was read; -1 without a server."""
     return session.state.servers[0].log.end if session.state.servers else -1
 
 
 async def burst(report: Report, folder: Path) -> None:
-    """Lines that come in a burst, and lines that come out."""
+    """Measure lines written in a burst, and lines received."""
     server = GrowingServer(folder)
     written: list[int] = []
 
@@ -173,7 +173,7 @@ async def burst(report: Report, folder: Path) -> None:
 
 
 async def memory(report: Report, folder: Path) -> None:
-    """Memory after many lines. The file is a ring of blocks on disk: it grows, and is read, together."""
+    """Measure memory after many lines. The file grows only as fast as it is read."""
     server = GrowingServer(folder)
     block = text("access", 0, 20_000).encode()
     before = status_kb(os.getpid(), "VmRSS") / 1024
@@ -198,7 +198,7 @@ async def memory(report: Report, folder: Path) -> None:
 
 
 async def large(report: Report, folder: Path) -> None:
-    """A large log, opened at its end."""
+    """Measure the time to open a large log at its end."""
     server = GrowingServer(folder)
     block = text("decode", 0, 20_000).encode()
     with server.log.open("ab", buffering=0) as log:
@@ -226,7 +226,7 @@ async def large(report: Report, folder: Path) -> None:
 
 
 def main() -> int:
-    """Run the parts that were asked for; 1 when a bar was missed."""
+    """Run the named parts; return 1 when a bar was missed."""
     asked = sys.argv[1:] or ["speed", "burst", "memory", "open"]
     report = Report()
     with tempfile.TemporaryDirectory() as folder:

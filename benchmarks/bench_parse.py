@@ -1,7 +1,7 @@
-"""Log lines per second that an engine reads: prefix, prefilter, and facts where the prefilter says so.
+"""Log lines per second that an engine parses: prefix, prefilter, and facts where the prefilter matches.
 
-`python benchmarks/bench_parse.py` prints one row per engine and kind of traffic, and the cost relative to splitting
-the same text into lines, which is the least that anything can do with it.
+`python benchmarks/bench_parse.py` prints a row per engine and kind of traffic, with the cost relative to splitting the
+same text into lines, which is the least that any parser must do.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ LOGS = ROOT / "tests/golden/logs"
 LINES = 40_000
 START = {"sglang": "sglang/0.5.16/h200-base.log", "vllm": "vllm/0.32.0/cpu-tp2-worker-sigkill.log"}
 BARS = {"plain": 200_000, "decode": 60_000, "start": 20_000}
-"""Lines a second that must be read."""
+"""Lines per second that must be reached, by kind of traffic."""
 
 
 def plain(engine: str) -> list[str]:
-    """Access lines and the like: nothing in them is a fact."""
+    """Return access lines and the like, in which no fact is."""
     if engine == "sglang":
         kinds = (
             '[2026-11-29 16:24:{s:02d}] INFO:     10.0.0.9:{p} - "POST /v1/chat/completions HTTP/1.1" 200 OK',
@@ -40,7 +40,7 @@ def plain(engine: str) -> list[str]:
 
 
 def decode(engine: str) -> list[str]:
-    """Nothing but the line that a busy server prints most."""
+    """Return only the line that a busy server prints most."""
     line = {
         "sglang": "[2026-11-29 16:24:{s:02d} TP0] Decode batch, #running-req: 32, #token: {p}, token usage: 0.41, "
         "cuda graph: True, gen throughput (token/s): 1505.78, #queue-req: 3",
@@ -52,14 +52,14 @@ def decode(engine: str) -> list[str]:
 
 
 def start(engine: str) -> list[str]:
-    """A real start, over and over."""
+    """Return a real start, repeated."""
     text = (LOGS / START[engine]).read_text("utf-8", "replace")
     once = [clean(part) for line in text.split("\n") for part in segments(line)]
     return (once * (LINES // len(once) + 1))[:LINES]
 
 
 def parse(engine: Engine, lines: list[str]) -> float:
-    """Lines a second, best of three."""
+    """Return the lines per second of parsing, best of three."""
     best = 0.0
     for _ in range(3):
         began = time.process_time()
@@ -72,7 +72,7 @@ def parse(engine: Engine, lines: list[str]) -> float:
 
 
 def split(lines: list[str]) -> float:
-    """Lines a second of splitting alone."""
+    """Return the lines per second of splitting alone."""
     text = "\n".join(lines)
     began = time.process_time()
     count = len(text.split("\n"))
@@ -80,7 +80,7 @@ def split(lines: list[str]) -> float:
 
 
 def main() -> int:
-    """Print the table; 1 when a bar is missed."""
+    """Print the table; return 1 when a bar is missed."""
     print(f"Python {platform.python_version()}, {platform.processor() or platform.machine()}")
     traffic: dict[str, Callable[[str], list[str]]] = {"plain": plain, "decode": decode, "start": start}
     missed = 0

@@ -1,9 +1,9 @@
 """What the probe costs a host with eight GPUs and a serving SGLang, and what it sends.
 
-`python benchmarks/bench_probe.py [SECONDS]` starts a real sshd on loopback and a real session through it; the host
-behind it is recorded input (`recorded_host.py`). Printed are CPU time per second at one reading a second, memory, and
-the bytes on the TCP connection in both directions, keep-alive included, first with a silent log, then with one that
-grows by two lines a second.
+`python benchmarks/bench_probe.py [SECONDS]` starts a real sshd on loopback and a real session through it, with the
+recorded host of `recorded_host.py` behind it. It prints CPU time per second at one reading per second, memory, and
+bytes on the TCP connection in both directions, keep-alive included: first with a silent log, then with one that grows
+by two lines per second.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ SETTLE_S = 8.0
 
 
 async def nobody(question: Question) -> str | None:
-    """Nothing is asked: the keys are known."""
+    """Fail: the keys are known, so no question may be asked."""
     raise AssertionError(question)
 
 
 async def measure(report: Report, wire: Wire, host: RecordedHost, seconds: float) -> None:
-    """One session: let it settle, then count."""
+    """Run one session: let it settle, then count."""
     session = open_session(Target(name="box", host="127.0.0.1", port=wire.port), ask=nobody)
     work = spawn(session.run(), name="session")
     async for state in session.snapshots():
@@ -53,7 +53,7 @@ async def measure(report: Report, wire: Wire, host: RecordedHost, seconds: float
 
 
 async def count(report: Report, wire: Wire, session: Session, seconds: float, what: str) -> None:
-    """Figures of some seconds."""
+    """Print the figures of some seconds."""
     assert session.state.hello is not None
     pid = session.state.hello.pid
     loop = asyncio.get_running_loop()
@@ -68,7 +68,7 @@ async def count(report: Report, wire: Wire, session: Session, seconds: float, wh
 
 
 def main() -> int:
-    """Run it; 1 when a bar was missed."""
+    """Run the benchmark; return 1 when a bar was missed."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 30.0
     report = Report()
     with tempfile.TemporaryDirectory() as folder, recorded_host(Path(folder)) as (host, wire):

@@ -1,9 +1,9 @@
-"""Cuts a real SSH link at random moments while a log grows, and counts lost and repeated lines.
+"""Cut a real SSH link at random moments while a log grows, and count lost and repeated lines.
 
-`python benchmarks/bench_reconnect.py [CUTS]` starts an sshd of its own on loopback, a process that writes a log, and a
-session with the real probe. It prints how many lines were written, lost and repeated, and how long the link was away
-beside the time that a first connection took. Then the host itself goes away and comes back several times, with the
-back-off as users have it: the bar is 5 s from its return.
+`python benchmarks/bench_reconnect.py [CUTS]` starts an sshd on loopback, a process that writes a log, and a session
+with the real probe. It prints how many lines were written, lost and repeated, and how long the link was down, beside
+the time of a first connection. Then the host itself goes away and comes back several times, with the default back-off:
+the bar is 5 s from its return.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ BAR_S = 5.0
 
 
 async def nobody(question: Question) -> str | None:
-    """Nothing is asked: the keys are known."""
+    """Fail: the keys are known, so no question may be asked."""
     raise AssertionError(question)
 
 
 async def when(true: Callable[[], object]) -> float:
-    """Seconds until it is true."""
+    """Wait until `true()` holds; return the seconds that took."""
     began = time.monotonic()
     while not true():  # noqa: ASYNC110 - other processes set no event
         await asyncio.sleep(0.005)
@@ -53,7 +53,7 @@ async def when(true: Callable[[], object]) -> float:
 
 
 def opened(server: Sshd, engines: dict[str, Engine], journal: Path, timing: Timing) -> Session:
-    """A session with the server, all of the log from its beginning."""
+    """Return a session with the server that reads the log from its beginning."""
     target = Target(name="box", host="127.0.0.1", port=server.port)
     plan = replace(plan_for(engines), tail_bytes=1 << 40)
     return Session(
@@ -68,7 +68,7 @@ def opened(server: Sshd, engines: dict[str, Engine], journal: Path, timing: Timi
 
 
 async def cuts(server: Sshd, growing: GrowingServer, journal: Path, count: int) -> bool:
-    """Random cuts; True when no line was lost or repeated."""
+    """Cut the link at random; return whether no line was lost or repeated."""
     chance = random.Random(SEED)
     session = opened(server, {"plain": growing.engine}, journal, Timing(backoff=(0.05,), steady=0.0))
     work = spawn(session.run(), name="session")
@@ -104,7 +104,7 @@ async def cuts(server: Sshd, growing: GrowingServer, journal: Path, count: int) 
 
 
 async def returns(server: Sshd, journal: Path) -> bool:
-    """The host goes away and comes back; True when the link was back in time."""
+    """Stop and start the host; return whether the link was back in time."""
     session = opened(server, {}, journal, Timing())
     work = spawn(session.run(), name="session")
 
@@ -116,7 +116,7 @@ async def returns(server: Sshd, journal: Path) -> bool:
     for number in range(RETURNS):
         server.stop()
         await when(lambda: not up())
-        # Longer absences find the back-off further out.
+        # Longer absences meet longer back-offs.
         await asyncio.sleep(1.5 * number)
         server.start()
         took.append(await when(up))
@@ -127,7 +127,7 @@ async def returns(server: Sshd, journal: Path) -> bool:
 
 
 def main() -> int:
-    """Run both; 1 when a bar was missed."""
+    """Run both parts; return 1 when a bar was missed."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, seed {SEED}")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
-"""Speed of the masking that every log byte passes, in MB/s and relative to splitting the same text into lines.
+"""Speed of masking, which every byte of a log passes, in MB/s and relative to splitting the same text into lines.
 
-`python benchmarks/bench_redact.py` reads text without secrets (the bar is 30 MB/s), text with one in every tenth line,
-and 64 KiB of each of the lines that a stranger would write to make it slow (the bar is 0.5 MB/s; one that is read again
-from each place inside does 0.02).
+`python benchmarks/bench_redact.py` masks text without secrets (the bar is 30 MB/s), text with a secret in every tenth
+line, and 64 KiB of each kind of line that an attacker would write to make masking slow (the bar is 0.5 MB/s; a pattern
+that starts again from each place inside reaches 0.02).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SECRET = "[2026-11-29 16:24:00] login of https://user:{n}secret@host/ with HF_TO
 
 
 def blocks(secrets: bool) -> list[str]:
-    """Text as it comes, in blocks."""
+    """Return the text in blocks as they arrive."""
     lines = [LINE.format(s=n // 700 % 60, r=n % 8, n=100_000 + n) for n in range(LINES)]
     if secrets:
         lines[::10] = [SECRET.format(n=n) for n in range(0, LINES, 10)]
@@ -41,7 +41,7 @@ def blocks(secrets: bool) -> list[str]:
 
 
 def speed(work: Callable[[str], object], text: list[str]) -> float:
-    """MB/s, the best of five."""
+    """Return the speed in MB/s, best of five."""
     size = sum(map(len, text)) / 1e6
     best = float("inf")
     for _ in range(5):
@@ -53,7 +53,7 @@ def speed(work: Callable[[str], object], text: list[str]) -> float:
 
 
 def main() -> int:
-    """Print both; 1 when the bar was missed."""
+    """Print the figures; return 1 when a bar was missed."""
     print(f"Python {platform.python_version()}")
     reached = 0.0
     for name, secrets in (("clean", False), ("a secret in every tenth line", True)):

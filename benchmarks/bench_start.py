@@ -1,8 +1,8 @@
 """How soon the installed command answers: `--help`, and the demo's first live frame in a real terminal.
 
-`python benchmarks/bench_start.py [RUNS]` prints medians. A frame is live when every rank's memory and the tokens a
-second stand on it; then it is checked that a later frame has other numbers, and that the memory of each rank is what
-`gputuner snapshot demo --json` says of the same host.
+`python benchmarks/bench_start.py [RUNS]` prints medians. A frame is live when it shows every rank's memory and the
+tokens per second. It is checked that a later frame has other numbers, and that the memory of each rank equals that in
+`gputuner snapshot demo --json` of the same host.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ HELP_BAR_S = 0.3
 DEMO_BAR_S = 2.0
 SIZE = {"columns": 160, "rows": 48}
 _RANK = re.compile(r"^ TP(\d) +\d+ +\d+ .*?[▌|] *(\d+\.\d) +\d", re.M)
-"""A row of the rank table: rank, and the GiB used on its GPU."""
+"""Matches a row of the rank table: rank, and GiB used on its GPU."""
 _TOK_S = re.compile(r"tok/s +\d")
 
 
 def used_gib(frame: str) -> dict[str, str]:
-    """Memory by rank as a frame shows it."""
+    """Return the GiB used by rank, as shown in a frame."""
     return dict(_RANK.findall(frame))
 
 
 def live(frame: str) -> bool:
-    """Whether a frame shows every rank's memory, and tokens a second."""
+    """Return whether a frame shows every rank's memory and tokens per second."""
     return len(used_gib(frame)) == 8 and _TOK_S.search(frame) is not None
 
 
 def numbers(frame: str) -> list[str]:
-    """All numbers of the rank table's rows."""
+    """Return all numbers in the rows of the rank table."""
     return [number for row in frame.splitlines() if _RANK.match(row) for number in re.findall(r"\d+\.?\d*", row)]
 
 
 def helped() -> float:
-    """Seconds of `--help`."""
+    """Return the seconds that `--help` takes."""
     began = time.monotonic()
     subprocess.run([GPUTUNER, "--help"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
     return time.monotonic() - began
 
 
 def bare() -> float:
-    """Seconds of an interpreter that does nothing."""
+    """Return the seconds that an interpreter takes which does nothing."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", ""], stdin=subprocess.DEVNULL, check=True)
     return time.monotonic() - began
 
 
 def shown(check: bool) -> tuple[float, float]:
-    """Seconds to the demo's first live frame, and until a number on it has changed."""
+    """Return the seconds to the demo's first live frame, and until a number in it has changed."""
     began = time.monotonic()
     with Terminal(GPUTUNER, "demo", **SIZE) as terminal:
         first = terminal.wait(live)
@@ -73,7 +73,7 @@ def shown(check: bool) -> tuple[float, float]:
 
 
 def compare(terminal: Terminal) -> None:
-    """The screen and a snapshot tell the same memory of each rank."""
+    """Wait until the screen shows the memory of each rank that a snapshot prints."""
     said = subprocess.run([GPUTUNER, "snapshot", "demo", "--json"], stdin=subprocess.DEVNULL, capture_output=True)
     reading = json.loads(said.stdout)
     used = {gpu["index"]: gpu["memory_used_bytes"] for gpu in reading["gpus"]}
@@ -84,12 +84,12 @@ def compare(terminal: Terminal) -> None:
 
 
 def main() -> int:
-    """Run all; 1 when a bar was missed."""
+    """Run all parts; return 1 when a bar was missed."""
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 7
     report = Report()
     with tempfile.TemporaryDirectory() as folder:
         own_home(Path(folder))
-        helped()  # once for the file cache
+        helped()  # fills the file cache
         help_s, bare_s = report_pair(report, runs)
         print(f"--help takes {help_s / bare_s:.1f} times an interpreter that does nothing")
         took = [shown(check=number == 0) for number in range(runs)]
@@ -99,7 +99,7 @@ def main() -> int:
 
 
 def report_pair(report: Report, runs: int) -> tuple[float, float]:
-    """`--help` and a bare interpreter, in turns."""
+    """Measure `--help` and a bare interpreter in turns; return the median of each."""
     pairs = [(helped(), bare()) for _ in range(2 * runs)]
     return (
         report.times("gputuner --help", [pair[0] for pair in pairs], "s", HELP_BAR_S),

@@ -34,7 +34,7 @@ from recorded_host import READY, RecordedHost
 SIZE = (160, 48)
 CONTROL = re.compile(rb"\x1b\[[0-9;?]*[a-zA-Z]")
 CASES = (
-    # name, screen, lines a second, seconds, bar for CPU in percent of a core
+    # Name, screen, lines per second, seconds, bar for CPU in percent of a core.
     ("idle, overview", "o", 0, 20, 2.0),
     ("idle, logs", "l", 0, 20, 2.0),
     ("100 lines/s, overview", "o", 100, 20, 15.0),
@@ -43,7 +43,7 @@ CASES = (
     ("20,000 lines/s, logs", "l", 20_000, 20, None),
 )
 OPENS = (
-    # what, keys before it, its key, what it writes
+    # Name, keys before it, its key, text that it writes.
     ("Logs", "o", "l", "level info+"),
     ("Details", "o", "i", "interpreter"),
     ("Overview", "l", "o", "info and above"),
@@ -53,13 +53,13 @@ OPENS = (
     ("line in full", "lk", "\r", "escape closes"),
     ("search field", "l", "/", "escape: leave"),
 )
-"""The first time is measured in this order."""
+"""The keys to measure, in the order in which each is pressed for the first time."""
 KEY_BAR_MS = 50.0
 RSS_BAR_MB = 120.0
 BURST = 20_000
 BEAT_S = 0.05
 SETTLED_S = 4.0
-"""After the first frame: what is done once has been done."""
+"""Seconds after the first frame by which work that is done once is over."""
 DECODE = (
     "[2026-11-29 14:02:11 TP{rank}] Decode batch, #running-req: 4, #token: {n}, token usage: 0.37, "
     "cuda graph: True, gen throughput (token/s): 89.51, #queue-req: 0\n"
@@ -70,17 +70,17 @@ ESCAPE = "\x1b"
 
 
 def line(n: int) -> str:
-    """What a busy server prints: batches, and a request's line for most of the rest."""
+    """Return a line of a busy server: one batch line in ten, otherwise access lines."""
     return DECODE.format(rank=n % 8, n=n) if n % 10 == 0 else ACCESS.format(n=n)
 
 
 def text(first: int, last: int) -> str:
-    """Lines with these numbers."""
+    """Return the lines with these numbers."""
     return "".join(line(n) for n in range(first, last))
 
 
 class Growth:
-    """A log that grows by so many lines a second until it is stopped, or has so many."""
+    """A log that grows by `rate` lines per second until it is stopped or has `lines` lines."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Growth:
         began = time.monotonic()
         with self._log.open("ab", buffering=0) as log:
             while self._rate and self.lines != self._most and not self._stop.wait(BEAT_S):
-                # After a pause of this machine lines come no faster than twice the rate.
+                # After this machine was suspended, lines come at twice the rate at most.
                 most = self.lines + int(2 * BEAT_S * self._rate)
                 due = min(int((time.monotonic() - began) * self._rate), most, self._most or 1 << 60)
                 log.write(self._make(self.lines, due).encode())
@@ -108,18 +108,18 @@ class Growth:
 
     @property
     def running(self) -> bool:
-        """Whether more lines come."""
+        """Return whether more lines come."""
         return self._thread.is_alive()
 
     def stop(self) -> int:
-        """Let no more lines come. Returns how many there were."""
+        """Stop the growth; return the number of lines."""
         self._stop.set()
         self._thread.join()
         return self.lines
 
 
 def child(report: Path) -> None:
-    """The application itself; writes what it saw when it ends."""
+    """Run the application itself; it writes its report at its end."""
     from tuner.app import TunerApp
     from tuner.domain.link import Target
     from tuner.screens.ahead import collect_by_hand
@@ -146,7 +146,7 @@ def child(report: Path) -> None:
             answers.append({"lines": log.lines_total - 1, "complete": shown})
             self.exit()
 
-    # As the command does.
+    # As the installed command does.
     app = Watched(lambda ask: [open_session(Target(name="local", scheme="local"), ask=ask)], ahead_s=1.0)
     collect_by_hand()
     app.run()
@@ -154,10 +154,10 @@ def child(report: Path) -> None:
 
 
 class Terminal:
-    """A pseudo-terminal with the application in it.
+    """The application in a pseudo-terminal.
 
-    What was written is kept as text without control sequences: drawing it as a terminal does would cost more than
-    the application itself, and would be measured as its delay.
+    Its output is kept as text without control sequences: emulating a terminal would cost more than the application
+    itself, and would be measured as its delay.
     """
 
     def __init__(self, host: RecordedHost, report: Path) -> None:
@@ -184,12 +184,13 @@ class Terminal:
                 self._changed.notify_all()
 
     def wait_for(self, text: str, timeout: float = 20.0) -> float:
-        """The time at which a text is written."""
+        """Wait until a text is written; return the time."""
         wanted = text.encode()
         last = wanted.rsplit(b" ", 1)[-1]
 
         def written() -> bool:
-            # Cheap first: taking the control sequences out of each piece would compete with the application.
+            # The cheap test comes first: removing control sequences from each piece would compete with the application
+            # for CPU.
             return last in self._written and wanted in CONTROL.sub(b"", self._written)
 
         with self._changed:
@@ -198,8 +199,8 @@ class Terminal:
             return time.perf_counter()
 
     def press(self, key: str, text: str) -> float:
-        """Milliseconds from a key to what it does."""
-        # Keys of people keep no time with frames and beats.
+        """Return the milliseconds from a key to its effect."""
+        # People's keys are not in step with frames.
         time.sleep(random.uniform(0.1, 0.4))
         with self._changed:
             self._written = b""
@@ -208,14 +209,14 @@ class Terminal:
         return (self.wait_for(text) - began) * 1e3
 
     def rss(self) -> float:
-        """Memory of the application in MB."""
+        """Return the application's memory in MB."""
         return psutil.Process(self.process.pid).memory_info().rss / 1e6
 
     def end(self, growth: Growth) -> dict[str, Any]:
-        """Stop the log, look at its end, quit. Returns what the application says."""
+        """Stop the log, go to its end, and quit; return the application's report."""
         lines = growth.stop()
         self.process.send("o")
-        # Longer than the probe, the session and the screen take for the last lines.
+        # Longer than probe, session and screen take for the last lines.
         time.sleep(3.0)
         self.press("l", "level info+")
         self.process.send("q")
@@ -226,7 +227,7 @@ class Terminal:
 
 @contextmanager
 def running(rate: int, lines: int | None = None) -> Iterator[tuple[Terminal, Growth]]:
-    """The application on a host with a log that grows, its first frame shown."""
+    """Yield the application on a host whose log grows, after its first frame."""
     with tempfile.TemporaryDirectory() as folder:
         own_home(Path(folder) / "home")
         host = RecordedHost(Path(folder))
@@ -241,19 +242,19 @@ def running(rate: int, lines: int | None = None) -> Iterator[tuple[Terminal, Gro
 
 
 def spread(times: Sequence[float]) -> str:
-    """The median, what nine of ten keep to, and the worst."""
+    """Return the median, the 90th percentile, and the worst time."""
     return f"{statistics.median(times):.0f}, {sorted(times)[int(0.9 * (len(times) - 1))]:.0f}, {max(times):.0f}"
 
 
 def verdict(got: dict[str, Any]) -> tuple[str, bool]:
-    """What became of the lines, and whether that is bad."""
+    """Return in words how many lines were lost, and whether that is a failure."""
     lost = got["fed"] - got["lines"]
     words = f"{got['fed']:,} fed, {lost} lost" + ("" if got["complete"] is not False else ", view incomplete")
     return words, lost != 0 or got["complete"] is False
 
 
 def measure(screen: str, rate: int, seconds: float) -> dict[str, Any]:
-    """One case."""
+    """Measure one case."""
     with running(rate) as (terminal, growth):
         if screen == "l":
             terminal.press("l", "level info+")
@@ -280,7 +281,7 @@ def measure(screen: str, rate: int, seconds: float) -> dict[str, Any]:
 
 
 def load(only: str, seconds: float | None) -> bool:
-    """What it costs to watch. Returns whether a bar is missed."""
+    """Measure the cost of watching; return whether a bar is missed."""
     print(f"{'case':<26}{'CPU %':>8}{'bar':>6}{'RSS MB':>8}{'kB/s out':>10}{'key ms (median, 90 %, worst)':>30}  lines")
     missed = False
     for name, screen, rate, length, bar in CASES:
@@ -300,7 +301,7 @@ def load(only: str, seconds: float | None) -> bool:
 
 
 def opens(rate: int, runs: int) -> None:
-    """How long each screen, dialog and field takes to be there."""
+    """Measure how long each screen, dialog and field takes to open."""
     first: dict[str, list[float]] = {}
     later: dict[str, list[float]] = {}
     for _ in range(runs):
@@ -312,7 +313,7 @@ def opens(rate: int, runs: int) -> None:
                         terminal.process.send(step)
                         time.sleep(0.5)
                     times.setdefault(name, []).append(terminal.press(key, effect))
-                    # Out of a dialog or a field; in a log it does nothing.
+                    # Escape leaves a dialog or a field, and does nothing in a log.
                     time.sleep(0.3)
                     terminal.process.send(ESCAPE)
                     time.sleep(0.5)
@@ -324,7 +325,7 @@ def opens(rate: int, runs: int) -> None:
 
 
 def memory(lines: int, rate: int) -> bool:
-    """Memory while many lines go by. Returns whether a bar is missed."""
+    """Measure memory while many lines arrive; return whether a bar is missed."""
     with running(rate, lines) as (terminal, growth):
         terminal.press("l", "level info+")
         print(f"{'lines':>12}{'RSS MB':>8}{'CPU s':>8}", flush=True)
@@ -342,7 +343,7 @@ def memory(lines: int, rate: int) -> bool:
 
 
 def main() -> int:
-    """Run the parts; 1 when a bar is missed."""
+    """Run the parts; return 1 when a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("parts", nargs="*", help="load, opens; both without a word")

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine in words, medians with their spread, verdicts, costs seen from outside."""
+"""What the benchmarks share: description of the machine, medians with spread, verdicts, CPU and memory of processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GPUTUNER = Path(sys.executable).with_name("gputuner")
 
 
 class Report:
-    """Prints one row per figure and remembers what was missed."""
+    """Prints one row per figure and counts missed bars."""
 
     def __init__(self) -> None:
         self.missed = 0
@@ -28,25 +28,25 @@ class Report:
         print(f"Python {platform.python_version()}, {cpu}, {os.cpu_count()} cores, load {load:.1f} at the beginning")
 
     def row(self, what: str, value: float, unit: str, bar: float | None = None, note: str = "") -> None:
-        """One figure; with a bar that it must not exceed, whether it does."""
+        """Print a figure and, with a bar that it must not exceed, the verdict."""
         verdict = "" if bar is None else f"  bar {bar:g} {unit}: {'ok' if value <= bar else 'MISSED'}"
         self.missed += bar is not None and value > bar
         print(f"{what:52} {value:9.3g} {unit}{verdict}{'  ' + note if note else ''}", flush=True)
 
     def times(self, what: str, values: Sequence[float], unit: str, bar: float | None = None) -> float:
-        """The median of some runs, with the least and the most."""
+        """Print the median of some runs with least and greatest value; return the median."""
         median = statistics.median(values)
         self.row(what, median, unit, bar, f"({min(values):.3g} to {max(values):.3g}, {len(values)} runs)")
         return median
 
     @property
     def code(self) -> int:
-        """Exit code: 1 when a bar was missed."""
+        """Return the exit code: 1 when a bar was missed."""
         return 1 if self.missed else 0
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time of all living threads of a process, to the nanosecond."""
+    """Return the CPU seconds of all living threads of a process, to the nanosecond."""
     total = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
@@ -55,14 +55,14 @@ def cpu_s(pid: int) -> float:
 
 
 def status_kb(pid: int, name: str) -> int:
-    """A figure of /proc/PID/status in kB: VmRSS, VmHWM, RssAnon."""
+    """Return a figure of /proc/PID/status in kB: VmRSS, VmHWM, RssAnon."""
     return next(int(line.split()[1]) for line in _lines(f"/proc/{pid}/status") if line.startswith(name + ":"))
 
 
 def own_home(folder: Path) -> None:
-    """Neither read nor write what belongs to whoever measures; child processes inherit this."""
+    """Set a home of its own for this process and its children, so that nothing of the user is read or written."""
     os.environ["HOME"] = str(folder)
-    (folder / "config").mkdir(parents=True, exist_ok=True)  # without it some programs write where they stand
+    (folder / "config").mkdir(parents=True, exist_ok=True)  # without it some programs write to the working directory
     for kind in ("CONFIG", "STATE", "DATA", "CACHE"):
         os.environ[f"XDG_{kind}_HOME"] = str(folder / kind.lower())
     for name in ("SSH_AUTH_SOCK", "GPUTUNER_HOME", "NO_COLOR"):
@@ -70,17 +70,17 @@ def own_home(folder: Path) -> None:
 
 
 class Wire:
-    """A loopback port in front of another, which counts the bytes that pass and knows when it was first called."""
+    """A loopback port that forwards to another, counts the bytes, and notes when connections come."""
 
     def __init__(self, port: int) -> None:
         self._to = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.received_bytes = 0
-        """From the host."""
+        """Bytes from the host."""
         self.sent_bytes = 0
         self.called: list[float] = []
-        """Monotonic times at which connections were made."""
+        """Monotonic times of connections."""
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
@@ -109,13 +109,13 @@ class Wire:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         self._listener.close()
 
 
 @contextlib.contextmanager
 def line(port: int) -> Iterator[Wire]:
-    """A `Wire` that is closed."""
+    """Yield a `Wire` and close it at the end."""
     wire = Wire(port)
     try:
         yield wire

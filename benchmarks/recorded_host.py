@@ -1,7 +1,7 @@
-"""A host made of recorded input: eight GPUs and a server on all of them, SGLang or vLLM, for the real probe.
+"""A host made of recorded input for the real probe: eight GPUs, and an SGLang or vLLM on all of them.
 
-/proc is a tree of files, NVML a module of Python in the server's virtual environment, the log a file that grows and
-HTTP a small server that answers what a real one answered, with other numbers each second.
+/proc is a tree of files, NVML a Python module in the server's virtual environment, the log a file that grows, and HTTP
+a small server that gives a real server's answers with other numbers each second.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.sshd import public_key, world
 
 RANKS = 8
 OTHERS = 300
-"""Processes that have nothing to do with it: a host has some hundreds."""
+"""Number of unrelated processes; real hosts have some hundreds."""
 LEADER = 4000
 LOG_LINES_S = 2.0
 HTTP = ROOT / "tests/golden/http"
@@ -35,14 +35,14 @@ _MOVING = re.compile(
     rb"(?m)^((?:sglang|vllm):(?:\w+_(?:total|sum|count)|num_\w+|gen_throughput|cache_hit_rate|token_usage)\{.*\} )"
     rb"(\d+\.\d+)$"
 )
-"""What changes while a server serves: counters, and the gauges of its batches."""
+"""Matches series that change while a server serves: counters, and gauges of its batches."""
 
 
 class RecordedHost:
-    """The folder for HOST_ROOT and what lives around it.
+    """The folder for HOST_ROOT, and the log and HTTP server outside of it.
 
     Args:
-        folder: Where everything is written.
+        folder: Folder for all files.
         engine: `sglang` or `vllm`.
     """
 
@@ -66,7 +66,8 @@ class RecordedHost:
     def _fill(self, tree: ProcTree, folder: Path, port: int | str) -> None:
         users = [[gpu, LEADER + 1 + gpu, 85 << 30] for gpu in range(RANKS)]
         control = {"gpus": RANKS, "counters": True, "links": 0, "processes": users}
-        # What the module would read from its file at each call is written into it: that is the fake's cost, not ours.
+        # What the module would read from its control file at each call is part of its source, since that cost is the
+        # fake's.
         binding = f"{NVML.read_text()}\n\ndef _control():\n    return CONTROL\n\n\nCONTROL = {control!r}\n"
         sglang = self._engine == "sglang"
         version = "0.5.23" if sglang else "0.32.0"
@@ -114,7 +115,7 @@ class RecordedHost:
         return server
 
     def metrics(self) -> bytes:
-        """The recorded answer, with what moves while a server serves grown by the seconds since the start."""
+        """Return the recorded answer, with changing series increased by the seconds since the start."""
         grown = time.monotonic() - self._began
         return _MOVING.sub(lambda found: b"%s%.6f" % (found[1], float(found[2]) + grown), self._metrics)
 
@@ -132,7 +133,7 @@ class RecordedHost:
                 log.flush()
 
     def close(self) -> None:
-        """End what runs."""
+        """End the threads and the HTTP server."""
         self._stop.set()
         if self._writer is not None:
             self._writer.join()
@@ -142,7 +143,7 @@ class RecordedHost:
 
 @contextmanager
 def recorded_host(folder: Path) -> Iterator[tuple[RecordedHost, Wire]]:
-    """A recorded host behind a real sshd, and the port by which it is reached; the host key is known."""
+    """Yield a recorded host behind a real sshd, and the port to reach it by; its host key is known."""
     home = folder / "home"
     host = RecordedHost(folder)
     try:

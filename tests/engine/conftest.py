@@ -1,4 +1,4 @@
-"""Where the engines are: built by tests/engine/build.sh, found in GPUTUNER_ENGINES or in its default place."""
+"""Find the engines that tests/engine/build.sh built, in GPUTUNER_ENGINES or in its default folder."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-# Read at import, before the suite's own home takes the place of the real one.
+# Read at import, before the suite sets a home of its own.
 DEFAULT = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gputuner-ci"
 
 
 @pytest.fixture(scope="session")
 def engines() -> Path:
-    """The folder with one environment for each engine."""
+    """Return the folder with an environment for each engine."""
     folder = Path(os.environ.get("GPUTUNER_ENGINES", DEFAULT))
     missing = [name for name in ("sglang", "vllm") if not (folder / name / ".complete").exists()]
     if missing:

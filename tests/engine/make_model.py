@@ -1,4 +1,4 @@
-"""Make the LLM that the engine suite serves: a Llama of random weights, a byte-level tokenizer, a chat template.
+"""Make the LLM that the engine suite serves: a Llama with random weights, a byte-level tokenizer, a chat template.
 
 Usage: make_model.py FOLDER. Needs torch, transformers and tokenizers, as every engine's environment has; no network.
 """
@@ -24,7 +24,7 @@ CHAT = (
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer trained on a few words: every text has tokens."""
+    """Return a byte-level BPE tokenizer trained on a few words; it has tokens for every text."""
     raw = Tokenizer(models.BPE(unk_token=None))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()

@@ -1,7 +1,7 @@
-"""Real inference servers on this machine's CPU, on loopback, each in a session of its own.
+"""Real inference servers on this machine's CPU, on loopback, each in a process session of its own.
 
-They are started as an operator starts them (output to a file, the shell gone) and ended by pid only: a server's
-processes are those whose session id is the one it was started with.
+They are started as an operator starts them (output to a file, the shell gone) and ended only by PID: the processes of a
+server are those in the session that it was started with.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MODEL_NAME = "tiny"
 
 
 class Server:
-    """One server; ended when the context is left."""
+    """One server, which ends with the context."""
 
     engine = ""
     path_ready = ""
-    """Answers 200 once requests are served, and costs nothing."""
+    """Path that answers 200 once requests are served, at no cost."""
 
     def __init__(self, folder: Path, log: Path, *options: str) -> None:
         self.folder = folder
@@ -39,7 +39,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """The leader's."""
+        """Return the leader's PID."""
         return self.process.pid
 
     @property
@@ -47,15 +47,15 @@ class Server:
         return self.folder / "tiny-llm"
 
     def argv(self) -> list[str]:
-        """The command line."""
+        """Return the command line."""
         raise NotImplementedError
 
     def environment(self) -> dict[str, str]:
-        """What is added to the environment."""
+        """Return variables to add to the environment."""
         raise NotImplementedError
 
     def __enter__(self) -> Server:
-        """Start it; nothing is waited for."""
+        """Start the server without waiting for it."""
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
                 self.argv(),
@@ -69,7 +69,7 @@ class Server:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End every process of its session, by pid, and wait until the last is gone."""
+        """Kill every process of its session, by PID, and wait until all are gone."""
         deadline = time.monotonic() + 30
         while (left := members(self.pid)) and time.monotonic() < deadline:
             for pid in left:
@@ -80,7 +80,7 @@ class Server:
         assert not members(self.pid)
 
     def wait_ready(self, limit_s: float = 120) -> None:
-        """Until it serves; the end of its log is the message when it does not."""
+        """Wait until the server serves; fail with the end of its log otherwise."""
         url = f"http://127.0.0.1:{self.port}{self.path_ready}"
 
         def ready() -> bool:
@@ -92,11 +92,11 @@ class Server:
         wait_until(ready, limit_s, message=self.tail)
 
     def tail(self) -> str:
-        """The end of its log."""
+        """Return the end of its log."""
         return self.log.read_text(errors="replace")[-3000:]
 
     def complete(self, tokens: int) -> int:
-        """One request; the number of tokens that came back."""
+        """Send one request; return the number of tokens in the answer."""
         question = {
             "model": MODEL_NAME,
             "prompt": "a server answers",
@@ -113,7 +113,7 @@ class Server:
             return int(json.load(answer)["usage"]["completion_tokens"])
 
     def trouble(self) -> None:
-        """Requests that are refused, and a client that leaves in the middle of its answer."""
+        """Send requests that are refused, and one whose client leaves before the answer ends."""
         long = json.dumps({"model": MODEL_NAME, "prompt": "a " * 6000, "max_tokens": 20})
         wrong = json.dumps({"model": MODEL_NAME, "prompt": "x", "max_tokens": -5})
         quoted = json.dumps(
@@ -133,7 +133,7 @@ class Server:
 
     @contextlib.contextmanager
     def load(self, clients: int = 2, tokens: int = 100) -> Iterator[list[int]]:
-        """Requests one after the other from a few clients until the context is left; yields what they got."""
+        """Send requests from a few clients, one after the other, until the context is left; yields the token counts."""
         done = threading.Event()
         received: list[int] = []
 
@@ -142,7 +142,7 @@ class Server:
                 try:
                     received.append(self.complete(tokens))
                 except OSError:
-                    return  # the server was ended under it, which some tests do
+                    return  # the server was ended meanwhile, as some tests do
 
         threads = [threading.Thread(target=client) for _ in range(clients)]
         for thread in threads:
@@ -155,14 +155,14 @@ class Server:
                 thread.join()
 
     def send(self, number: signal.Signals, pid: int | None = None) -> None:
-        """A signal to the leader, or to another process of this server."""
+        """Send a signal to the leader, or to another process of this server."""
         target = self.pid if pid is None else pid
         assert target in members(self.pid)
         os.kill(target, number)
 
 
 class Sglang(Server):
-    """SGLang 0.5.23, TP 2."""
+    """SGLang 0.5.23 with TP 2."""
 
     engine = "sglang"
     path_ready = "/ready"
@@ -174,7 +174,7 @@ class Sglang(Server):
             *("--host", "127.0.0.1", "--port", str(self.port), "--device", "cpu"),
             *("--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--disable-cuda-graph"),
             *("--max-total-tokens", "32768", "--max-running-requests", "16"),
-            "--sleep-on-idle",  # an idle scheduler spins on a whole core without it
+            "--sleep-on-idle",  # without it an idle scheduler spins on a core
             *self.options,
         ]
 
@@ -182,12 +182,12 @@ class Sglang(Server):
         return {
             "SGLANG_USE_CPU_ENGINE": "1",
             "SGLANG_EXTERNAL_MODEL_PACKAGE": "tiny_models",
-            "SGLANG_CPU_OMP_THREADS_BIND": "0|1",  # one entry for each rank, or it refuses TP 2
+            "SGLANG_CPU_OMP_THREADS_BIND": "0|1",  # one entry per rank, or TP 2 is refused
         }
 
 
 class Vllm(Server):
-    """vLLM 0.32.0, TP 2."""
+    """vLLM 0.32.0 with TP 2."""
 
     engine = "vllm"
     path_ready = "/health"
@@ -210,14 +210,14 @@ class Vllm(Server):
 
 
 def free_port() -> int:
-    """A port nobody listens on now."""
+    """Return a port on which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def members(session: int) -> list[int]:
-    """Living processes whose session id is `session`. Zombies are dead."""
+    """Return the living processes in a session; zombies do not count."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -229,7 +229,7 @@ def members(session: int) -> list[int]:
 
 
 def titles(session: int) -> dict[str, int]:
-    """Command line to pid of a server's living processes."""
+    """Return the PIDs of a server's living processes, by command line."""
     return {
         Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip(): pid
         for pid in members(session)
@@ -239,7 +239,7 @@ def titles(session: int) -> dict[str, int]:
 def wait_until(
     true: Callable[[], Any], limit_s: float, *, must: bool = True, message: Callable[[], str] = lambda: ""
 ) -> None:
-    """Ask again and again until the answer is yes."""
+    """Poll `true` until it holds; fail, or return unless `must`, after `limit_s` seconds."""
     deadline = time.monotonic() + limit_s
     pause = threading.Event()
     while not true():

@@ -1,4 +1,4 @@
-"""gputuner beside real servers: found, followed from the first line, measured under load, and seen to die."""
+"""Real servers, watched: recognised, followed from the first line, measured under load, and seen to end."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ ENGINES = {
 
 
 def serving(server: ServerState) -> bool:
-    """Requests run and tokens come."""
+    """Return whether requests run and tokens come."""
     return (server.metrics.tok_s or 0) > 0 and (server.metrics.running or 0) > 0
 
 
 def rank(server: ServerState, tag: str) -> RankState:
-    """One rank by its tag."""
+    """Return a rank by its tag."""
     return next(rank for rank in server.ranks if rank.tag == tag)
 
 
 async def load_until(server: Server, wait: object) -> ServerState:
-    """Keep a few requests running until `wait` ends, which it is handed to."""
+    """Keep a few requests running until `wait`, an awaitable, is done; return its result."""
     context = server.load()
     received = await asyncio.to_thread(context.__enter__)
     try:
@@ -53,7 +53,7 @@ async def test_a_server_is_followed_from_its_start_to_its_end(name: str, engines
     async with watching() as watch:
         await watch.until(lambda state: state.scanned)
         with kind(engines / name, tmp_path / "server.log", *options) as server:
-            # It is there, and starting.
+            # The server is seen while it starts.
             seen = await watch.server(server, lambda s: s.phase.starting, 60)
             assert seen.identity.engine == name
             assert seen.identity.user == getpass.getuser()
@@ -61,7 +61,7 @@ async def test_a_server_is_followed_from_its_start_to_its_end(name: str, engines
             assert seen.identity.log.path == str(server.log)
             assert list(seen.identity.argv)[-len(server.argv()[1:]) :] == server.argv()[1:]
 
-            # Ready: said of this process, and not before it answers.
+            # Ready is told of this process, and not before it answers.
             ready = await watch.server(server, lambda s: s.phase is Phase.READY, 180)
             await asyncio.to_thread(server.wait_ready, 5)
             phases = [phase for phase in watch.phases[server.pid] if phase in START_PHASES]
@@ -71,7 +71,7 @@ async def test_a_server_is_followed_from_its_start_to_its_end(name: str, engines
             assert ready.started_in_s is not None
             assert 5 < ready.started_in_s < 200
 
-            # Who it is.
+            # Version, LLM and ranks.
             full = await watch.server(server, lambda s: s.version and s.model and len(s.ranks) == 2 and s.kv_tokens)
             assert (full.version or "").startswith(version)
             assert full.model == str(server.model)
@@ -79,7 +79,7 @@ async def test_a_server_is_followed_from_its_start_to_its_end(name: str, engines
             assert {rank.tag: rank.pid for rank in full.ranks} == {f"TP{i}": running[title.format(i)] for i in range(2)}
             assert all(rank.gpu is None for rank in full.ranks), "there is no GPU here, and none is guessed"
 
-            # Under load, from its metrics, and the same through the installed command.
+            # Under load: numbers from its metrics, the same through the installed command.
             loaded = await load_until(server, watch.server(server, serving))
             assert loaded.metrics.source == "metrics"
             reading = await asyncio.to_thread(snapshot, tmp_path / "tmp")
@@ -90,13 +90,13 @@ async def test_a_server_is_followed_from_its_start_to_its_end(name: str, engines
             assert printed["kv_tokens"] == full.kv_tokens
             assert printed["log"]["path"] == str(server.log)
 
-            # The end, as asked.
+            # It ends as asked.
             server.send(signal.SIGTERM)
             ended = await watch.server(server, lambda s: s.phase.ended, 60)
             assert ended.phase is Phase.STOPPED, ended.phase_evidence
             assert ended.identity.argv == seen.identity.argv, "what died can still be described"
         if name == "sglang":
-            # Each of these would have generated a token.
+            # Each of these requests would have generated a token.
             assert "GET /health" not in server.log.read_text()
 
 
@@ -107,7 +107,7 @@ async def test_a_killed_rank_is_a_failure_and_log_lines_alone_tell_the_speed(
     kind, _, _, title = ENGINES[name]
     with kind(engines / name, tmp_path / "server.log") as server:
         await asyncio.to_thread(server.wait_ready)
-        # A server that was there before us, and whose HTTP port we do not ask at all.
+        # A server that ran before us, without any HTTP requests.
         async with watching(plan=without_http()) as watch:
             adopted = await watch.server(server, lambda s: s.phase is Phase.READY)
             assert adopted.model == str(server.model)
@@ -132,7 +132,7 @@ async def test_without_its_metrics_sglang_is_asked_for_its_load(engines: Path, t
 
 
 def without_http() -> ProbePlan:
-    """The usual plan, less every HTTP endpoint."""
+    """Return the usual plan without HTTP endpoints."""
     from tuner.session.session import plan_for
 
     plan = plan_for()

@@ -21,24 +21,24 @@ ENGINES = {"sglang": (Sglang, "sglang::scheduler_TP{}"), "vllm": (Vllm, "VLLM::W
 
 
 def failure(server: ServerState) -> Finding | None:
-    """What it failed of."""
+    """Return the fatal finding; None without one."""
     return next((each for each in server.findings if each.severity is Severity.FATAL), None)
 
 
 def causes(server: ServerState) -> tuple[str, ...]:
-    """Of all that was found."""
+    """Return the causes of all findings."""
     return tuple(each.cause for each in server.findings)
 
 
 def line_of(server: ServerState, finding: Finding) -> str:
-    """The line under which a finding is shown."""
+    """Return the line under which a finding is shown."""
     lines = (line for block in server.log.blocks for line in block.lines)
     return next(line.text for line in lines if line.offset == finding.at)
 
 
 @pytest.mark.parametrize("name", ENGINES)
 async def test_troubled_then_stopped_then_killed(name: str, engines: Path, tmp_path: Path) -> None:
-    """One server for three stories, for it takes half a minute to start one."""
+    """One server for three tests, because a start takes half a minute."""
     kind, title = ENGINES[name]
     options = ("--enable-metrics",) if name == "sglang" else ()
     with kind(engines / name, tmp_path / "server.log", *options) as server:
@@ -104,7 +104,7 @@ async def test_a_leader_that_is_killed_leaves_no_word_and_is_one_server_with_wha
             found = failure(dead)
             assert found is not None
             assert found.cause == "rank-died"
-            if name == "vllm":  # its processes live on, and are found again as what they are
+            if name == "vllm":  # its processes live on, and are recognised as left over
                 left = await watch.server(server, lambda s: s.left_key is not None)
                 assert len(left.left_pids) >= 3
                 assert [each.identity.pid for each in watch.session.state.servers] == [server.pid]

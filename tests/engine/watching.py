@@ -1,4 +1,4 @@
-"""A session with this machine, without a screen, and the facts that tests wait for in its states."""
+"""A session with this machine without a screen, and waiting for facts in its states."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tuner.session.session import Session, open_session
 from tuner.session.tasks import spawn
 
 STUCK_S = 10.0
-"""An event loop that rests longer has its stack printed: whoever waits for a fact sees only that nothing came."""
+"""Seconds without a turn of the event loop after which its stack is printed: a failed wait would not show the cause."""
 LOCAL = Target(name="local", scheme="local", host="local")
 
 
 async def nobody(question: Question) -> str | None:
-    """Nothing is asked on this machine."""
+    """Fail: no question is asked on this machine."""
     raise AssertionError(question)
 
 
 @contextlib.asynccontextmanager
 async def watching(**options: Any) -> AsyncIterator[Watch]:
-    """A running session with this machine."""
+    """Yield the watch of a running session with this machine."""
     watch = Watch(open_session(LOCAL, ask=nobody, **options))
     work = spawn(watch.session.run(), name="session")
     reader = spawn(watch.read(), name="states")
@@ -48,7 +48,7 @@ async def watching(**options: Any) -> AsyncIterator[Watch]:
 
 
 async def beat() -> None:
-    """While the event loop turns, put off the moment at which its stack is printed."""
+    """Postpone the printing of the stack for as long as the event loop turns."""
     try:
         while True:
             faulthandler.dump_traceback_later(STUCK_S)
@@ -58,16 +58,16 @@ async def beat() -> None:
 
 
 class Watch:
-    """What a session showed, in order."""
+    """What a session has shown, in order."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.phases: dict[int, list[Phase]] = {}
-        """By the leader's pid, each phase once, in the order seen."""
+        """Phases by the leader's PID, each once, in the order seen."""
         self._changed = asyncio.Condition()
 
     async def read(self) -> None:
-        """Follow the states to the end of the session."""
+        """Follow the states until the session ends."""
         async for state in self.session.snapshots():
             for server in state.servers:
                 seen = self.phases.setdefault(server.identity.pid, [])
@@ -79,7 +79,7 @@ class Watch:
     async def until(self, true: Callable[[HostState], Any], limit_s: float = 60) -> HostState:
         """Wait for a state of which `true` holds.
 
-        Seconds in which this process stood still, for the machine did, count as one: nothing could have come.
+        Seconds in which the whole machine was suspended count as one, since nothing could have come.
         """
         async with self._changed:
             for _ in range(math.ceil(limit_s)):
@@ -102,7 +102,7 @@ class Watch:
 
 
 def in_short(state: HostState) -> str:
-    """What a failed wait has to show: a whole state is hundreds of lines."""
+    """Return a state in short, for the message of a failed wait: in full it has hundreds of lines."""
     servers = [
         f"{each.identity.engine} {each.identity.pid} {each.phase} ({each.phase_evidence}), found "
         f"{[(found.cause, found.ranks, found.confidence) for found in each.findings]}, metrics {each.metrics}, "
@@ -113,12 +113,15 @@ def in_short(state: HostState) -> str:
 
 
 def described(state: HostState, server: Server) -> ServerState | None:
-    """What is known about a server, by its leader's pid."""
+    """Return what is known about a server, by its leader's PID; None for nothing."""
     return next((known for known in state.servers if known.identity.pid == server.pid), None)
 
 
 def snapshot(folder: Path) -> dict[str, Any]:
-    """What the installed command prints, run with an empty folder for temporary files that must stay empty."""
+    """Return what the installed command prints.
+
+    It runs with an empty folder for temporary files, which must stay empty.
+    """
     folder.mkdir()
     ran = subprocess.run(
         [Path(sys.executable).with_name("gputuner"), "snapshot", "local", "--json"],

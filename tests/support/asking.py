@@ -1,4 +1,4 @@
-"""An operator who answers as the test says."""
+"""An operator who gives the answers that a test prepared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tuner.domain.link import HostKeyQuestion, Question, SecretQuestion
 
 
 class Operator:
-    """An `Ask` that gives prepared answers, one after the other, and remembers what was asked."""
+    """An `Ask` that gives prepared answers in order, and remembers the questions."""
 
     def __init__(self, *answers: str | None) -> None:
         self.answers = list(answers)

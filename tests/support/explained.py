@@ -1,4 +1,4 @@
-"""Findings, starts and forecasts as literal values, for tests and pictures. The case is the one of the README."""
+"""Findings, starts and forecasts as literal values, for tests and pictures; the case is that of the README."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tuner.units import from_gib
 
 
 def too_low(*, at: int | None = 412, before: int | None = 388, args: int | None = 3) -> Finding:
-    """The fraction leaves less than nothing for the KV pool; the message is right."""
+    """Return a fatal finding: the memory fraction leaves nothing for the KV pool."""
     return Finding(
         cause="mem-fraction-too-low",
         severity=Severity.FATAL,
@@ -57,7 +57,7 @@ def too_low(*, at: int | None = 412, before: int | None = 388, args: int | None 
 
 
 def graphs_off(*, at: int | None = 500) -> Finding:
-    """A slowdown that is proven, without an error."""
+    """Return a performance finding: a proven slowdown without an error."""
     return Finding(
         cause="prefill-graphs-disabled",
         severity=Severity.PERFORMANCE,
@@ -84,7 +84,7 @@ def graphs_off(*, at: int | None = 500) -> Finding:
 
 
 def variable_ignored(*, at: int | None = None) -> Finding:
-    """Worth knowing, and no failure."""
+    """Return a finding of severity info: worth knowing, and no failure."""
     return Finding(
         cause="env-ignored",
         severity=Severity.INFO,
@@ -109,7 +109,7 @@ SPANS = (
 
 
 def rank_story(number: int, *, last: int = len(SPANS), free: float = 21.71, pool: bool = True) -> RankStory:
-    """A rank that came through so many phases."""
+    """Return a rank that went through the first `last` phases."""
     failed = last < len(SPANS)
     spans = tuple(
         PhaseSpan(
@@ -154,11 +154,11 @@ SETTINGS = {
     "chunked_prefill_size": 8192,
     "disable_custom_all_reduce": False,
 }
-"""Of the start that failed."""
+"""Server args of the failed start."""
 
 
 def failed_start(*, first: int = 1) -> Start:
-    """The start with a fraction of 0.55."""
+    """Return the failed start, with a fraction of 0.55."""
     return Start(
         engine="sglang",
         version="0.5.9",
@@ -178,7 +178,7 @@ def failed_start(*, first: int = 1) -> Start:
 
 
 def good_start() -> Start:
-    """The start that worked, with 0.88."""
+    """Return the start that worked, with 0.88."""
     return Start(
         engine="sglang",
         version="0.5.9",
@@ -198,7 +198,7 @@ def good_start() -> Start:
 
 
 def forecast(fraction: float = 0.88, *, ranks: int = 8) -> Forecast:
-    """What a start of the case would need at a fraction, in round numbers."""
+    """Return the forecast of this case at a fraction, in round numbers."""
     pool, graphs = 21.71 - 94.04 * (1 - fraction), 2.6
     fit = Fit.TOO_LOW if pool <= 0 else Fit.TOO_HIGH if fraction > 0.945 else Fit.FITS
     sizes = (
@@ -227,7 +227,7 @@ def forecast(fraction: float = 0.88, *, ranks: int = 8) -> Forecast:
 
 
 class SteadyEngine:
-    """SGLang's knobs with a forecast of its own: pictures do not change with the arithmetic."""
+    """SGLang's knobs with a fixed forecast, so that pictures do not change with the arithmetic."""
 
     title = "SGLang"
 

@@ -1,4 +1,4 @@
-"""Starts out of the logs that are kept with the tests."""
+"""Starts read from the logs of the golden tests."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 @functools.cache
 def last_start(name: str) -> Start:
-    """The last start that a log under `tests/golden` tells of; places are line numbers."""
+    """Return the last start in a log below `tests/golden`; places are line numbers."""
     text = (GOLDEN / name).read_text("utf-8", errors="replace")
     return starts_of([(n, clean(line)) for n, line in enumerate(text.splitlines(), 1)], load_engines())[-1]

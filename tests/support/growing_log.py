@@ -1,4 +1,4 @@
-"""A process of this machine that the probe takes for a server, with a log that grows as it is told."""
+"""A process of this machine that the probe takes for a server, with a log that grows on request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ for line in sys.stdin:
 
 
 class GrowingEngine(PlainEngine):
-    """Recognises one such process, and no other that may run beside it."""
+    """Recognises one such process, and no other that may run at the same time."""
 
     def __init__(self, script: Path) -> None:
         self._script = script
@@ -42,7 +42,7 @@ class GrowingEngine(PlainEngine):
 
 
 class GrowingServer:
-    """The process. It must be stopped."""
+    """The process; a test must stop it."""
 
     def __init__(self, folder: Path) -> None:
         script = folder / "growing_server.py"
@@ -58,19 +58,19 @@ class GrowingServer:
         return self._process.pid
 
     def grow(self, lines: int, pause_s: float = 0.0) -> None:
-        """Write so many lines, with a pause after each."""
+        """Write `lines` lines, with a pause of `pause_s` seconds after each."""
         assert self._process.stdin
         self._told += lines
         self._process.stdin.write(f"{lines} {pause_s}\n".encode())
         self._process.stdin.flush()
 
     def all_written(self) -> bool:
-        """It has written what it was told. It lives on."""
+        """Return whether all requested lines are written. The process goes on."""
         data = self.log.read_bytes()
         return data.endswith(b"\n") and data.count(b"\n") == self._told
 
     def stop(self) -> None:
-        """End it now."""
+        """Kill the process."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait(timeout=10)

@@ -1,4 +1,4 @@
-"""The smallest engine there can be, for tests of the core: `@TP0 word key=value ...` lines become facts."""
+"""The smallest possible engine, for tests of the core: `@TP0 word key=value ...` lines become facts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PREFIX = re.compile(r"@(?P<at>\d+)(?: (?P<rank>TP\d+))? ")
 
 
 class PlainEngine:
-    """See the module."""
+    """The engine; see the module."""
 
     name = "plain"
     title = "Plain"

@@ -1,8 +1,8 @@
-"""A probe that does what a test says: another program of this machine, started as the real probe is.
+"""A probe that does what a test says: another program of this machine, started like the real probe.
 
 `opener(act)` makes transports whose "probe" is a Python process that runs `act`, a piece of source. In it, `plan` is
-the plan it was sent, `send(t=..., ...)` writes an event, `orders()` gives the orders that come, `connection` counts
-the connections from 1, and `folder` is a place to leave things in.
+the plan that was sent, `send(t=..., ...)` writes an event, `orders()` yields incoming orders, `connection` counts
+connections from 1, and `folder` is a folder for files.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def vanish():
 
 
 class Puppet:
-    """Makes connections to the puppet. `failures` are raised by the first attempts to connect, one each."""
+    """Makes connections to the puppet. The first attempts raise `failures`, one each."""
 
     def __init__(self, act: str, folder: Path, failures: Sequence[ConnectionFailed] = ()) -> None:
         self.folder = folder
@@ -75,22 +75,22 @@ class Puppet:
         return PuppetTransport(self)
 
     def argv(self) -> list[str]:
-        """How the puppet is started for the next connection."""
+        """Return the command that starts the puppet for the next connection."""
         self.connections += 1
         return [sys.executable, "-u", str(self._script), str(self.connections), str(self.folder)]
 
     def left(self, name: str) -> Any:
-        """What the puppet left there; None as long as it did not."""
+        """Return what the puppet wrote to a file; None while there is none."""
         path = self.folder / name
         return json.loads(path.read_text()) if path.exists() else None
 
     def tell(self, name: str) -> None:
-        """Let `wait_for(name)` return."""
+        """Let `wait_for(name)` in the puppet return."""
         (self.folder / name).write_text("null")
 
 
 class PuppetTransport(LocalTransport):
-    """This machine, where every program is the puppet."""
+    """A transport to this machine on which every program is the puppet."""
 
     def __init__(self, puppet: Puppet) -> None:
         super().__init__()

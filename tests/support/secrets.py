@@ -1,13 +1,13 @@
-"""Command lines and environments with secrets in them: what every masker must hide, on the laptop and on the host.
+"""Command lines and environments with secrets that every masker must hide, on the laptop and on the host.
 
-`SECRET` stands where a secret stands; everything else must stay as it is.
+Each occurrence of `SECRET` must be masked; everything else must stay as it is.
 """
 
 from __future__ import annotations
 
 SECRET = "S3cr3tOfTheMine"
 DIGITS = "123456789012"
-"""A secret too, though it is a number."""
+"""A secret made of digits."""
 
 ARGV: tuple[tuple[str, ...], ...] = (
     ("python", "-m", "sglang.launch_server", "--api-key", SECRET, "--port", "30000"),
@@ -31,5 +31,5 @@ ENV: tuple[dict[str, str], ...] = (
 
 
 def hidden(word: str, mark: str) -> str:
-    """A word as it must be shown."""
+    """Return a word as it must be shown."""
     return word.replace(SECRET, mark).replace(DIGITS, mark)

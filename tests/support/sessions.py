@@ -1,4 +1,4 @@
-"""A session without a host: shows the states a test gives it, and remembers what the app asked of it."""
+"""A session without a host, which yields the states that a test gives it and remembers the app's requests."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from tuner.errors import UsageProblem
 
 
 class FakeSession:
-    """Enough of a session for the app.
+    """The part of a session that the app uses.
 
     Args:
         state: The first state.
-        found: What a search on the host answers.
-        part: What a read of the log answers.
-        checks: What the host's checks say.
+        found: Results of any search on the host.
+        part: Result of any read of the log.
+        checks: Results of the host's checks.
+        error: Raised by `run`; None for none.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class FakeSession:
         self._newest: asyncio.Queue[HostState | None] = asyncio.Queue()
 
     def push(self, state: HostState) -> None:
-        """The host has a newer state."""
+        """Yield a newer state of the host."""
         self.state = state
         self._newest.put_nowait(state)
 
@@ -88,7 +89,7 @@ class FakeSession:
 
 
 def shelf(**files: Sequence[Start]) -> Callable[[str], Sequence[Start]]:
-    """Log files of this machine, by their names without the ending."""
+    """Return a reader of log files that knows these files, by name without the extension."""
 
     def read(path: str) -> Sequence[Start]:
         name = path.removesuffix(".log")
@@ -100,7 +101,7 @@ def shelf(**files: Sequence[Start]) -> Callable[[str], Sequence[Start]]:
 
 
 async def settled(pilot: Any) -> None:
-    """Until nothing that a screen asked is without an answer."""
+    """Wait until every request of a screen is answered."""
     for _ in range(3):
         await pilot.pause()
         while any(worker.group != "session" and not worker.is_finished for worker in pilot.app.workers):

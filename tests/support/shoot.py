@@ -26,14 +26,14 @@ from tuner.domain.state import HostState
 SIZES = ((80, 24), (160, 48))
 FONTS = '"DejaVu Sans Mono", Menlo, Consolas, "Liberation Mono", monospace'
 CELL, FONT_SIZE = 12.2, 20.264
-"""Width of a cell in the SVG, and the size at which the first two fonts have it."""
+"""Width of a cell in the SVG, and the font size at which the first two fonts have that width."""
 _TEXT = re.compile(r'(<text class="[^"]+") x="([\d.]+)" (y="[\d.]+") textLength="[\d.]+" ([^>]+>)([^<]*)</text>')
 
 
 def portable(svg: str) -> str:
-    """The picture for any font: each word stands where its cells are, and is as wide as they are.
+    """Return the picture independent of fonts: each word is placed at its cells and stretched to their width.
 
-    Viewers differ in the spaces they keep at the ends of a text, and some do not stretch one to its length.
+    Viewers differ in how they treat spaces at the ends of a text, and some do not stretch a text to its length.
     """
 
     def words(text: re.Match[str]) -> str:
@@ -63,7 +63,7 @@ async def shoot(
     theme: str | None = None,
     title: str = "gputuner",
 ) -> str:
-    """The SVG of the app after some keys."""
+    """Return the SVG of the app after some keys."""
     if no_color:
         os.environ["NO_COLOR"] = "1"
     now = 0.0
@@ -86,7 +86,7 @@ async def shoot(
 
 
 def hits(state: HostState) -> tuple[SearchResult, ...]:
-    """What the host answers to any search: the newest lines of its first server's log."""
+    """Return the host's answer to any search: the newest lines of its first server's log."""
     lines = [line for server in state.servers[:1] for block in server.log.blocks for line in block.lines]
     found = tuple(LogHit(line.offset, line.text) for line in reversed(lines[-9:]))
     return (SearchResult(id=1, hits=found, scanned_bytes=10_600, done=True),)
@@ -127,12 +127,12 @@ SHOTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "line": ("serving", ("l", "up", "enter")),
     "palette": ("serving", ("ctrl+p",)),
 }
-"""Name to state and keys."""
+"""State and keys of each picture, by name."""
 MODES = {"": {}, "-ascii": {"ascii": True}, "-nocolor": {"no_color": True}, "-light": {"theme": "gputuner-light"}}
 
 
 def main() -> None:
-    """Write the pictures that were asked for."""
+    """Write the requested pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", default="", help="part of the name")

@@ -1,4 +1,4 @@
-"""`docs/signs.md` out of the data files: every sign by kind, with the fields that its examples show."""
+"""Make `docs/signs.md` from the data files: every sign by kind, with the fields that its examples show."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MEANING = {
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     folder = Path(tuner.engines.__file__).parent
     files = {"all engines": COMMON} | {
         engine.title: folder / name / "signs.toml" for name, engine in load_engines().items()

@@ -1,4 +1,4 @@
-"""Small logs for tests of judges: the head of a start as far as it came, and the lines that failed."""
+"""Small logs for tests of judges: the head of a start up to some phase, and the lines of a failure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tuner.engines import load_engines
 
 ENGINES = load_engines()
 PHASES = ("args", "dist-init", "weight-load", "kv-alloc", "graph-capture", "ready", "serving")
-"""How far a head goes: it ends within that phase."""
+"""Phases up to which a head can be made; it ends within that phase."""
 _STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d( [A-Z ]*\d[A-Z\d ]*)?\] ", re.MULTILINE)
 
 
 def sglang(upto: str, tp: int = 2, **settings: object) -> str:
-    """SGLang 0.5.9's lines up to a phase."""
+    """Return SGLang 0.5.9's lines up to a phase."""
     known = {"model_path": "/models/x", "port": 30000, "mem_fraction_static": 0.85, "tp_size": tp, "nnodes": 1,
              "node_rank": 0, "attention_backend": "fa3", **settings}  # fmt: skip
     args = ", ".join(f"{name}={value!r}" for name, value in known.items())
@@ -63,7 +63,7 @@ def sglang(upto: str, tp: int = 2, **settings: object) -> str:
 
 
 def vllm(upto: str, tp: int = 2, version: str = "0.20.2", **given: object) -> str:
-    """vLLM's lines up to a phase; `args`, `dist-init`, `kv-alloc` and `ready` are told apart."""
+    """Return vLLM's lines up to a phase, of which only `args`, `dist-init`, `kv-alloc` and `ready` differ."""
     asked = {"model": "/models/x", "tensor_parallel_size": tp, **given}
     api, core = "(APIServer pid=11) INFO 05-14", "(EngineCore_DP0 pid=22) INFO 05-14"
     workers = [f"(Worker_TP{n} pid={30 + n}) INFO 05-14" for n in range(tp)]
@@ -93,7 +93,7 @@ def vllm(upto: str, tp: int = 2, version: str = "0.20.2", **given: object) -> st
 
 
 def raised(rank: str, *frames: tuple[str, str], error: str, time: str = "10:03:00", final: str = "") -> str:
-    """A scheduler's traceback: frames are (file, function), outermost first."""
+    """Return a scheduler's traceback; frames are (file, function), outermost first."""
     tag = f" {rank}" if rank else ""
     lines = [f"[2026-03-01 {time}{tag}] Scheduler hit an exception: Traceback (most recent call last):"]
     for path, function in frames:
@@ -111,32 +111,32 @@ SIGQUIT = "[2026-03-01 10:03:01] Received sigquit from a child process. It usual
 
 
 def start_of(text: str) -> Start:
-    """The last start of a log."""
+    """Return the last start in a log."""
     lines = [(n, clean(part)) for n, line in enumerate(text.split("\n"), 1) for part in segments(line)]
     return starts_of(lines, ENGINES)[-1]
 
 
 def findings(text: str) -> tuple[Finding, ...]:
-    """What is found in a log; nothing where no engine is recognised."""
+    """Return the findings of a log; empty where no engine is recognised."""
     lines = [(n, clean(part)) for n, line in enumerate(text.split("\n"), 1) for part in segments(line)]
     starts = starts_of(lines, ENGINES)
     return diagnose(starts[-1], ENGINES[starts[-1].engine]) if starts else ()
 
 
 def verdict(text: str) -> Finding:
-    """The root cause of a log that failed."""
+    """Return the root cause of a log that failed."""
     found = [f for f in findings(text) if f.severity in (Severity.FATAL, Severity.ERROR)]
     assert found, "nothing was found"
     return found[0]
 
 
 def shown(finding: Finding) -> dict[str, object]:
-    """Evidence by what it is."""
+    """Return a finding's evidence: values by name."""
     return {each.what: each.value for each in reversed(finding.evidence)}
 
 
 def proposed(finding: Finding) -> dict[str, tuple[str, object]]:
-    """Remedies by knob: move and value."""
+    """Return a finding's remedies: move and value by knob."""
     return {each.knob: (each.move.value, each.value) for each in reversed(finding.remedies)}
 
 
@@ -144,7 +144,7 @@ def proposed(finding: Finding) -> dict[str, tuple[str, object]]:
 
 
 def blocks(text: str) -> list[str]:
-    """Records with the lines that continue them."""
+    """Return the records of a log, each with the lines that continue it."""
     parts: list[str] = []
     for line in text.splitlines():
         if parts and not _STAMP.match(line) and not line.startswith(("(", "[rank")):
@@ -155,24 +155,24 @@ def blocks(text: str) -> list[str]:
 
 
 def without_times(text: str) -> str:
-    """Prefixes taken away, as by a collector that keeps messages only."""
+    """Remove the prefixes, as a collector does that keeps only messages."""
     return _STAMP.sub("", text)
 
 
 def head_cut(text: str) -> str:
-    """Without its first third."""
+    """Remove the first third."""
     lines = text.splitlines()
     return "\n".join(lines[len(lines) // 3 :]) + "\n"
 
 
 def tail_cut(text: str) -> str:
-    """Without its last lines."""
+    """Remove the last three lines."""
     lines = text.splitlines()
     return "\n".join(lines[: max(1, len(lines) - 3)]) + "\n"
 
 
 def ranks_shuffled(text: str) -> str:
-    """Records that were printed within one second, in another order."""
+    """Shuffle records that were printed within one second."""
     generator = random.Random(7)
     out: list[str] = []
     same: list[str] = []
@@ -190,7 +190,7 @@ def ranks_shuffled(text: str) -> str:
 
 
 def lines_dropped(text: str) -> str:
-    """Every ninth line is missing."""
+    """Remove every ninth line."""
     return "\n".join(line for n, line in enumerate(text.splitlines()) if n % 9 != 4) + "\n"
 
 
@@ -198,7 +198,7 @@ DAMAGE: Sequence[Callable[[str], str]] = (without_times, head_cut, tail_cut, ran
 
 
 def wrong_and_sure(text: str, accepted: Iterable[str]) -> list[str]:
-    """Verdicts of damaged copies that are wrong with high confidence: none may be."""
+    """Return verdicts of damaged copies that are wrong with high confidence; there must be none."""
     good = {*accepted, "inconclusive", "error-unknown"}
     bad = []
     for damage in DAMAGE:

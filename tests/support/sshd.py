@@ -1,7 +1,7 @@
-"""A real OpenSSH server on a loopback port, with its own keys and configuration, and the user's side of it.
+"""A real OpenSSH server on a loopback port with its own keys and configuration, and the user's files for it.
 
-`SshWorld` is a folder that plays a home: keys, known_hosts, config and an agent. `Sshd` is one server in it. All
-processes are ended by the PID under which they were started.
+`SshWorld` is a folder used as a home: keys, known_hosts, config and an agent. `Sshd` is one server in it. All processes
+are ended by the PID under which they were started.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ USER = __import__("pwd").getpwuid(os.getuid()).pw_name
 
 
 def free_port() -> int:
-    """A loopback port that nothing listens on."""
+    """Return a loopback port that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def keygen(path: Path, *, kind: str = "ed25519", passphrase: str = "") -> Path:
-    """Make a key pair with OpenSSH's own tool, so that its file format is what users have."""
+    """Make a key pair with OpenSSH's own tool, so that its file format is the users'."""
     path.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(
         ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", "test", "-f", str(path)], check=True, timeout=30
@@ -37,12 +37,12 @@ def keygen(path: Path, *, kind: str = "ed25519", passphrase: str = "") -> Path:
 
 
 def public_key(path: Path) -> str:
-    """`ssh-ed25519 AAAA...` of a key file."""
+    """Return the public key of a key file, as `ssh-ed25519 AAAA...`."""
     return " ".join(path.with_name(path.name + ".pub").read_text().split()[:2])
 
 
 class Sshd:
-    """One server. `start` may be called again after `stop`: the same port and key, as after a reboot."""
+    """One server. `start` may be called again after `stop`, with the same port and key, as after a reboot."""
 
     def __init__(self, folder: Path, authorized: list[Path], options: str = "") -> None:
         assert SSHD, "OpenSSH's sshd is needed: apt-get install openssh-server"
@@ -79,19 +79,19 @@ LogLevel VERBOSE
         self._authorized.write_text("".join(public_key(key) + "\n" for key in keys))
 
     def new_host_key(self) -> None:
-        """The host was set up anew; takes effect at the next start."""
+        """Make a new host key, as after a new installation; used from the next start on."""
         self.host_key.unlink()
         self.host_key.with_name("host_key.pub").unlink()
         keygen(self.host_key)
 
     @property
     def pid(self) -> int:
-        """PID of the listening process."""
+        """Return the PID of the listening process."""
         assert self._process is not None
         return self._process.pid
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
+        """Start the server and wait until it answers."""
         if os.getuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         with self.log.open("ab") as log:
@@ -107,7 +107,7 @@ LogLevel VERBOSE
             assert time.monotonic() < deadline, self.log.read_text()
 
     def sessions(self) -> list[int]:
-        """PIDs of the processes that serve connections: descendants of the listening one that are sshd."""
+        """Return the PIDs of the processes that serve connections: descendants of the listening one that are sshd."""
         return [pid for pid in descendants(self.pid) if _name(pid).startswith("sshd")]
 
     def cut(self) -> None:
@@ -117,7 +117,7 @@ LogLevel VERBOSE
                 os.kill(pid, signal.SIGKILL)
 
     def freeze(self) -> list[int]:
-        """Stop the processes that serve connections, so that they are silent and not gone."""
+        """Stop (SIGSTOP) the processes that serve connections, so that they are silent but exist; return their PIDs."""
         stopped = self.sessions()
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
@@ -125,7 +125,7 @@ LogLevel VERBOSE
 
     @staticmethod
     def thaw(stopped: list[int]) -> None:
-        """Let stopped processes go on."""
+        """Let stopped processes continue."""
         for pid in stopped:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
@@ -153,7 +153,7 @@ class SshWorld:
         self._agent: int | None = None
 
     def server(self, name: str = "host", *, options: str = "", known: bool = True, start: bool = True) -> Sshd:
-        """A server that accepts our key."""
+        """Return a server that accepts the home's key."""
         server = Sshd(self.home / name, [self.key], options)
         self._servers.append(server)
         if known:
@@ -172,7 +172,7 @@ class SshWorld:
         (self.ssh / "config").write_text(text)
 
     def agent(self) -> str:
-        """Start an agent; returns its socket."""
+        """Start an agent; return the path of its socket."""
         path = self.home / "agent.sock"
         process = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL)
         self._agent = process.pid
@@ -183,7 +183,7 @@ class SshWorld:
         return str(path)
 
     def add_to_agent(self, key: Path, socket_path: str) -> None:
-        """Load a key that has no passphrase."""
+        """Add a key without passphrase to an agent."""
         subprocess.run(
             ["ssh-add", "-q", str(key)], check=True, timeout=30, env={**os.environ, "SSH_AUTH_SOCK": socket_path}
         )
@@ -199,7 +199,7 @@ class SshWorld:
 
 @contextlib.contextmanager
 def world(home: Path) -> Iterator[SshWorld]:
-    """An `SshWorld` that is cleaned up."""
+    """Yield an `SshWorld` that is cleaned up at the end."""
     made = SshWorld(home)
     try:
         yield made
@@ -208,7 +208,7 @@ def world(home: Path) -> Iterator[SshWorld]:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below one, itself not included."""
+    """Return all processes below one, without itself."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -1,4 +1,4 @@
-"""Logs of starts, composed line by line as the versions print them: for tests of what a diagnosis makes of numbers."""
+"""Logs of starts, composed line by line in each version's wording, for tests of what a diagnosis makes of numbers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ GIB = 1 << 30
 
 
 def read(lines: Sequence[str]) -> Start:
-    """The last start that lines tell of."""
+    """Return the last start in some lines."""
     return starts_of(list(enumerate(lines, 1)), ENGINES)[-1]
 
 
 def findings(lines: Sequence[str]) -> tuple[Finding, ...]:
-    """What is found in them."""
+    """Return the findings in some lines."""
     start = read(lines)
     return diagnose(start, ENGINES[start.engine])
 
 
 def oom(tried: str, free: str, *, gpu: int = 0, capacity: str = "94.97 GiB", in_use: str = "94.00 GiB",
         allocated: str = "91.00 GiB", reserved: str = "200.00 MiB", private: str = "") -> str:  # fmt: skip
-    """Torch's message, one line."""
+    """Return Torch's out-of-memory message, as one line."""
     graphs = f", with {private} allocated in private pools (e.g., CUDA Graphs)," if private else ""
     return (
         f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {tried}. GPU {gpu} has a total capacity of"
@@ -44,12 +44,12 @@ class SGLang:
     """A log that grows: each method adds what all ranks print in a step.
 
     Args:
-        version: Whose wording.
-        tp: Ranks.
-        before: Free before the weights, GiB; one for all ranks or one each.
-        weights: What they take.
-        fraction: `mem_fraction_static` of the arguments; None: no such argument.
-        extra: More of the arguments, as Python source.
+        version: Version of SGLang whose wording is used.
+        tp: Number of ranks.
+        before: Free GiB before the weights, one value for all ranks or one each.
+        weights: GiB of a rank's weights.
+        fraction: `mem_fraction_static` in the arguments; None leaves it out.
+        extra: Further arguments, as Python source.
     """
 
     def __init__(self, version: str = "0.5.9", *, tp: int = 1, before: float | Sequence[float] = 94.0,
@@ -66,25 +66,25 @@ class SGLang:
             self.main(f"server_args=ServerArgs({args})")
 
     def main(self, text: str) -> SGLang:
-        """A line of the main process."""
+        """Add a line of the main process."""
         self.lines.append(f"[2026-02-26 20:00:{len(self.lines) % 60:02d}] {text}")
         return self
 
     def rank(self, number: int, text: str) -> SGLang:
-        """A line of a rank; lines that follow in the text have no prefix."""
+        """Add a line of a rank; further lines of the text have no prefix."""
         tag = f" TP{number}" if self.tp > 1 or not at_least(self.version, "0.4.7") else ""
         head, *rest = text.split("\n")
         self.lines += [f"[2026-02-26 20:00:{len(self.lines) % 60:02d}{tag}] {head}", *rest]
         return self
 
     def each(self, text: str) -> SGLang:
-        """The same line of every rank."""
+        """Add the same line for every rank."""
         for number in range(self.tp):
             self.rank(number, text)
         return self
 
     def communicators(self, used: float = 0.4) -> SGLang:
-        """Distributed initialisation."""
+        """Add the distributed initialisation."""
         words = "parallel" if at_least(self.version, "0.5.21") else "torch distributed"
         self.each(f"Init {words} begin.")
         if at_least(self.version, "0.5.21"):
@@ -93,7 +93,7 @@ class SGLang:
         return self.each(f"Init {words} ends. {elapsed}mem usage={used:.2f} GB")
 
     def load(self, *, draft: float | None = None) -> SGLang:
-        """Weights; with `draft` those of a draft model behind them."""
+        """Add the loading of weights; with `draft` also that of a draft model of that many GiB."""
         for number, before in enumerate(self.before):
             self._load(number, before, self.weights, "LlamaForCausalLM")
         if draft is not None:
@@ -111,7 +111,7 @@ class SGLang:
         )
 
     def pool(self, tokens: int, size: float, after: float) -> SGLang:
-        """The KV pool."""
+        """Add the allocation of the KV pool."""
         dtype = "dtype: torch.bfloat16, " if at_least(self.version, "0.5.13") else ""
         self.each(
             f"KV Cache is allocated. {dtype}#tokens: {tokens}, K size: {size / 2:.2f} GB, V size: {size / 2:.2f} GB"
@@ -119,7 +119,7 @@ class SGLang:
         return self.each(f"Memory pool end. avail mem={after:.2f} GB")
 
     def capture(self, after: float | None = None, used: float = 1.0, free: float = 8.0) -> SGLang:
-        """Graphs; without `after` only their beginning."""
+        """Add the graph capture; without `after` only its beginning."""
         if at_least(self.version, "0.5.14"):
             head = "Capture target decode CUDA graph"
             self.each(f"{head} begin. backend=full, num_tokens_per_req=1, bs=[1, 2], avail mem={free:.2f} GB")
@@ -134,7 +134,7 @@ class SGLang:
         return self
 
     def ready(self, tokens: int, available: float = 6.0) -> SGLang:
-        """Capacity, HTTP, warm-up."""
+        """Add capacity, HTTP and warm-up."""
         self.rank(
             0, f"max_total_num_tokens={tokens}, chunked_prefill_size=8192, max_prefill_tokens=16384,"
             f" max_running_requests=2048, context_len=32768, available_gpu_mem={available:.2f} GB",
@@ -143,7 +143,7 @@ class SGLang:
         return self.main("The server is fired up and ready to roll!")
 
     def prefill(self, tokens: int) -> SGLang:
-        """A prefill batch."""
+        """Add a prefill batch."""
         dot = "," if at_least(self.version, "0.5.4") else "."
         return self.rank(
             0,
@@ -152,7 +152,7 @@ class SGLang:
         )
 
     def decode(self, rate: float, running: int = 8, usage: float = 0.4) -> SGLang:
-        """A decode batch."""
+        """Add a decode batch."""
         dot = "," if at_least(self.version, "0.5.4") else "."
         return self.rank(
             0, f"Decode batch{dot} #running-req: {running}, #token: 4096, token usage: {usage:.2f}, cuda graph: True,"
@@ -160,7 +160,7 @@ class SGLang:
         )  # fmt: skip
 
     def fail(self, message: str, frames: Sequence[str], ranks: Sequence[int] | None = None) -> SGLang:
-        """The same exception of some ranks, or of all, and what the main process makes of it."""
+        """Add the same exception on some ranks (None: all), and the main process's line about it."""
         for number in range(self.tp) if ranks is None else ranks:
             stack = ""
             for path, _, function in (frame.partition(":") for frame in frames):

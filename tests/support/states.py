@@ -1,4 +1,4 @@
-"""Host states as literal values, for tests and pictures of the screens. No session, no clock, no randomness."""
+"""Host states as literal values, for tests and pictures of the screens; without session, clock and randomness."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def log_of(
 
 
 def serving_log(count: int = 60, *, ranks: int = 8) -> list[LogLine]:
-    """Start-up lines of eight ranks, then decode batches as a busy SGLang prints them."""
+    """Return the start-up lines of eight ranks, then decode batches as of a busy SGLang."""
     lines: list[LogLine] = []
     offset = 0
 
@@ -304,7 +304,7 @@ TOPOLOGY = tuple(
 
 
 def serving() -> HostState:
-    """The design sketch: eight cards, one SGLang, a foreign tenant on GPU 2."""
+    """Return the design's example: eight cards, one SGLang, a foreign tenant on GPU 2."""
     used = [86.8] * 8
     used[2] = 89.2
     stranger = ForeignProcess(
@@ -339,7 +339,7 @@ def serving() -> HostState:
 
 
 def starting() -> HostState:
-    """Weights are being loaded, 21 of 62 shards; earlier starts are known."""
+    """Return a server that loads its weights, 21 of 62 shards, with earlier starts known."""
     base = serving()
     held = server()
     lines = [each for each in serving_log(0) if "Init torch" in each.text or "server_args" in each.text]
@@ -378,7 +378,7 @@ SCHEDULER = "/opt/venv/lib/python3.10/site-packages/sglang/srt/managers/schedule
 
 
 def failed() -> HostState:
-    """The KV pool did not fit: all eight ranks said so, TP5 first, and one process is left."""
+    """Return a start whose KV pool did not fit: all eight ranks raised, TP5 first, and one process is left."""
     base = serving()
     held = server()
     lines = [
@@ -426,7 +426,7 @@ def failed() -> HostState:
 
 
 def explained() -> HostState:
-    """The same failure with what it comes from: the finding stands at the line of TP5."""
+    """Return the same failure with its finding, which is at the line of TP5."""
     base = failed()
     held = base.servers[0]
     lines = [each for block in held.log.blocks for each in block.lines]
@@ -438,7 +438,7 @@ def explained() -> HostState:
 
 
 def compared() -> HostState:
-    """The failure, and the start before it, which worked and was stopped."""
+    """Return the failure, and the start before it, which worked and was stopped."""
     base = explained()
     before = REPLACE(
         server(),
@@ -455,7 +455,7 @@ def compared() -> HostState:
 
 
 def slowed() -> HostState:
-    """It serves, and the log tells of a slowdown."""
+    """Return a serving server with a slowdown in its log."""
     base = serving()
     held = base.servers[0]
     lines = [each for block in held.log.blocks for each in block.lines]
@@ -465,7 +465,7 @@ def slowed() -> HostState:
 
 
 def empty() -> HostState:
-    """GPUs, no server, one job of somebody else."""
+    """Return a host with GPUs, without a server, and with a foreign process."""
     base = serving()
     used = [0.6, 0.6, 41.3, 0.6, 0.6, 0.6, 0.6, 0.6]
     stranger = ForeignProcess(
@@ -475,12 +475,12 @@ def empty() -> HostState:
 
 
 def connecting() -> HostState:
-    """Nothing is known yet."""
+    """Return a host of which nothing is known yet."""
     return HostState(name="root@gpu-box-1")
 
 
 def down() -> HostState:
-    """Never came up: the host is not there."""
+    """Return a host that was never reached."""
     return HostState(
         name="root@gpu-box-9",
         link=LinkState(
@@ -493,7 +493,7 @@ def down() -> HostState:
 
 
 def stale() -> HostState:
-    """The link is being rebuilt; everything shown is old."""
+    """Return a host whose link is being restored, so that all numbers are stale."""
     return REPLACE(
         serving(),
         link=LinkState(
@@ -507,7 +507,7 @@ def stale() -> HostState:
 
 
 def no_gpu() -> HostState:
-    """A machine without a GPU."""
+    """Return a host without a GPU."""
     base = serving()
     return REPLACE(
         base,
@@ -520,7 +520,7 @@ def no_gpu() -> HostState:
 
 
 def two_servers() -> HostState:
-    """An SGLang on GPUs 0 to 3 and a vLLM on 4 to 7."""
+    """Return an SGLang on GPUs 0 to 3 and a vLLM on 4 to 7."""
     base = serving()
     first = REPLACE(server(), ranks=server().ranks[:4])
     vllm = identity(key="51000:9190000", pid=51000, engine="vllm", ranks=4, port=8000)
@@ -558,7 +558,7 @@ def two_servers() -> HostState:
 
 
 def shared() -> HostState:
-    """Two servers on the same GPUs, half a card each; the second one loads, and somebody else is on GPU 2."""
+    """Return two servers with half of each GPU; the second one loads, and a foreign process is on GPU 2."""
     base = two_servers()
     first, second = base.servers
     half = RankMemory(
@@ -587,7 +587,7 @@ def shared() -> HostState:
 
 
 def silent() -> HostState:
-    """Nothing but the host itself still answers: the server hangs, and so does the driver."""
+    """Return a host on which server and driver hang: only the host itself still answers."""
     base = serving()
     problems = (
         ProblemSeen(code="http-timeout", subject=KEY, detail="GET /metrics: no answer in 5 s"),
@@ -597,7 +597,7 @@ def silent() -> HostState:
 
 
 def killed() -> HostState:
-    """A rank was killed from outside while the server served; the others only noticed."""
+    """Return a server of which one rank was killed from outside while it served."""
     base = serving()
     held = server()
     gone = "TP3 (pid 48380) died without an error of its own: killed from outside, or crashed in native code"
@@ -622,7 +622,7 @@ def killed() -> HostState:
 
 
 def unreadable() -> HostState:
-    """The driver refuses every GPU, and more does not work."""
+    """Return a host whose driver refuses every GPU, among other problems."""
     base = troubled()
     refused = tuple(
         ProblemSeen(code="nvml-error", subject=f"GPU {gpu}", detail=f"GPU {gpu}: Unknown Error") for gpu in range(8)
@@ -631,7 +631,7 @@ def unreadable() -> HostState:
 
 
 def unknown_numbers() -> HostState:
-    """A container in which the driver tells little: no power, no traffic, a rank without a GPU, a lost GPU."""
+    """Return a container in which the driver tells little: no power, no traffic, a rank without a GPU, a lost GPU."""
     base = serving()
     blind = tuple(
         GpuSample(index, error="GPU is lost: fell off the bus")
@@ -664,7 +664,7 @@ def unknown_numbers() -> HostState:
 
 
 def troubled() -> HostState:
-    """Many things do not work at once."""
+    """Return a host with many problems at once."""
     base = serving()
     problems = (
         ProblemSeen(code="http-auth", subject=KEY, detail="GET /server_info: 401"),
@@ -702,4 +702,4 @@ ALL = {
     "unknown_numbers": unknown_numbers,
     "troubled": troubled,
 }
-"""Every state by name."""
+"""Every state, by name."""

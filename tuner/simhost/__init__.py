@@ -1,8 +1,8 @@
-"""The demo's GPU host: an SSH server on loopback, a /proc and NVML of its own, and a simulated SGLang server.
+"""The demo's GPU host: an SSH server on loopback with a /proc and NVML of its own, and a simulated SGLang server.
 
-It is the other side. It shares no code with the product's core or its engines: it was written from what SGLang
-prints and does, so that the two can disagree. Only the transport that connects to it and the probe that looks at it
-are the product's, and they are the very ones a real host gets.
+It shares no code with the product's core or engines, and was written from what SGLang prints and does, so that the two
+can disagree. Only the transport that connects to it and the probe that runs on it are the product's, the same as for a
+real host.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _locks: list[int] = []
-"""Open files whose locks say that this process lives."""
+"""Descriptors of locked files; a lock shows other processes that this one lives."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Address:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Address:
-        """From the ready line or the registry."""
+        """Return the address in the ready line or in an entry of the registry."""
         return cls(
             host=facts["host"], port=facts["port"], user=facts["user"], identity=Path(facts["identity"]),
             known_hosts=Path(facts["known_hosts"]), pid=facts["pid"], dir=Path(facts["dir"]),
@@ -51,7 +51,7 @@ class Address:
 
 
 class SimHost:
-    """A simulated host that runs; a context manager, sync or async, that ends it."""
+    """A running simulated host, which ends with this context manager (sync or async)."""
 
     def __init__(self, process: subprocess.Popen[bytes], address: Address) -> None:
         self._process = process
@@ -59,11 +59,11 @@ class SimHost:
 
     @property
     def pid(self) -> int:
-        """The host process."""
+        """Return the PID of the host process."""
         return self._process.pid
 
     def close(self) -> None:
-        """End it; all its processes and files are gone afterwards. Safe to call twice."""
+        """End the host; all its processes and files are gone on return. May be called twice."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             self._process.stdin.close()
         self._process.wait()
@@ -92,13 +92,13 @@ class SimHost:
 def launch(
     scenario: str = "healthy", *, version: str = "0.5.9", speed: float = 1.0, seed: int = 0, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start the host process and do not wait for it: `finish` does.
+    """Start the host process without waiting for it; `finish` waits.
 
     Args:
-        scenario: A name of `scenarios.SCENARIOS`.
+        scenario: A name in `scenarios.SCENARIOS`.
         version: SGLang version to play, 0.5.9 or 0.5.23.
-        speed: Pace of starts and waits; at 1 a start takes some twenty seconds.
-        seed: Of all chance.
+        speed: Factor of starts and waits; at 1 a start takes some twenty seconds.
+        seed: Seed of the random numbers.
         options: Further options of `python -m tuner.simhost`, by name: `no_server=True`, `api_key="x"`.
     """
     words = ["--scenario", scenario, "--version", version, "--speed", str(speed), "--seed", str(seed)]
@@ -119,7 +119,7 @@ def finish(process: subprocess.Popen[bytes]) -> SimHost:
     """Wait for the ready line of a host process.
 
     Raises:
-        RuntimeError: It ended without one.
+        RuntimeError: The process ended without one.
     """
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -131,15 +131,15 @@ def finish(process: subprocess.Popen[bytes]) -> SimHost:
 def start(
     scenario: str = "healthy", version: str = "0.5.9", speed: float = 1.0, seed: int = 0, **options: Any
 ) -> SimHost:
-    """Start a simulated host and wait until it can be connected to. See `launch`."""
+    """Start a simulated host and wait until it accepts connections. See `launch`."""
     return finish(launch(scenario, version=version, speed=speed, seed=seed, **options))
 
 
 def register(folder: Path, facts: Mapping[str, Any]) -> Path:
-    """Write down that a demo runs; the file to remove when it ends.
+    """Write the registry entry of a running demo, and return its path, which is to be removed when the demo ends.
 
-    The file stays locked for as long as the calling process lives: that tells a living entry from a stale one,
-    whatever became of the process and its PID.
+    The file stays locked while the calling process lives. The lock tells a valid entry from a stale one, even if the
+    PID was reused.
     """
     path = folder / f"demo-{facts['pid']}.json"
     temporary = path.with_suffix(".tmp")
@@ -152,7 +152,7 @@ def register(folder: Path, facts: Mapping[str, Any]) -> Path:
 
 
 def _create(path: Path) -> int:
-    """Open a new file. Its folder may be removed meanwhile by a demo that ends: then it is made again."""
+    """Open a new file for writing. Its folder is made again if a demo that ends removes it meanwhile."""
     while True:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
@@ -160,7 +160,7 @@ def _create(path: Path) -> int:
 
 
 def running(folder: Path) -> Address | None:
-    """The demo that was started last and still runs; entries of dead ones are removed."""
+    """Return the running demo that was started last, or None. Entries of dead demos are removed."""
     newest: tuple[float, Address] | None = None
     for path in folder.glob("demo-*.json"):
         try:

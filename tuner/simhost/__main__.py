@@ -1,4 +1,4 @@
-"""`python -m tuner.simhost`: a simulated GPU host that ends with its stdin."""
+"""`python -m tuner.simhost`: a simulated GPU host that ends when its stdin does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tuner.simhost.engine.config import VERSIONS
 
 
 def options(argv: list[str]) -> argparse.Namespace:
-    """Read the command line of the host process."""
+    """Parse the command line of the host process."""
     parser = argparse.ArgumentParser(prog="python -m tuner.simhost", description="The simulated host behind the demo.")
     parser.add_argument("--scenario", choices=tuple(scenarios.SCENARIOS), default="healthy")
     parser.add_argument("--version", choices=VERSIONS, default="0.5.9")
@@ -38,8 +38,7 @@ def main() -> int:
     try:
         world.build()
         world.begin()
-        # The imports that take long come when the server is already on its way: both have to be there for the
-        # first client.
+        # Slow imports come after the server was started: both must be ready for the first client.
         from tuner.simhost.host import serve
 
         serve(world)

@@ -1,4 +1,4 @@
-"""The simulated GPUs: what they are, and how they warm up, draw and clock as work comes and goes."""
+"""The simulated GPUs: their properties, and how temperature, power and clocks follow the load."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MIB = 1 << 20
 COUNT = 8
 TOTAL_BYTES = 97_887 * MIB
 RESERVED_BYTES = 638 * MIB
-"""Kept by the driver and firmware; CUDA's total is without it."""
+"""Bytes reserved by driver and firmware; CUDA's total does not include them."""
 IDLE_BYTES = 4 * MIB
 CAPACITY_BYTES = TOTAL_BYTES - RESERVED_BYTES - IDLE_BYTES
-"""What CUDA can give to processes."""
+"""Bytes that CUDA can give to processes."""
 LIMIT_W = 600.0
 DRIVER = "580.95.05"
 CUDA = 13_000
@@ -26,7 +26,7 @@ _BUSES = ("11", "2f", "44", "5a", "93", "a7", "bd", "d2")
 
 @dataclass
 class Holder:
-    """A process with memory on a GPU."""
+    """A process that holds memory on a GPU."""
 
     pid: int
     gpu: int
@@ -53,25 +53,25 @@ class Driver:
     paths: tuple[Path, ...]
     rng: random.Random
     mode: str | None = None
-    """missing, error or hang: how the driver misbehaves as a whole."""
+    """How the driver as a whole fails: missing, error or hang; None for not."""
     lost: set[int] = field(default_factory=set)
     gpus: list[_Gpu] = field(default_factory=lambda: [_Gpu(i) for i in range(COUNT)])
     at: float = 0.0
 
     def settle(self, loads: list[dict[str, float]]) -> None:
-        """Take work as going on for long: temperatures and watts are what they come to."""
+        """Set temperature and power to what a constant load leads to."""
         for gpu, load in zip(self.gpus, loads, strict=True):
             gpu.watts = load["watts"] * LIMIT_W
             gpu.temp = self._target_temp(gpu)
             gpu.util = load["utilization"]
 
     def update(self, now: float, loads: list[dict[str, float]], holders: list[Holder]) -> None:
-        """Let time pass and tell the new state.
+        """Advance time, and write the new state.
 
         Args:
             now: Monotonic seconds.
-            loads: Work by GPU, as the engines publish it.
-            holders: All that hold memory.
+            loads: Load by GPU, as the engines publish it.
+            holders: All processes that hold GPU memory.
         """
         passed = min(2.0, now - self.at) if self.at else 0.25
         self.at = now
@@ -97,7 +97,7 @@ class Driver:
             temporary.replace(path)
 
     def _target_temp(self, gpu: _Gpu) -> float:
-        # Cards in the middle of the box get warmer air.
+        # Cards in the middle of the chassis get warmer air.
         return 31.5 + 2.4 * math.sin(gpu.index * 1.3) + gpu.watts * 0.068
 
     def _let_pass(self, gpu: _Gpu, load: dict[str, float], passed: float) -> None:
@@ -113,7 +113,7 @@ class Driver:
     def _tell(self, gpu: _Gpu, holders: list[Holder]) -> dict[str, Any]:
         index = gpu.index
         busy = gpu.util > 0.02
-        # The third card has the worst silicon: it runs into its power target first.
+        # The third card has the worst silicon, and reaches its power target first.
         capped = index == 2 and gpu.watts > 0.66 * LIMIT_W
         sm = 180 if not busy else 2_410 - (15 if capped else 0) - int(self.rng.random() * 2) * 8
         used = IDLE_BYTES + sum(h.used_bytes for h in holders if h.gpu == index)
@@ -153,17 +153,17 @@ class Driver:
 
 
 def numa_node(index: int) -> int:
-    """Four GPUs on each of two sockets."""
+    """Return the socket of a GPU: four GPUs on each of two."""
     return index * 2 // COUNT
 
 
 def bus_id(index: int) -> str:
-    """As /sys names the device."""
+    """Return a GPU's bus id as /sys names the device."""
     return f"0000:{_BUSES[index]}:00.0"
 
 
 def _ancestor(first: int, second: int) -> int:
-    """NVML's level: within a socket the way goes over the node's host bridges, else over the sockets' link."""
+    """Return NVML's topology level: via the node's host bridges within a socket, else via the link between sockets."""
     if first == second:
         return 0
     return 40 if numa_node(first) == numa_node(second) else 50

@@ -1,4 +1,4 @@
-"""The simulated host as a process: lets SSH clients into the world, plays the scenario, ends with its stdin."""
+"""The simulated host as a process: accepts SSH clients, plays the scenario, and ends when its stdin does."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tuner.simhost.world import TICK_S, World
 
 
 class Host:
-    """The door, the clock and the script of a world.
+    """The SSH server, the clock and the script of a world.
 
     Args:
-        world: What there is; its first server is starting already.
+        world: The simulated host; its first server is starting already.
     """
 
     def __init__(self, world: World) -> None:
@@ -33,7 +33,7 @@ class Host:
         self._sessions: list[Session] = []
 
     async def run(self) -> None:
-        """Serve until stdin ends or a signal says so."""
+        """Serve until stdin ends or a signal comes."""
         world = self.world
         host_key, user_key = (asyncssh.generate_private_key("ssh-ed25519") for _ in range(2))
         listener = await asyncssh.create_server(
@@ -57,7 +57,7 @@ class Host:
         try:
             loop.add_reader(sys.stdin.fileno(), self._stdin)
         except PermissionError:
-            self.closing.set()  # a file or /dev/null cannot be waited for, and has ended already
+            self.closing.set()  # a file or /dev/null cannot be waited for, and is at its end
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self.closing.set)
         try:
@@ -120,7 +120,7 @@ class Host:
                 return
 
     async def _until_over(self, pid: int, serve_s: float | None) -> None:
-        """Wait until a server ended, and stop it after it served long enough."""
+        """Wait until a server has ended; stop it after it has served for `serve_s` seconds."""
         world, ready_at = self.world, None
         while pid in world.servers and world.servers[pid].poll() is None:
             fact = world.fact(pid)
@@ -134,7 +134,7 @@ class Host:
 
 
 def serve(world: World) -> None:
-    """Open the door and stay until the end."""
+    """Serve clients until the host ends."""
 
     async def stay() -> None:
         await Host(world).run()

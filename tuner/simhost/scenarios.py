@@ -1,11 +1,11 @@
-"""What happens on the simulated host, by name: servers that run, start, fail and are replaced."""
+"""The scenarios of the simulated host, by name: servers that run, start, fail and are replaced."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
 START_PACE = 30.0
-"""At speed 1 a start of ten minutes takes twenty seconds."""
+"""Simulated seconds of a start per real second: at speed 1 a start of ten minutes takes twenty seconds."""
 GIB = 1 << 30
 
 SCENARIOS = {
@@ -26,18 +26,18 @@ class Launch:
     """One start of a server."""
 
     name: str
-    """Of its log."""
+    """Name of its log, without extension."""
     fraction: float = 0.88
     env: dict[str, str] = field(default_factory=dict)
     up_s: float | None = None
-    """It runs already and is so old."""
+    """Age in seconds of a server that runs already; None for one that starts now."""
     traffic: str = "office"
     faults: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class OldRun:
-    """A run of the past, of which only the log is left."""
+    """An earlier run, of which only the log is left."""
 
     launch: Launch
     ago_s: float
@@ -46,18 +46,18 @@ class OldRun:
 
 @dataclass(frozen=True)
 class Step:
-    """One launch of a script."""
+    """One launch of a scenario."""
 
     launch: Launch
     serve_s: float | None = None
-    """It is stopped after serving so long; None: until it ends by itself."""
+    """Seconds of serving after which it is stopped; None: it ends by itself."""
     pause_s: float = 0.0
-    """Quiet time before the next one."""
+    """Seconds between its end and the next launch."""
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """A process of another user on a GPU."""
+    """A foreign process on a GPU."""
 
     gpu: int = 2
     used_bytes: int = int(2.4 * GIB)
@@ -67,14 +67,14 @@ class Tenant:
 
 @dataclass(frozen=True)
 class Plan:
-    """A scenario."""
+    """What a scenario does."""
 
     steps: tuple[Step, ...] = ()
     repeat: bool = False
     older: tuple[OldRun, ...] = ()
     tenant: Tenant | None = None
     fast: bool = True
-    """Starts are quick; else they take their ten minutes (and lie in the past)."""
+    """Whether starts are quick. Otherwise they take their ten minutes, and lie in the past."""
 
 
 _BASE = Launch("base-88")
@@ -89,10 +89,10 @@ _CUSTOM_AR = {"SGLANG_FORCE_CUSTOM_AR_PCIE": "1", "SGLANG_CUSTOM_ALLREDUCE_ALGO"
 
 
 def plan(name: str) -> Plan:
-    """The plan of a scenario.
+    """Return the plan of a scenario.
 
     Raises:
-        KeyError: There is none of that name.
+        KeyError: There is no scenario of that name.
     """
     solo = replace(_BASE, traffic="solo")
     plans = {
@@ -124,7 +124,7 @@ def plan(name: str) -> Plan:
 
 def argv(python: str, launch: Launch, version: str, port: int, *, metrics: bool, api_key: str | None,
          extra: tuple[str, ...] = ()) -> list[str]:  # fmt: skip
-    """The command line of a launch, in the flags of the version."""
+    """Return the command line of a launch, with the flags of the version."""
     graphs = "--cuda-graph-max-bs" if version == "0.5.9" else "--cuda-graph-max-bs-decode"
     words = [
         python, "-m", "sglang.launch_server", "--model-path", "/models/kimi-k2.5-int4", "--tp", "8",

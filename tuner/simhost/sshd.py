@@ -1,4 +1,4 @@
-"""The simulated host's SSH server: key login only, each exec a real process of this machine."""
+"""The simulated host's SSH server: login by key only; each command is a real process of this machine."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _SIGNALS = {
 _NAMES = {int(number): name for name, number in _SIGNALS.items()}
 
 END_S = 2.0
-"""For a command that was killed."""
+"""Most seconds to wait for a command that was killed."""
 
 
 class Server(asyncssh.SSHServer):
-    """One connection: the one user with the one key.
+    """One connection, with one user and one key.
 
     Args:
-        user: Who may log in.
-        key: The public key that proves it.
+        user: Name of the user who may log in.
+        key: The user's public key.
         session: Makes a session for each channel.
     """
 
@@ -36,28 +36,28 @@ class Server(asyncssh.SSHServer):
         self._session = session
 
     def begin_auth(self, username: str) -> bool:
-        """Everyone has to show a key."""
+        """Require authentication from everyone."""
         return True
 
     def public_key_auth_supported(self) -> bool:
-        """Keys are taken."""
+        """Offer login by key."""
         return True
 
     def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
-        """Only the generated user key."""
+        """Accept only the generated user key."""
         return username == self._user and key.public_data == self._key.public_data
 
     def session_requested(self) -> Session:
-        """A channel is opened."""
+        """Make a session for a new channel."""
         return self._session()
 
 
 class Session(asyncssh.SSHServerSession[bytes]):
-    """One channel: a command, its streams, signals and end.
+    """One channel: a command with its streams, signals and exit status.
 
     Args:
         env: Environment of the commands.
-        cwd: Where they start.
+        cwd: Working directory of the commands.
     """
 
     def __init__(self, env: Mapping[str, str], cwd: str) -> None:
@@ -67,31 +67,31 @@ class Session(asyncssh.SSHServerSession[bytes]):
         self._command: str | None = None
         self._process: asyncio.SubprocessTransport | None = None
         self._early: list[bytes | None] = []
-        """Input that came before the process was up; None is its end."""
+        """Input that came before the process was started; None stands for its end."""
         self._starting: asyncio.Task[None] | None = None
         self._closed = False
         self._exited = asyncio.Event()
 
     def connection_made(self, chan: asyncssh.SSHServerChannel[bytes]) -> None:
-        """The channel is open."""
+        """Store the channel that was opened."""
         self._channel = chan
 
     def exec_requested(self, command: str) -> bool:
-        """A command is to be run."""
+        """Accept a command."""
         self._command = command
         return True
 
     def shell_requested(self) -> bool:
-        """A login shell without terminal reads commands from stdin."""
+        """Accept a login shell without terminal: it reads commands from stdin."""
         self._command = "exec /bin/sh"
         return True
 
     def pty_requested(self, term_type: str, term_size: Any, term_modes: Any) -> bool:
-        """There are no terminals here."""
+        """Refuse a terminal."""
         return False
 
     def session_started(self) -> None:
-        """Run it."""
+        """Start the command."""
         assert self._channel is not None
         self._env.update(self._channel.get_environment())
         self._starting = asyncio.get_running_loop().create_task(self._start(), name="exec")
@@ -117,11 +117,11 @@ class Session(asyncssh.SSHServerSession[bytes]):
             self._kill(signal.SIGHUP)
 
     def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
-        """Input of the command."""
+        """Pass input to the command."""
         self._input(data)
 
     def eof_received(self) -> bool:
-        """End of the input; the output goes on."""
+        """Pass on the end of input; the output stays open."""
         self._input(None)
         return True
 
@@ -149,11 +149,11 @@ class Session(asyncssh.SSHServerSession[bytes]):
             self._channel.resume_reading()
 
     def pause_writing(self) -> None:
-        """The client reads slowly: so does the command's output wait."""
+        """Pause the command's output, since the client reads slowly."""
         self._output("pause_reading")
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """Resume the command's output."""
         self._output("resume_reading")
 
     def _output(self, act: str) -> None:
@@ -163,13 +163,13 @@ class Session(asyncssh.SSHServerSession[bytes]):
                 getattr(pipe, act)()
 
     def signal_received(self, signal: str) -> None:
-        """A signal for the command."""
+        """Send a signal to the command."""
         number = _SIGNALS.get(signal)
         if number is not None:
             self._kill(number)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The channel is closed, or the connection: end the command."""
+        """End the command, since the channel or the connection is closed."""
         self._closed = True
         if self._process is not None:
             self._input(None)
@@ -178,11 +178,11 @@ class Session(asyncssh.SSHServerSession[bytes]):
 
     @property
     def over(self) -> bool:
-        """The channel is closed, and the command was let go of."""
+        """Return whether the channel is closed and the command released."""
         return self._closed and (self._process is None or self._process.is_closing())
 
     async def end(self) -> None:
-        """End the command at once and let go of its pipes, while there is a loop that can."""
+        """Kill the command and release its pipes, while the event loop still runs."""
         self._kill(signal.SIGKILL)
         if self._process is not None:
             with contextlib.suppress(TimeoutError):
@@ -196,13 +196,13 @@ class Session(asyncssh.SSHServerSession[bytes]):
             self._process.close()
 
     def _kill(self, number: signal.Signals) -> None:
-        # While our child was not reaped its PID, and so its group, cannot be another's.
+        # Until the child is reaped, its PID and process group cannot be another's.
         if self._process is not None and self._process.get_returncode() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.get_pid(), number)
 
     def _ended(self) -> None:
-        """The command is over and its output is read."""
+        """Report the exit status, once the command has ended and its output was read."""
         assert self._channel is not None
         assert self._process is not None
         code = self._process.get_returncode() or 0
@@ -216,7 +216,7 @@ class Session(asyncssh.SSHServerSession[bytes]):
 
 
 class _Pipes(asyncio.SubprocessProtocol):
-    """Hands the output of a command to its channel."""
+    """Passes the output of a command to its channel."""
 
     def __init__(
         self, channel: asyncssh.SSHServerChannel[bytes], exited: asyncio.Event, ended: Callable[[], None]

@@ -20,14 +20,14 @@ _HZ = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Process:
-    """One process of the simulated host."""
+    """A process of the simulated host."""
 
     pid: int
     ppid: int
     cmdline: bytes
-    """NUL-separated, as the kernel gives it."""
+    """NUL-separated, as in /proc."""
     started_at: float
-    """Wall clock."""
+    """Seconds since the epoch."""
     comm: str = "python"
     state: str = "S"
     uid: int = 0
@@ -36,16 +36,16 @@ class Process:
     cwd: str = "/root"
     exe: str = "/usr/bin/python3"
     log: str | None = None
-    """File behind its stdout and stderr."""
+    """File that stdout and stderr lead to; None for none."""
     port: int | None = None
     cgroup: str = "/user.slice/user-0.slice/session-12.scope"
     rss_kb: int = 900_000
     cpu_share: float = 0.0
-    """Cores it keeps busy."""
+    """Number of cores that it keeps busy."""
 
 
 class Tree:
-    """Writes below one root folder. Values that change are replaced, never rewritten in place."""
+    """Writes the files below one root folder. A file whose contents change is replaced, never rewritten in place."""
 
     def __init__(self, root: Path, *, now: float) -> None:
         self.proc = root / "proc"
@@ -58,7 +58,7 @@ class Tree:
         self._at = now
 
     def build(self) -> None:
-        """What never changes."""
+        """Write what never changes."""
         self.etc.mkdir(parents=True, exist_ok=True)
         (self.etc / "passwd").write_text(
             "root:x:0:0:root:/root:/bin/bash\nalice:x:1001:1001:Alice:/home/alice:/bin/bash\n"
@@ -96,7 +96,7 @@ class Tree:
                          cgroup="/init.scope", rss_kb=14_000))  # fmt: skip
 
     def put(self, process: Process) -> None:
-        """Add a process, or change one."""
+        """Add a process, or change it."""
         if self._known.get(process.pid) == process:
             return
         folder = f"{process.pid}"
@@ -121,17 +121,17 @@ class Tree:
         self._stat(process)
 
     def remove(self, pid: int) -> None:
-        """A process is gone."""
+        """Remove a process."""
         if self._known.pop(pid, None) is not None:
             shutil.rmtree(self.proc / str(pid), ignore_errors=True)
             self._sockets()
 
     def pids(self) -> Sequence[int]:
-        """Who there is."""
+        """Return the PIDs of all processes."""
         return tuple(self._known)
 
     def tick(self, now: float) -> None:
-        """Let time pass: processor time, load, memory."""
+        """Advance time: processor time, load, memory."""
         passed, self._at = max(0.0, now - self._at), now
         cores = 1.2 + sum(p.cpu_share for p in self._known.values())
         self._busy += cores * passed * _HZ
@@ -175,7 +175,7 @@ class Tree:
         )
 
     def _sockets(self) -> None:
-        """The table of listening sockets; addresses are printed in the machine's byte order."""
+        """Write the table of listening sockets; addresses are in the machine's byte order."""
         rows = ["  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"]
         for process in self._known.values():
             if process.port is not None:

@@ -1,4 +1,4 @@
-"""The simulated host without its door: its folders and servers, and the kernel and GPU driver it plays."""
+"""The simulated host without its SSH server: folders, servers, and the kernel and GPU driver that it plays."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class World:
     """One simulated host.
 
     Args:
-        args: Its command line.
+        args: The parsed command line of the host process.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -61,7 +61,7 @@ class World:
         self.facts: dict[int, tuple[int, dict[str, Any]]] = {}
         self.logged: dict[int, str] = {}
         self.freeing: list[tuple[float, gpus.Holder]] = []
-        """Memory of processes that just died; the driver takes a moment."""
+        """Memory of processes that just died, with the time at which the driver releases it."""
         self.janitor_pid: int | None = None
         self.tenant_pid: int | None = None
         self.tenant_bytes = 0
@@ -84,7 +84,7 @@ class World:
         info = self.site / f"sglang-{self.args.version}.dist-info"
         info.mkdir(exist_ok=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: sglang\nVersion: {self.args.version}\n")
-        # A real virtual environment on our own interpreter: the server's, and what `python3` is on this host.
+        # A real virtual environment on our own interpreter, which servers run on and which is `python3` on this host.
         venv = self.dir / "venv"
         (venv / "pyvenv.cfg").write_text(f"home = {sys.base_prefix}/bin\nversion = 3.12.3\n")
         for name in ("python", "python3"):
@@ -103,7 +103,7 @@ class World:
         path.chmod(0o755)
 
     def begin(self) -> None:
-        """Start what the scenario starts with: before the slow imports, so that both happen at once."""
+        """Start the scenario's first server, before the slow imports, so that both run at the same time."""
         if self.own_dir:
             self.janitor_pid = self._fork(self._sweep)
         if self.plan.tenant is not None:
@@ -113,7 +113,7 @@ class World:
             self.start(self.plan.steps[0].launch, older=self.plan.older)
 
     def _fork(self, work: Callable[[], None]) -> int:
-        """A small process that does something when the host process is gone, however it went."""
+        """Fork a small process that calls `work` when the host process is gone, however it ended. Returns its PID."""
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(BaseException):
@@ -126,7 +126,7 @@ class World:
         return pid
 
     def _sweep(self) -> None:
-        """Remove the folder; dying servers may still write to it."""
+        """Remove the folder, repeatedly, since dying servers may still write to it."""
         for _ in range(50):
             shutil.rmtree(self.dir, ignore_errors=True)
             if not self.dir.exists():
@@ -135,11 +135,11 @@ class World:
 
     @property
     def python(self) -> str:
-        """The interpreter of the simulated servers."""
+        """Return the interpreter of the simulated servers."""
         return str(self.dir / "venv" / "bin" / "python")
 
     def start(self, launch: Launch, older: tuple[OldRun, ...] = ()) -> int:
-        """Start a server; its PID."""
+        """Start a server; return its PID."""
         self.launches += 1
         path = self.logs / f"{launch.name}.log"
         if path.exists():
@@ -199,7 +199,7 @@ class World:
     # Kernel and driver
 
     def tick(self) -> None:
-        """Look at the processes; tell /proc and the driver."""
+        """Update /proc and the driver from the processes there are."""
         now = time.time()
         loads = [dict(_IDLE) for _ in range(gpus.COUNT)]
         holders: list[gpus.Holder] = []
@@ -239,7 +239,7 @@ class World:
         self.driver.update(time.monotonic(), loads, holders)
 
     def fact(self, pid: int) -> dict[str, Any] | None:
-        """What a server last said of itself; None before it said anything."""
+        """Return what a server last published about itself; None before it published anything."""
         path = self.run_dir / f"{pid}.json"
         try:
             stamp = path.stat().st_mtime_ns
@@ -252,7 +252,7 @@ class World:
         return found[1] if found else None
 
     def _let_go(self, fact: dict[str, Any], now: float) -> None:
-        """The memory of a dead server comes back a moment later."""
+        """Release the memory of a dead server a moment later."""
         if fact.get("let_go"):
             return
         fact["let_go"] = True
@@ -280,7 +280,7 @@ class World:
         titled = title.startswith("sglang::")
         scheduler = kind == "scheduler"
         dead = member["state"] == "Z"
-        # The leader reaps its dead for real; the real engine leaves them as zombies, so that is what is shown.
+        # Our leader reaps its dead children; the real engine leaves zombies, so zombies are shown.
         self.tree.put(
             Process(
                 member["pid"], 1 if member.get("orphan") else leader, title.encode(),
@@ -318,11 +318,11 @@ class World:
 
     @property
     def shown(self) -> bool:
-        """Each server has shown itself, or is over: a client that comes now finds it."""
+        """Return whether every server has published itself or ended, so that a client that comes now finds it."""
         return all(self.fact(pid) is not None or process.poll() is not None for pid, process in self.servers.items())
 
     def first_look(self) -> None:
-        """The GPUs have been at their work for long when the first client comes."""
+        """Show GPUs that have been busy for long when the first client comes."""
         loads = [dict(_IDLE) for _ in range(gpus.COUNT)]
         for pid in self.servers:
             fact = self.fact(pid)
@@ -333,7 +333,7 @@ class World:
     # End
 
     def end(self) -> None:
-        """Leave nothing: no process, no folder."""
+        """End all processes and remove the folder."""
         orphans = [m["pid"] for pid in self.servers for m in (self.fact(pid) or {"members": []})["members"]]
         for child in (self.janitor_pid, self.tenant_pid):
             if child is not None:
@@ -345,7 +345,7 @@ class World:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
             process.wait()
-        # What lost its leader hangs on this pipe alone.
+        # Processes that lost their leader wait on this pipe alone.
         os.close(self.life_write)
         for _ in range(200):
             if not any(_alive(pid) for pid in orphans):
@@ -356,12 +356,12 @@ class World:
 
 
 def _data(spec: Spec) -> dict[str, Any]:
-    """A spec as JSON data."""
+    """Return a spec as JSON data."""
     return asdict(spec)
 
 
 def _alive(pid: int) -> bool:
-    """A process that runs. The dead of a dead leader may wait long for whoever has to reap them."""
+    """Return whether a process runs. Zombies of a dead leader may remain for long, and count as ended."""
     try:
         os.kill(pid, 0)
     except OSError:

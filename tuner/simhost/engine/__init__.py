@@ -1,1 +1,1 @@
-"""The simulated SGLang server: a real process with real ranks, log, port and signals; only the GPUs are imagined."""
+"""The simulated SGLang server: a real process with real ranks, log, port and signals; only the GPUs are simulated."""

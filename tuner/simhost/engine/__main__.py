@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Read the spec and live."""
+    """Run the server that the spec describes."""
     from tuner.simhost.engine.config import Spec, resolve
     from tuner.simhost.engine.server import Server
 

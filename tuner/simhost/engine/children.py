@@ -1,7 +1,7 @@
-"""The ranks and helpers of the simulated server: real processes that wait, so that signals reach the right ones.
+"""The ranks and helpers of the simulated server: real processes that only wait, so that real signals can be sent.
 
-They hang on pipes instead of on polling: when the leader goes, however it goes, the kernel closes its ends and they
-end too, on Linux and macOS alike. The title and state that the simulated host shows are published by the leader.
+They wait on pipes instead of polling: when the leader ends in any way, the kernel closes its ends of the pipes and they
+end too, on Linux and macOS alike. The titles and states that the simulated host shows are published by the leader.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from dataclasses import dataclass
 
 @dataclass
 class Child:
-    """One process of the server's tree."""
+    """One process of the server."""
 
     pid: int
     kind: str
-    """scheduler, detokenizer or resource_tracker."""
+    """One of scheduler, detokenizer, resource_tracker."""
     rank: int | None = None
     code: int | None = None
-    """Exit code once it is gone; negative: the signal."""
+    """Exit code once it has ended, or the negative signal number; None while it runs."""
 
     def title(self, python: str, *, titled: bool) -> str:
-        """Its command line, NUL-separated, as /proc shows it."""
+        """Return the command line, NUL-separated as in /proc."""
         if self.kind == "resource_tracker":
             return f"{python}\0-B\0-c\0from multiprocessing.resource_tracker import main;main(36)\0"
         if not titled:
@@ -36,12 +36,12 @@ class Child:
 
 
 class Family:
-    """All children of one leader.
+    """All children of a leader.
 
     Args:
-        ranks: How many schedulers.
-        lifeline: Reading end of a pipe that closes when the simulated host ends; then everything ends.
-        orphans: The detokenizer outlives a leader that dies before it serves, as 0.5.23's was seen to do.
+        ranks: Number of schedulers.
+        lifeline: Reading end of a pipe that closes when the simulated host ends, which ends every child; None for none.
+        orphans: The detokenizer outlives a leader that dies before it serves, as observed with 0.5.23.
     """
 
     def __init__(self, ranks: int, *, lifeline: int | None, orphans: bool) -> None:
@@ -65,11 +65,11 @@ class Family:
         os._exit(0)
 
     def serving(self) -> None:
-        """From now on all children go with their leader."""
+        """Let all children end with their leader from now on."""
         os.write(self._served, b"S")
 
     def reap(self) -> list[Child]:
-        """Children that ended since the last call."""
+        """Return the children that ended since the last call."""
         ended = []
         for child in self.children:
             if child.code is None:
@@ -80,7 +80,7 @@ class Family:
         return ended
 
     def kill(self, *, ranks: bool = True) -> None:
-        """SIGKILL to every child that is alive."""
+        """Kill and reap every child that is alive; without `ranks` the schedulers get no signal and are waited for."""
         for child in self.children:
             if child.code is None and (ranks or child.kind != "scheduler"):
                 with contextlib.suppress(ProcessLookupError):
@@ -90,14 +90,14 @@ class Family:
                 child.code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
 
     def scheduler(self, rank: int) -> Child:
-        """The child that plays a rank."""
+        """Return the child that plays a rank."""
         return next(child for child in self.children if child.rank == rank)
 
 
 def _wait(leash: int, served: int, lifeline: int | None, *, stays: bool, tracker: bool) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
-        # Python's resource tracker goes only with its parent.
+        # Python's resource tracker ends only with its parent.
         polite = tracker and number in (signal.SIGTERM, signal.SIGINT)
         signal.signal(number, signal.SIG_IGN if polite else signal.SIG_DFL)
     select.select([leash] if lifeline is None else [leash, lifeline], [], [])

@@ -1,4 +1,4 @@
-"""The command line of the simulated server, resolved into server args as the played version resolves them."""
+"""The command line of the simulated server, resolved into server args as in the played version."""
 
 from __future__ import annotations
 
@@ -12,56 +12,58 @@ from tuner.simhost.engine import memory
 DATA = Path(__file__).parent / "data"
 VERSIONS = ("0.5.9", "0.5.23")
 NATIVE_CONTEXT = 262_144
-"""What the LLM's own configuration says."""
+"""Context length in tokens, from the LLM's own configuration."""
 
 _ALIASES = {"tp": "tp_size", "tensor_parallel_size": "tp_size", "model": "model_path", "dp": "dp_size"}
 
 
 @dataclass(frozen=True)
 class Spec:
-    """Everything an engine process is told. Travels as JSON from the host process."""
+    """Everything that an engine process needs to know; sent as JSON by the host process."""
 
     version: str
     argv: list[str]
-    """What the simulated host's /proc shows, interpreter and module included."""
+    """The command line as the simulated /proc shows it, with interpreter and module."""
     env: dict[str, str]
     cwd: str
     run_dir: str
-    """Where the process publishes itself for the simulated kernel."""
+    """Folder in which the process publishes its state for the simulated kernel."""
     seed: int = 0
     pace: float = 30.0
-    """Simulated seconds of the start per real second."""
+    """Simulated seconds per real second, during the start."""
     speed: float = 1.0
-    """Simulated seconds of waits after the start per real second."""
+    """Simulated seconds per real second, in waits after the start."""
     up_s: float | None = None
-    """The server is this old already: the log holds its whole past at true pace."""
+    """Age of the server in seconds: the log then holds its past at real pace. None for a server that starts now."""
     older: list[dict[str, Any]] = field(default_factory=list)
-    """Runs of the past to write logs of: log, spec, started_at, served_s."""
+    """Earlier runs to write logs of, as objects with log, spec, started_at, served_s."""
     traffic: str = "office"
     foreign: dict[int, int] = field(default_factory=dict)
-    """Bytes of others by GPU when this server starts."""
+    """Bytes held by a foreign process on each GPU when this server starts."""
     foreign_pid: int = 0
-    """Whose they are."""
+    """PID of that foreign process."""
     capacity_bytes: int = 0
     faults: dict[str, float] = field(default_factory=dict)
-    """What goes wrong, by name, with a parameter: hang_capture (captures done), big_prefill (seconds after ready),
-    rank_killed (seconds after ready)."""
+    """Faults by name, each with a parameter.
+
+    hang_capture: captures done before the hang; big_prefill and rank_killed: seconds after ready.
+    """
 
     @classmethod
     def read(cls, text: str) -> Spec:
-        """Decode from JSON."""
+        """Decode a spec from JSON."""
         data: dict[str, Any] = json.loads(text)
         return cls.of(data)
 
     @classmethod
     def of(cls, data: dict[str, Any]) -> Spec:
-        """From JSON data, whose keys are texts."""
+        """Return a spec from JSON data, whose keys are strings."""
         return cls(**{**data, "foreign": {int(gpu): size for gpu, size in data["foreign"].items()}})
 
 
 @dataclass(frozen=True)
 class Config:
-    """Resolved server args, and the few the simulation acts on by name."""
+    """Resolved server args, and those on which the simulation depends as properties."""
 
     version: str
     args: dict[str, Any]
@@ -69,48 +71,48 @@ class Config:
 
     @property
     def new(self) -> bool:
-        """0.5.23 rather than 0.5.9."""
+        """Return whether the version is 0.5.23, not 0.5.9."""
         return self.version != "0.5.9"
 
     @property
     def tp(self) -> int:
-        """Number of ranks."""
+        """Return the number of ranks."""
         return int(self.args["tp_size"])
 
     @property
     def context_length(self) -> int:
-        """Longest request."""
+        """Return the most tokens of a request."""
         return int(self.args["context_length"] or NATIVE_CONTEXT)
 
     @property
     def fraction(self) -> float:
-        """mem_fraction_static."""
+        """Return mem_fraction_static."""
         return float(self.args["mem_fraction_static"])
 
     @property
     def graph_max_bs(self) -> int:
-        """Largest batch with a decode graph."""
+        """Return the largest batch size that has a decode graph."""
         if self.new:
             return int(self.args["cuda_graph_config"]["decode"]["max_bs"])
         return int(self.args["cuda_graph_max_bs"])
 
     @property
     def prefill_graphs(self) -> bool:
-        """Prefill graphs are captured (0.5.14 and later)."""
+        """Return whether prefill graphs are captured (0.5.14 and later)."""
         return self.new and self.args["cuda_graph_config"]["prefill"]["backend"] != "disabled"
 
     @property
     def speculative(self) -> bool:
-        """A draft proposes tokens."""
+        """Return whether a draft model proposes tokens."""
         return self.args["speculative_algorithm"] is not None
 
     @property
     def custom_all_reduce(self) -> bool:
-        """The locally patched build forces custom all-reduce on PCIe (no release knows the variable)."""
+        """Return whether custom all-reduce is forced on PCIe: a locally patched build; no release has the variable."""
         return bool(self.args.get("_force_custom_ar"))
 
     def dump(self) -> str:
-        """The `server_args=` line's value."""
+        """Return the value of the `server_args=` line."""
         public = {key: value for key, value in self.args.items() if not key.startswith("_")}
         if self.new:
             for key in ("api_key", "admin_api_key"):
@@ -120,15 +122,15 @@ class Config:
         return "ServerArgs(" + ", ".join(f"{key}={value!r}" for key, value in public.items()) + ")"
 
     def public(self) -> dict[str, Any]:
-        """The args as /server_info gives them."""
+        """Return the args as /server_info reports them."""
         return {key: value for key, value in self.args.items() if not key.startswith("_")}
 
 
 def resolve(spec: Spec) -> Config:
-    """Read argv as the engine would; unknown flags end with status 2, as argparse does.
+    """Resolve the command line as the engine does; unknown flags end the process with status 2, as in argparse.
 
     Raises:
-        SystemExit: With the message argparse prints.
+        SystemExit: With argparse's message.
     """
     args: dict[str, Any] = json.loads((DATA / f"args-{spec.version}.json").read_text())
     given: set[str] = set()
@@ -152,7 +154,7 @@ def resolve(spec: Spec) -> Config:
 
 
 def _graph_alias(version: str, key: str) -> tuple[str, str]:
-    """0.5.14 renamed the graph flags; the settings themselves moved into one JSON setting."""
+    """Return flag and setting of a graph flag: 0.5.14 renamed flags and moved their settings into one JSON setting."""
     if version != "0.5.9" and key in ("cuda_graph_max_bs_decode", "cuda_graph_backend_prefill"):
         return key, "cuda_graph_config"
     return key, key

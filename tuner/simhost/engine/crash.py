@@ -1,10 +1,10 @@
-"""How the ranks of SGLang 0.5.9 and 0.5.23 say that they died: the tracebacks, frame by frame."""
+"""Tracebacks of ranks that die in SGLang 0.5.9 and 0.5.23, frame by frame."""
 
 from __future__ import annotations
 
 _SITE = "/opt/sglang/lib/python3.12/site-packages"
 
-# file below site-packages, line, function, source line; the caret line is derived where the call spans lines.
+# File below site-packages, line, function, source line. The caret line is derived where the call spans lines.
 _Frame = tuple[str, int, str, str]
 
 _INIT_OLD: tuple[_Frame, ...] = (
@@ -132,12 +132,12 @@ GLOO = (
 
 
 def scheduler_exception(where: str, error: str, *, new: bool) -> str:
-    """The one log record of a rank that raised; its first line follows the prefix, the others have none.
+    """Return the log record of a rank that raised. Its first line follows the log prefix, the others have none.
 
     Args:
-        where: pool, capture, prefill, peer and kin.
+        where: What the rank was doing, as in `_FRAMES`: pool, capture, prefill, peer and others.
         error: Class and message of the exception.
-        new: 0.5.23 rather than 0.5.9.
+        new: Whether the version is 0.5.23, not 0.5.9.
     """
     head = "Scheduler hit an exception: Traceback (most recent call last):\n"
     if where == "capture":
@@ -161,7 +161,7 @@ def _frames(where: str, new: bool) -> str:
     out = []
     for path, line, function, source in _FRAMES[where, new]:
         out.append(f'  File "{_SITE}/{path}", line {line}, in {function}\n    {source}\n')
-        # Python underlines the part of the line that was running where that is not the whole line.
+        # Python underlines the part of the line that was running, where that is not all of it.
         name, equals, call = source.partition(" = ")
         if equals:
             out.append("    " + " " * (len(name) + 3) + "^" * len(call) + "\n")

@@ -1,4 +1,4 @@
-"""The draft model of a speculating server: where its phases lie differs between the versions."""
+"""The draft model of a speculating server. The versions differ in where its phases come."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _LAYER_BYTES = memory.MLA_CELL_BYTES // 61
 
 
 def cell_bytes(*, counted: bool) -> int:
-    """KV bytes of a token: 0.5.14 and later count the draft's layers when they size the pool."""
+    """Return the KV bytes of one token, with `counted` those of the draft's layers too: 0.5.14 and later count them."""
     return memory.MLA_CELL_BYTES + (LAYERS * _LAYER_BYTES if counted else 0)
 
 
 def load(m: Machine, lines: Lines) -> Steps:
-    """The draft's weights: a second "Load weight begin" in each rank."""
+    """Load the draft's weights: a second "Load weight begin" in each rank."""
     for rank in m.everyone():
         m.log.line(f"Load weight begin. avail mem={gib(m.box.free(rank)):.2f} GB", rank)
     begin = m.log.now()
@@ -36,7 +36,7 @@ def load(m: Machine, lines: Lines) -> Steps:
 
 
 def pool(m: Machine, lines: Lines) -> Steps:
-    """The draft's KV: as many tokens as the target's."""
+    """Allocate the draft's KV, for as many tokens as the target's."""
     size = (m.tokens + 1) * LAYERS * _LAYER_BYTES
     for rank in m.everyone():
         m.box.ranks[rank].draft += size
@@ -47,7 +47,7 @@ def pool(m: Machine, lines: Lines) -> Steps:
 
 
 def after_graphs(m: Machine, lines: Lines) -> Steps:
-    """What comes after the target's graphs: in 0.5.9 all of the draft, in 0.5.23 only its graphs."""
+    """Play what follows the target's graphs: in 0.5.9 all of the draft, in 0.5.23 only its graphs."""
     if not m.config.new:
         for rank in m.everyone():
             m.log.line(lines.init_begin(), rank)

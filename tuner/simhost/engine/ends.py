@@ -1,4 +1,4 @@
-"""How the simulated server ends: asked to, failing, or with a rank killed, each as the played version does it."""
+"""The ends of the simulated server: stopped, failed, or with a rank killed, each as in the played version."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 
 class Ends:
-    """The ends of one server.
+    """The ways in which one server can end.
 
     Args:
-        server: Whose.
+        server: The server that ends.
     """
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.dying = False
-        """One end has begun: no second one begins."""
+        """Whether one end has begun; no second one begins then."""
         self.draining = False
-        """SIGTERM came: what runs is finished, nothing new is taken."""
+        """Whether SIGTERM came: running requests are finished, new ones refused."""
         self._crash: asyncio.Task[None] | None = None
-        """Kept, or it might be collected before it ended."""
+        """A reference, without which the task might be collected before it is done."""
 
     async def watch(self) -> None:
-        """Notice children that die."""
+        """Watch for children that die."""
         assert self.server.family is not None
         while True:
             ended = [child for child in self.server.family.reap() if child.kind != "resource_tracker"]
@@ -51,7 +51,7 @@ class Ends:
         server.family.reap()
         alive = [c.rank for c in server.family.children if c.kind == "scheduler" and c.code is None]
         if child.kind == "scheduler" and alive:
-            # The others lose their peer in the middle of a collective, and say so before anyone looks at the dead.
+            # The other ranks lose their peer within a collective, and log that before the leader notices the dead one.
             for rank in server.machine.everyone():
                 if rank in alive:
                     error = crash.GLOO.format(port=29_105 + rank)
@@ -84,7 +84,7 @@ class Ends:
         self._kill_all()
 
     async def start_failed(self, failed: start.StartFailed) -> None:
-        """Every rank that failed says so, then the main process ends them all."""
+        """Log the exception of every rank that failed, then end all processes."""
         self.dying = True
         order = [rank for rank in self.server.machine.everyone() if rank in failed.errors]
         for rank in order:
@@ -99,7 +99,7 @@ class Ends:
         self._kill_all()
 
     def out_of_memory(self, rank: int, tried: int) -> None:
-        """A prefill did not fit on a rank."""
+        """Begin the end of a server whose prefill did not fit on a rank."""
         error = start.out_of_memory(self.server.machine, rank, tried)
         self.dying = True
         self._crash = asyncio.get_running_loop().create_task(self._crash_serving(rank, error), name="crash")
@@ -109,7 +109,7 @@ class Ends:
         await self.sigquit()
 
     async def sigquit(self) -> None:
-        """A child failed while serving, or somebody sent SIGQUIT: 0.5.23 looks around for long, 0.5.9 does not."""
+        """End as after SIGQUIT, which a failed child sends: 0.5.23 collects information for seconds, 0.5.9 does not."""
         self.dying = True
         assert self.server.family is not None
         self.server.log.line(text.SIGQUIT_SERVING)
@@ -140,7 +140,7 @@ class Ends:
         self._kill_all()
 
     async def drain(self) -> None:
-        """SIGTERM: answer what runs, take nothing new, then end as the version ends."""
+        """End as after SIGTERM: answer running requests, refuse new ones, then end as the version does."""
         if self.draining or self.dying:
             return
         self.draining = True
@@ -172,7 +172,7 @@ class Ends:
         os._exit(0)
 
     def _overtaken(self) -> bool:
-        """A child died meanwhile, and that has its own end."""
+        """Return whether a child died meanwhile, which is an end of its own."""
         return self.dying
 
     def _shutdown_lines(self) -> None:
@@ -184,7 +184,7 @@ class Ends:
             self.server.log.line(f"kill_process_tree called: parent_pid={pid}, include_parent=False, pid={pid}")
 
     async def interrupt(self) -> None:
-        """SIGINT: uvicorn's own shutdown."""
+        """End as after SIGINT: uvicorn's own shutdown."""
         self.dying = True
         await self._pause(2.0)
         self._shutdown_lines()
@@ -194,7 +194,7 @@ class Ends:
         os.kill(os.getpid(), signal.SIGINT)
 
     async def kill_rank(self, after: float) -> None:
-        """The fault: somebody kills a rank."""
+        """Kill a rank after some seconds, as the fault `rank_killed`."""
         await self._pause(after)
         assert self.server.family is not None
         os.kill(self.server.family.scheduler(min(3, self.server.config.tp - 1)).pid, signal.SIGKILL)
@@ -203,7 +203,7 @@ class Ends:
         await asyncio.sleep(seconds / max(self.server.spec.speed, 1e-3))
 
     def _kill_all(self) -> NoReturn:
-        """What kill_process_tree does: SIGKILL to all, itself last."""
+        """SIGKILL all processes, this one last, as kill_process_tree does."""
         if self.server.family is not None:
             self.server.family.kill()
         os.kill(os.getpid(), signal.SIGKILL)

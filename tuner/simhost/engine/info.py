@@ -1,4 +1,4 @@
-"""JSON answers of the simulated server, in the shapes of SGLang 0.5.9 and 0.5.23."""
+"""The JSON answers of the simulated server, in the shapes of SGLang 0.5.9 and 0.5.23."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GRAPHS = ("prefill", "decode", "target_verify", "draft_prefill", "draft_decode"
 
 
 def server_info(server: Server) -> dict[str, Any]:
-    """/server_info: resolved args, limits, and the scheduler's state."""
+    """Return the answer to /server_info: resolved args, limits, and the scheduler's state."""
     args, machine = server.config.public(), server.machine
     held = machine.box.ranks[0]
     throughput = server.serving.throughput if server.serving else 0.0
@@ -67,7 +67,7 @@ def server_info(server: Server) -> dict[str, Any]:
 
 
 def model_info(server: Server) -> dict[str, Any]:
-    """/model_info."""
+    """Return the answer to /model_info."""
     args = server.config.args
     return {
         "model_path": args["model_path"],
@@ -83,7 +83,7 @@ def model_info(server: Server) -> dict[str, Any]:
 
 
 def models(server: Server) -> dict[str, Any]:
-    """/v1/models."""
+    """Return the answer to /v1/models."""
     name = server.config.args["served_model_name"]
     card = {
         "id": name,
@@ -98,7 +98,7 @@ def models(server: Server) -> dict[str, Any]:
 
 
 def loads(server: Server) -> dict[str, Any]:
-    """/v1/loads of 0.5.23."""
+    """Return the answer to /v1/loads in 0.5.23."""
     serving, machine = server.serving, server.machine
     running, waiting = (len(serving.running), len(serving.waiting)) if serving else (0, 0)
     used = serving.used if serving else 0
@@ -142,7 +142,7 @@ def loads(server: Server) -> dict[str, Any]:
 
 
 def get_load(server: Server) -> list[dict[str, Any]]:
-    """/get_load of 0.5.9."""
+    """Return the answer to /get_load in 0.5.9."""
     serving = server.serving
     waiting = len(serving.waiting) if serving else 0
     active = serving.active if serving else 0
@@ -158,7 +158,7 @@ def get_load(server: Server) -> list[dict[str, Any]]:
 
 
 def completion(server: Server, path: str, request: Request, words: str) -> dict[str, Any]:
-    """The answer to a request that was not streamed."""
+    """Return the answer to a request that is not streamed."""
     usage = _usage(request)
     if path == "/generate":
         return {"text": words, "meta_info": _meta(request)}
@@ -181,7 +181,7 @@ def completion(server: Server, path: str, request: Request, words: str) -> dict[
 async def stream(
     server: Server, path: str, asked: dict[str, Any], request: Request, chunks: AsyncIterator[list[str]]
 ) -> AsyncIterator[bytes]:
-    """Server-sent events as the tokens come; /generate repeats the whole text each time, as the real one does."""
+    """Yield server-sent events as tokens come; /generate repeats the whole text each time, as the real one does."""
     name, chat = server.config.args["served_model_name"], path.endswith("/chat/completions")
     said = ""
     options = asked.get("stream_options") or {}

@@ -1,7 +1,7 @@
-"""What each rank of the simulated server holds on its GPU, in bytes, by the formula that SGLang 0.4.6 to 0.5.23 use.
+"""The GPU memory of each rank of the simulated server, in bytes, by the formulas of SGLang 0.4.6 to 0.5.23.
 
-Everything the server prints or reports about memory comes from here, and the simulated driver counts the same
-bytes, so what the log says and what NVML says agree to the byte.
+Everything that the server prints or reports about memory is computed here, and the simulated driver counts the same
+bytes, so that log and NVML agree exactly.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 MLA_CELL_BYTES = 61 * (512 + 64) * 2
-"""KV of one token on each rank: 61 layers of latent (512) and rope (64) in bfloat16. Not divided by TP."""
+"""KV bytes of one token on each rank: 61 layers of latent (512) and rope (64) in bfloat16; not divided by TP."""
 WEIGHTS_BYTES = 77_663_158_272
-"""72.33 GiB: 1T parameters in INT4 over eight ranks."""
+"""Bytes of a rank's weights (72.33 GiB): 1T parameters in INT4 over eight ranks."""
 CONTEXT_BYTES = 550 * MIB
-"""CUDA context and modules of one process."""
+"""Bytes of the CUDA context and modules of one process."""
 WORKSPACE_BYTES = 102 * MIB
-"""Attention workspaces, made between the pool and the graphs."""
+"""Bytes of attention workspaces, which are made between the pool and the graphs."""
 _COMMUNICATOR_BASE_BYTES = 240 * MIB
 _LL_BYTES = MIB // 2
 _LL128_BYTES = 4_915_200
@@ -27,39 +27,39 @@ _CUSTOM_AR_BYTES = 32 * MIB
 
 
 def pool_tokens(before: float, after: float, fraction: float, cell_bytes: int, page: int = 1) -> int:
-    """Tokens that fit the KV pool; zero or less means that the start fails.
+    """Return the tokens that fit the KV pool; zero or less means that the start fails.
 
     Args:
-        before: Free GiB before the weights, smallest over the ranks.
-        after: Free GiB when the pool is sized, smallest over the ranks.
+        before: Free GiB before the weights, least over the ranks.
+        after: Free GiB when the pool is sized, least over the ranks.
         fraction: mem_fraction_static.
         cell_bytes: KV bytes of one token on one GPU.
-        page: Tokens are handed out in pages of so many.
+        page: Tokens per page.
     """
     rest = after - before * (1 - fraction)
     return math.floor(rest * GIB / cell_bytes) // page * page
 
 
 def communicator_bytes(env: dict[str, str], rank: int, *, custom_all_reduce: bool = False) -> int:
-    """Memory of the NCCL communicators of one rank: one ring, its buffers by channel, rounded as NCCL rounds."""
+    """Return the bytes of one rank's NCCL communicators: one ring, buffers per channel, rounded as NCCL does."""
     channels = int(env.get("NCCL_MAX_NCHANNELS", "16"))
     buffer = int(env.get("NCCL_BUFFSIZE", str(4 * MIB)))
     per_channel = _round_up(_LL_BYTES + _LL128_BYTES + buffer, 2 * MIB)
     total = _COMMUNICATOR_BASE_BYTES + channels * per_channel
     if custom_all_reduce:
         total += _CUSTOM_AR_BYTES
-    # The last rank closes the ring and keeps one set of buffers fewer: seen as 0.05 GiB on a real box.
+    # The last rank closes the ring and has one set of buffers less: measured as 0.05 GiB on a real host.
     return total - 48 * MIB if rank == 7 else total
 
 
 def graph_sizes(max_bs: int) -> list[int]:
-    """Batch sizes that decode graphs are captured for, without speculation (0.5.3 and later)."""
+    """Return the batch sizes that have a decode graph without speculation (0.5.3 and later)."""
     sizes = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, 4096, 32)]
     return [size for size in sizes if size <= max_bs]
 
 
 def prefill_graph_sizes(max_tokens: int) -> list[int]:
-    """Token counts that prefill graphs are captured for (0.5.14 and later)."""
+    """Return the token counts that have a prefill graph (0.5.14 and later)."""
     sizes = [
         *range(4, 33, 4),
         *range(48, 257, 16),
@@ -72,30 +72,30 @@ def prefill_graph_sizes(max_tokens: int) -> list[int]:
 
 
 def graph_bytes(size: int, *, first: bool) -> int:
-    """Memory of the decode graph of one batch size; the first and largest also brings the shared pool."""
+    """Return the bytes of a decode graph; that of the first and largest batch size includes the shared pool."""
     if first:
         return _even_mib(616 + 2.75 * size)
     return _even_mib(66 + 0.4 * size)
 
 
 def prefill_graph_bytes(tokens: int, *, first: bool) -> int:
-    """Memory of the prefill graph of one token count."""
+    """Return the bytes of a prefill graph."""
     return _even_mib(0.11 * tokens) if first else _even_mib(6 + 0.003 * tokens)
 
 
 def activation_bytes(new_tokens: int, prefix_tokens: int) -> int:
-    """Peak memory of one prefill chunk: hidden states of the new tokens, and the prefix unpacked for MLA."""
+    """Return the peak bytes of a prefill chunk: hidden states of new tokens, and the prefix unpacked for MLA."""
     return _even_mib(new_tokens * 0.145 + min(prefix_tokens, 131_072) * 0.017)
 
 
 def gib(size: int) -> float:
-    """Bytes as GiB, which the engine prints as "GB"."""
+    """Return bytes as GiB, which the engine prints as "GB"."""
     return size / GIB
 
 
 @dataclass
 class RankMemory:
-    """What one rank holds on its GPU, by purpose, in bytes."""
+    """What one rank holds on its GPU, in bytes by purpose."""
 
     context: int = 0
     communicators: int = 0
@@ -110,7 +110,7 @@ class RankMemory:
 
     @property
     def total(self) -> int:
-        """All bytes of this rank, as NVML would report for its process."""
+        """Return all bytes of the rank, as NVML reports them for its process."""
         return (
             self.context
             + self.communicators
@@ -126,41 +126,41 @@ class RankMemory:
 
     @property
     def torch(self) -> int:
-        """The part that goes through PyTorch's allocator."""
+        """Return the bytes that PyTorch's allocator holds."""
         return self.total - self.context - self.communicators
 
 
 @dataclass
 class Box:
-    """The ranks on their GPUs, and what others leave of these."""
+    """The ranks on their GPUs, and foreign memory there."""
 
     capacity: int
-    """CUDA's total of one GPU, that is without what the driver keeps."""
+    """Bytes that CUDA reports as one GPU's total, that is without what the driver reserves."""
     foreign: list[int]
-    """Bytes of others by GPU."""
+    """Bytes of foreign processes, by GPU."""
     ranks: list[RankMemory] = field(default_factory=list)
 
     def free(self, rank: int) -> int:
-        """Bytes cudaMemGetInfo would report as free to this rank."""
+        """Return the bytes that cudaMemGetInfo reports as free to this rank."""
         return self.capacity - self.foreign[rank] - self.ranks[rank].total
 
     def least_free(self) -> int:
-        """The minimum over the ranks, which the engine sizes its pool with."""
+        """Return the least free bytes of any rank, by which the engine sizes its pool."""
         return min(self.free(rank) for rank in range(len(self.ranks)))
 
 
 def kv_bytes(tokens: int, page: int = 1, cell_bytes: int = MLA_CELL_BYTES) -> int:
-    """Bytes of the KV buffers: one page more than the usable tokens."""
+    """Return the bytes of the KV buffers: one page more than the usable tokens."""
     return (tokens + page) * cell_bytes
 
 
 def request_table_bytes(requests: int, context_length: int) -> int:
-    """The req_to_token table, int32."""
+    """Return the bytes of the req_to_token table, int32."""
     return requests * (context_length + 4) * 4
 
 
 def max_requests(tokens: int, context_length: int) -> int:
-    """Size of the request table when the user did not choose one."""
+    """Return the size of the request table where the user did not set one."""
     return min(max(int(tokens / context_length * 512), 2048), 4096)
 
 
@@ -169,5 +169,5 @@ def _round_up(value: int, step: int) -> int:
 
 
 def _even_mib(mib: float) -> int:
-    """Torch's allocator asks the driver in blocks of 2 MiB."""
+    """Round to blocks of 2 MiB, which Torch's allocator requests from the driver."""
     return max(1, round(mib / 2)) * 2 * MIB

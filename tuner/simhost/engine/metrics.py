@@ -1,4 +1,4 @@
-"""The /metrics answer of SGLang 0.5.9 and 0.5.23: names, labels and types as real servers give them."""
+"""The /metrics answer of SGLang 0.5.9 and 0.5.23, with names, labels and types of real servers."""
 
 from __future__ import annotations
 
@@ -36,35 +36,35 @@ _PHASES = ("prefill", "decode", "target_verify", "draft_prefill", "draft_decode"
 
 
 class Text:
-    """Collects the exposition format."""
+    """Collects lines of the Prometheus text format."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     def family(self, name: str, kind: str) -> None:
-        """Head of one family."""
+        """Add the head of a family."""
         plain = name.removesuffix("_total") if kind == "counter" else name
         self.lines.append(f"# HELP sglang:{name} {plain.replace('_', ' ')}")
         self.lines.append(f"# TYPE sglang:{name} {kind}")
 
     def value(self, name: str, labels: Labels, value: float) -> None:
-        """One sample."""
+        """Add one sample."""
         inner = ",".join(f'{key}="{labels[key]}"' for key in sorted(labels))
         shown = "NaN" if math.isnan(value) else repr(float(value))
         self.lines.append(f"sglang:{name}{{{inner}}} {shown}" if inner else f"sglang:{name} {shown}")
 
     def gauge(self, name: str, labels: Labels, value: float) -> None:
-        """A family of one gauge."""
+        """Add a family of one gauge."""
         self.family(name, "gauge")
         self.value(name, labels, value)
 
     def counter(self, name: str, labels: Labels, value: float) -> None:
-        """A family of one counter."""
+        """Add a family of one counter."""
         self.family(name, "counter")
         self.value(name, labels, value)
 
     def histogram(self, name: str, labels: Labels, data: Histogram) -> None:
-        """A family of one histogram."""
+        """Add a family of one histogram."""
         self.family(name, "histogram")
         total = 0
         self.value(f"{name}_sum", labels, data.total)
@@ -75,7 +75,7 @@ class Text:
 
 
 def render(server: Server) -> str:
-    """The whole answer."""
+    """Return the whole answer."""
     out = Text()
     model = {"model_name": str(server.config.args["served_model_name"])}
     rank0 = {"engine_type": "unified", **model, "tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
@@ -88,7 +88,7 @@ def render(server: Server) -> str:
 
 
 def _scheduler(server: Server) -> Iterator[tuple[str, float]]:
-    """Gauges that both versions have."""
+    """Yield the gauges that both versions have."""
     serving, tokens = server.serving, server.machine.tokens
     running = len(serving.running) if serving else 0
     used = serving.used if serving else 0

@@ -1,4 +1,4 @@
-"""Logs of runs that are over."""
+"""Logs of earlier runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tuner.simhost.engine.config import Spec, resolve
 
 
 def write_old_run(old: dict[str, Any]) -> None:
-    """Write the log of a run of the past: its start, some of its work, an orderly stop."""
+    """Write the log of an earlier run: its start, some work, and an orderly stop."""
     from tuner.simhost.engine.server import Server
 
     spec = Spec.of(old["spec"])

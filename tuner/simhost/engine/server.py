@@ -1,4 +1,4 @@
-"""The leader process of the simulated server: its life from the command line to its end."""
+"""The leader process of the simulated server, from the command line to its end."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ _TICK_S = 0.05
 
 
 class Clock:
-    """The simulated host's wall clock: the real one, or a past that is told."""
+    """The simulated host's wall clock: the real time, or a time in the past while that is played."""
 
     def __init__(self) -> None:
         self.past: float | None = None
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Return seconds since the epoch."""
         return time.time() if self.past is None else self.past
 
 
 class Stamps:
-    """Formats log times; the day and minute are cached, as there are thousands of lines."""
+    """Formats log times. Day and minute are cached, since there are thousands of lines."""
 
     def __init__(self) -> None:
         self._minute = -1
         self._head = ""
 
     def __call__(self, at: float) -> str:
-        """YYYY-mm-dd HH:MM:SS in local time."""
+        """Format a time as YYYY-mm-dd HH:MM:SS, local time."""
         minute, second = divmod(int(at), 60)
         if minute != self._minute:
             self._minute, self._head = minute, time.strftime("%Y-%m-%d %H:%M:", time.localtime(minute * 60))
@@ -54,10 +54,10 @@ class Server:
     """One simulated SGLang server.
 
     Args:
-        spec: What it was told.
+        spec: What the host process asked for.
         config: Its resolved arguments.
         output: File descriptor of its log.
-        lifeline: Reading end of the host process's pipe.
+        lifeline: Reading end of the host process's pipe; None for none.
     """
 
     def __init__(self, spec: Spec, config: Config, output: int, lifeline: int | None) -> None:
@@ -85,12 +85,12 @@ class Server:
         self.requests: dict[tuple[str, str], int] = {}
         self.responses: dict[tuple[str, str, str], int] = {}
         self.prompts: dict[str, int] = {}
-        """Texts that were seen, with their tokens: the prefix cache of real clients."""
+        """Number of tokens of each prompt seen so far: the prefix cache of real clients."""
         self.ends = Ends(self)
         self._wake = asyncio.Event()
         self._written: str | None = None
         self.outside = 0
-        """Requests from real clients that are running; while there are any, time is cut into single steps."""
+        """Number of running requests of real clients. While there are any, time advances in single steps."""
 
     # Output and publication
 
@@ -103,17 +103,17 @@ class Server:
             view = view[os.write(self.output, view) :]
 
     def flush_past(self) -> None:
-        """Write what was said in the past, at once."""
+        """Write the log of the past at once."""
         lines, self.pending = self.pending or [], None
         self._write("".join(lines))
 
     def serving_line(self, at: float, message: str, rank: int | None) -> None:
-        """A line of the scheduler, at its own time."""
+        """Write a line of the scheduler with its own time."""
         tag = "" if rank is None else f" TP{rank}"
         self._write(f"[{self.stamps(at)}{tag}] {message}\n")
 
     def publish(self) -> None:
-        """Tell the simulated kernel and driver what there is: processes, titles, memory, work."""
+        """Publish processes, titles, memory and load for the simulated kernel and driver."""
         machine, members = self.machine, []
         python = self.spec.argv[0]
         for child in self.family.children if self.family else ():
@@ -165,17 +165,18 @@ class Server:
     # Life
 
     def run(self) -> None:
-        """Live until killed or told to end."""
+        """Run until killed or stopped."""
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         self.hold_port()
         self.family = Family(self.config.tp, lifeline=self.lifeline, orphans=self.config.new)
         asyncio.run(self._live())
 
     def hold_port(self) -> None:
-        """Keep the port without listening: until the server is ready, connections are refused.
+        """Reserve the port without listening, so that connections are refused until the server is ready.
 
-        With SO_REUSEADDR, without which a port rests after each server, two that do not listen yet may hold the same
-        one: another socket's name, which the kernel gives to one process only, says whose it is.
+        SO_REUSEADDR is needed, or a port would be unusable for a while after each server. With it two servers that do
+        not listen yet can hold the same port, so the name of a second socket, which the kernel gives to one process
+        only, decides whose it is.
         """
         self.socket = socket.socket()
         try:
@@ -216,7 +217,7 @@ class Server:
         await asyncio.get_running_loop().create_future()
 
     def _orphaned(self) -> None:
-        """The host process is gone, and nothing of its host may stay."""
+        """End everything, because the host process is gone."""
         if self.family is not None:
             self.family.kill()
         os._exit(0)
@@ -237,16 +238,16 @@ class Server:
         return True
 
     def _remember(self, up_s: float) -> None:
-        """A start in the past, and all that was served since."""
+        """Play a start in the past, and all that was served since."""
         self.replay(time.time() - up_s, time.time())
         self.clock.past = None
         self.flush_past()
 
     def replay(self, started_at: float, until: float) -> None:
-        """Start at a time in the past and serve from then on until another; what is said is kept in `pending`.
+        """Play a start in the past and the serving until another time; the log is collected in `pending`.
 
         Raises:
-            StartFailed: The start did not get through.
+            StartFailed: The start failed.
         """
         self.started_at = now = started_at
         self.clock.past, self.pending = now, []
@@ -296,7 +297,7 @@ class Server:
         log.line(f"INFO:     Uvicorn running on http://{self.config.args['host']}:{self.port} (Press CTRL+C to quit)")
 
     def _warm_up_lines(self) -> list[tuple[float, tuple[str, int | None]]]:
-        """What the server asks itself before it calls itself ready, with the waits between."""
+        """Return the lines of the server's warm-up requests to itself, each with the seconds before it."""
         first = 41_382 + self.spec.seed % 1000
         prefill = self.lines.prefill(seqs=1, new=16, cached=0, usage=0.0, running=0, queued=0, pending=0,
                                      graph=self.config.prefill_graphs, rate=2.14)  # fmt: skip
@@ -311,7 +312,7 @@ class Server:
         return lines
 
     async def _open(self, tasks: asyncio.TaskGroup) -> None:
-        """Listen, and take over the signals, as the HTTP server does."""
+        """Listen, and install the signal handlers that the HTTP server has."""
         from tuner.simhost.engine.web import Web
 
         loop = asyncio.get_running_loop()
@@ -344,7 +345,7 @@ class Server:
         self.publish()
 
     async def _serve(self) -> None:
-        """Move the scheduler along with the real clock."""
+        """Advance the scheduler with the real clock."""
         serving = self.serving
         assert serving is not None
         began, published = time.time(), 0.0
@@ -366,11 +367,11 @@ class Server:
                 await asyncio.wait_for(self._wake.wait(), wait)
 
     def _long_prompt(self, now: float) -> Request:
-        """Somebody pastes a book."""
+        """Return the request of the fault `big_prefill`: a very long prompt."""
         return Request("long", 64_000, 0, 64, now, path="/v1/chat/completions", port=51_234)
 
     def submit(self, request: Request) -> None:
-        """A request of a real client."""
+        """Take in a request of a real client."""
         assert self.serving is not None
         self.serving.advance(request.arrived)
         self.serving.submit(request)

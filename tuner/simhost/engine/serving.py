@@ -1,7 +1,7 @@
 """The simulated scheduler: one batch, prefill before decode, a KV pool with a prefix cache.
 
-`advance(until)` moves it along by events (a prefill chunk, some decode steps, an arrival), each at its exact time,
-so that hours in the past and seconds of the present are the same code.
+`advance(until)` runs it event by event (a prefill chunk, some decode steps, an arrival), each at its exact time, so
+that hours of the past and seconds of the present use the same code.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from tuner.simhost.engine.text import Lines, access
 from tuner.simhost.engine.traffic import Request, Traffic
 
 STEP_S = 0.01117
-"""One decode step with one short request: 89.5 tokens a second."""
+"""Seconds of a decode step with one short request: 89.5 tokens a second."""
 STEP_PER_REQUEST_S = 0.00045
 STEP_PER_TOKEN_S = 0.00000056
-"""Attention over the KV of the batch beyond what the split kernels hide; slow on this architecture."""
+"""Seconds of attention per token of the batch's KV beyond what split kernels hide; slow on this architecture."""
 PREFILL_TOKENS_S = 7_500.0
 LOG_STEPS = 40
 
 
 class Histogram:
-    """Cumulative Prometheus buckets."""
+    """Counts of a Prometheus histogram, per bucket."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -39,7 +39,7 @@ class Histogram:
         self.number = 0
 
     def add(self, value: float, count: int = 1) -> None:
-        """Observe a value, `count` times."""
+        """Add a value, `count` times."""
         self.counts[bisect.bisect_left(self.bounds, value)] += count
         self.total += value * count
         self.number += count
@@ -55,7 +55,7 @@ _QUEUE = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 15.0, 20.0, 30.0, 4
 
 @dataclass
 class Counters:
-    """What /metrics counts."""
+    """The counters of /metrics."""
 
     prompt: int = 0
     generated: int = 0
@@ -74,12 +74,13 @@ class Counters:
 
 
 class Serving:
-    """The scheduler of a server that is up.
+    """The scheduler of a server that is ready.
 
     Args:
         machine: The started server.
         traffic: Its users.
-        stamp: Writes one line at a time of the simulation.
+        write: Writes one log line with its time, text and rank.
+        now: Time at which it begins, in seconds since the epoch.
     """
 
     def __init__(self, machine: Machine, traffic: Traffic, write: Callable[[float, str, int | None], None],
@@ -92,13 +93,13 @@ class Serving:
         self.rng = random.Random(machine.spec.seed + 1)  # noqa: S311 - a seeded play, no secret
         self.now = now
         self.used = 0
-        """KV tokens that are held by requests: the sum of their contexts, kept as they change."""
+        """KV tokens held by requests: the sum of their contexts, updated as they change."""
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.prefilling: list[Request] = []
         self.prefill_end = 0.0
         self.prefix: OrderedDict[str, int] = OrderedDict()
-        """Evictable tokens of the prefix cache, by conversation, oldest first."""
+        """Evictable tokens of the prefix cache by conversation, oldest first."""
         self.counters = Counters()
         self.throughput = 0.0
         self.hit_rate = 0.0
@@ -119,25 +120,25 @@ class Serving:
 
     @property
     def usage(self) -> float:
-        """Share of the pool that is held."""
+        """Return the share of the pool in use."""
         return self.used / self.machine.tokens
 
     @property
     def evictable(self) -> int:
-        """KV tokens that the prefix cache keeps for nobody in particular."""
+        """Return the KV tokens that only the prefix cache holds."""
         return sum(self.prefix.values())
 
     @property
     def active(self) -> int:
-        """Requests in the server."""
+        """Return the number of requests in the server."""
         return len(self.waiting) + len(self.running) + len(self.prefilling)
 
     def submit(self, request: Request) -> None:
-        """A request from outside."""
+        """Queue a request from outside."""
         self.waiting.append(request)
 
     def advance(self, until: float) -> None:
-        """Do all that ends by `until`."""
+        """Run all events that end by `until`."""
         while not self.failed:
             if not self.draining:
                 while self.traffic.next_at <= self.now:
@@ -161,7 +162,7 @@ class Serving:
                 self.now = max(self.now, upcoming)
 
     def step_s(self) -> float:
-        """What one decode step of the present batch takes."""
+        """Return the seconds of one decode step of the present batch."""
         batch = len(self.running)
         tokens = max(0, self.used - 4096)
         step = STEP_S + STEP_PER_REQUEST_S * (batch - 1) + STEP_PER_TOKEN_S * tokens
@@ -233,7 +234,7 @@ class Serving:
         )
 
     def _full(self, count: int, accept: float) -> bool:
-        """Retract the youngest request when the next steps would not fit."""
+        """Retract the youngest request if the next steps would not fit. Returns whether one was retracted."""
         if self.used + count * accept * len(self.running) <= self.machine.tokens or len(self.running) < 2:
             self._evict(int(count * accept * len(self.running)))
             return False
@@ -255,7 +256,7 @@ class Serving:
             room += self.prefix.popitem(last=False)[1]
 
     def _admit(self) -> bool:
-        """Form a prefill batch from the head of the queue; False when nothing fits."""
+        """Form a prefill batch from the head of the queue. Returns False when nothing fits."""
         chunk = int(self.config.args["chunked_prefill_size"])
         batch: list[Request] = []
         new = cached = 0
@@ -316,12 +317,12 @@ class Serving:
         return not self.failed
 
     def _activate(self, new: int, prefix: int) -> None:
-        """PyTorch keeps what a prefill needed: the most so far stays reserved."""
+        """Reserve the memory of a prefill; PyTorch keeps the greatest amount so far."""
         need = memory.activation_bytes(new, prefix)
         box = self.machine.box
         short = [n for n, rank in enumerate(box.ranks) if box.free(n) < need - rank.activations]
         if short:
-            # The poorest rank raises first; the others wait for it in their collective.
+            # The rank with least memory raises first; the others wait for it in their collective.
             poorest = min(short, key=box.free)
             self.failed = True
             self.on_memory(poorest, need - box.ranks[poorest].activations)
@@ -367,7 +368,7 @@ class Serving:
                 self.traffic.answered(request, self.now)
 
     def loads(self) -> Load:
-        """What the GPUs do at this moment."""
+        """Return what the GPUs do at this moment."""
         if self.prefilling:
             return Load(utilization=0.99, watts=0.80, pcie_rx=7.6, pcie_tx=7.2, mem_utilization=0.46)
         if self.running:

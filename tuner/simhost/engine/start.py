@@ -1,7 +1,7 @@
-"""A start of the simulated server, phase by phase: what happens, what is printed, what it takes.
+"""A start of the simulated server, phase by phase: what happens, is printed, and takes how long.
 
-The steps are a generator that yields seconds to wait. Who drives it decides what a second is: a start in the past
-only moves a clock, a live one waits, at some pace. All times that are printed are read off the clock.
+The steps are a generator that yields seconds to wait. Its caller decides what a second is: a start in the past only
+advances a clock, a live one waits at some pace. All printed times are read from the clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Steps = Generator[float, None, None]
 
 
 class StartFailed(Exception):
-    """The ranks raised: message by rank; `where` names the traceback."""
+    """Ranks raised: `errors` has the message by rank, `where` names the traceback."""
 
     def __init__(self, where: str, errors: dict[int, str]) -> None:
         super().__init__(where)
@@ -36,12 +36,12 @@ class Log:
     stamp: Callable[[float], str]
 
     def line(self, message: str, rank: int | None = None) -> None:
-        """One line of the main process, or of a rank."""
+        """Write a line of the main process (None) or of a rank."""
         tag = "" if rank is None else f" TP{rank}"
         self.write(f"[{self.stamp(self.now())}{tag}] {message}\n")
 
     def raw(self, text: str) -> None:
-        """What is not printed by the logger: bars, warnings."""
+        """Write output that does not come from the logger, such as progress bars and warnings."""
         self.write(text)
 
 
@@ -51,16 +51,16 @@ class Load:
 
     utilization: float = 0.0
     watts: float = 0.12
-    """Share of the power limit that the work draws."""
+    """Power that the work draws, as a share of the power limit."""
     pcie_rx: float = 0.0
     pcie_tx: float = 0.0
-    """GB/s."""
+    """PCIe traffic from the GPU in GB/s; `pcie_rx`: to it."""
     mem_utilization: float = 0.0
 
 
 @dataclass
 class Machine:
-    """What a start acts on."""
+    """The state that a start changes."""
 
     spec: Spec
     config: Config
@@ -70,7 +70,7 @@ class Machine:
     loads: list[Load]
     phase: str = "args"
     titled: bool = False
-    """The ranks have set their process titles."""
+    """Whether the ranks have set their process titles."""
     spawned: bool = False
     tokens: int = 0
     before: int = 0
@@ -78,26 +78,26 @@ class Machine:
     timings: dict[str, float] = field(default_factory=dict)
 
     def everyone(self) -> list[int]:
-        """The ranks in the order in which they happen to speak."""
+        """Return the ranks in the random order in which they log."""
         order = list(range(self.config.tp))
         self.rng.shuffle(order)
         return order
 
     def load(self, **kind: float) -> None:
-        """All GPUs do the same."""
+        """Set the load of all GPUs."""
         for rank in range(self.config.tp):
             self.loads[rank] = Load(**kind)
 
 
 def machine(spec: Spec, config: Config, log: Log) -> Machine:
-    """A server that has not done anything yet."""
+    """Return a server before its start."""
     foreign = [spec.foreign.get(gpu, 0) for gpu in range(8)]
     box = Box(spec.capacity_bytes, foreign, [RankMemory() for _ in range(config.tp)])
     return Machine(spec, config, log, random.Random(spec.seed), box, [Load() for _ in range(8)])  # noqa: S311 - a seeded play, no secret
 
 
 def steps(m: Machine) -> Steps:
-    """Everything from the first line to the capacity line."""
+    """Play everything from the first line to the capacity line."""
     lines = Lines(m.config.new, m.config.speculative)
     yield from _args(m)
     yield from _distributed(m, lines)
@@ -167,7 +167,7 @@ def _distributed(m: Machine, lines: Lines) -> Steps:
         for text in lines.init_end(m.log.now() - begins[rank], used):
             m.log.line(text, rank)
         yield 0.01
-    # The real check compares with what the healthy ranks have, which are the ones that raise.
+    # As in the engine, each rank compares with the least of all; so the healthy ranks are the ones that raise.
     least, errors = m.box.least_free(), {}
     for rank in range(m.config.tp):
         mine = m.box.free(rank)
@@ -188,9 +188,9 @@ def _weights(m: Machine, lines: Lines) -> Steps:
         m.log.line(f"Load weight begin. avail mem={gib(m.box.free(rank)):.2f} GB", rank)
     begin, total = m.log.now(), 64
     m.log.raw(lines.shards(0, total, 0.0))
-    # Shards come from disk one by one; the first are cold, and no two are alike.
+    # Shards come from disk one by one, and no two take equally long.
     weights = [m.rng.uniform(0.85, 1.15) for _ in range(total)]
-    # 0.5.23 loads with several threads, and spends the time it wins on prefill graphs.
+    # 0.5.23 loads with several threads, and spends the time it saves on prefill graphs.
     scale = _about(m, 445.0 if m.config.new else 505.0) / sum(weights)
     for done, weight in enumerate(weights, 1):
         m.load(utilization=0.03, watts=0.15, pcie_rx=0.152 * m.spec.pace * m.rng.uniform(0.8, 1.2), pcie_tx=0.01)
@@ -299,7 +299,7 @@ def _capture(m: Machine, lines: Lines, what: str) -> Steps:
 
 
 def text_bar(done: int, total: int) -> str:
-    """The bar before its first size has a name."""
+    """Return the progress bar before its first size is named."""
     return f"{100 * done // total:3d}%|{'':10}| {done}/{total} [00:00<?, ?it/s]"
 
 
@@ -317,7 +317,7 @@ def _grow(m: Machine, need: int, *, decode: bool) -> None:
 
 
 def _hang(m: Machine) -> Iterator[float]:
-    """A rank waits for handles that never come; the others spin in their collective, which draws little."""
+    """Wait for ever: two ranks idle, the others spin in their collective, which draws little power."""
     for rank in range(m.config.tp):
         idle = rank in (2, 5)
         m.loads[rank] = Load(utilization=0.0 if idle else 1.0, watts=0.12 if idle else 0.22)
@@ -326,7 +326,7 @@ def _hang(m: Machine) -> Iterator[float]:
 
 
 def out_of_memory(m: Machine, rank: int, tried: int) -> str:
-    """PyTorch's message, with the numbers of this rank at this moment."""
+    """Return PyTorch's out-of-memory message with the numbers of this rank at this moment."""
     mine, free = m.box.ranks[rank], m.box.free(rank)
     private = mine.graphs + mine.prefill_graphs
     reserved = min(mine.activations, 402 * MIB)
@@ -346,7 +346,7 @@ def out_of_memory(m: Machine, rank: int, tried: int) -> str:
 
 
 def _size(size: int) -> str:
-    """Bytes as PyTorch's allocator prints them."""
+    """Format bytes as PyTorch's allocator does."""
     if size < MIB:
         return f"{size / 1024:.2f} KiB"
     return f"{size / MIB:.2f} MiB" if size < memory.GIB else f"{gib(size):.2f} GiB"

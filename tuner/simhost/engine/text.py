@@ -1,4 +1,4 @@
-"""The lines that SGLang 0.5.9 and 0.5.23 print, word for word; only the numbers are ours."""
+"""The log lines of SGLang 0.5.9 and 0.5.23, verbatim except for the numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_COREDUMP = (
 
 @dataclass(frozen=True)
 class Lines:
-    """The lines whose words differ between the two versions. Sizes are bytes, printed as GiB under the name GB."""
+    """The lines that differ between the two versions. Sizes are bytes, printed as GiB under the name GB."""
 
     new: bool
     speculative: bool = False
@@ -36,23 +36,23 @@ class Lines:
         return "verify" if what == "decode" and self.speculative else what
 
     def init_begin(self) -> str:
-        """Start of the distributed set-up of one rank."""
+        """Return the line that begins a rank's distributed set-up."""
         return "Init parallel begin." if self.new else "Init torch distributed begin."
 
     def init_end(self, elapsed_s: float, used: int) -> list[str]:
-        """Its end; 0.5.23 measures around an almost empty region, so its number says nothing."""
+        """Return the lines that end it. 0.5.23 measures around an almost empty region, so its number is meaningless."""
         if self.new:
             return [f"Init parallel ends. elapsed={elapsed_s:.2f} s", "Memory baseline taken. mem usage=0.00 GB"]
         return [f"Init torch distributed ends. elapsed={elapsed_s:.2f} s, mem usage={gib(used):.2f} GB"]
 
     def custom_ar_off(self) -> str:
-        """Why NCCL does the small all-reduces."""
+        """Return the line that says why custom all-reduce is off, so that NCCL does small all-reduces."""
         return ("CustomAllReduceV2 " if self.new else "Custom allreduce ") + CUSTOM_AR_OFF
 
     def weights_end(
         self, elapsed_s: float, free: int, used: int, model: str = "KimiK25ForConditionalGeneration"
     ) -> str:
-        """One rank has its weights."""
+        """Return the line of a rank whose weights are loaded."""
         kind = "quant=compressed-tensors, bits=4, " if self.new else "dtype=torch.bfloat16, "
         return (
             f"Load weight end. elapsed={elapsed_s:.2f} s, type={model}, {kind}"
@@ -60,7 +60,7 @@ class Lines:
         )
 
     def shards(self, done: int, total: int, elapsed_s: float) -> str:
-        """The loader's bar, with the line ends of the real one."""
+        """Return the loader's progress bar, with the line ends of the real one."""
         rate = elapsed_s / done if done else 0.0
         left = clock(rate * (total - done)) if done else "?"
         speed = pace(done, elapsed_s)
@@ -71,12 +71,12 @@ class Lines:
         return f"{head}Loading safetensors checkpoint shards: {body}\n" + ("\n" if done == total else "")
 
     def kv(self, tokens: int, size: int) -> str:
-        """The pool of one rank (MLA: one buffer)."""
+        """Return the line about a rank's KV pool (MLA: one buffer)."""
         dtype = "dtype: torch.bfloat16, " if self.new else ""
         return f"KV Cache is allocated. {dtype}#tokens: {tokens}, KV size: {gib(size):.2f} GB"
 
     def capture_begin(self, what: str, free: int, sizes: list[int], *, backend: str = "full") -> str:
-        """Graph capture of one rank begins. `what`: decode or prefill (0.5.23 only)."""
+        """Return the line that begins a rank's graph capture. `what`: decode or prefill (0.5.23 only)."""
         if not self.new:
             return f"Capture cuda graph begin. This can take up to several minutes. avail mem={gib(free):.2f} GB"
         per_request = 4 if self.speculative else 1
@@ -85,7 +85,7 @@ class Lines:
         return f"Capture target {name} CUDA graph begin. backend={backend}, {shape}, avail mem={gib(free):.2f} GB"
 
     def capture_end(self, what: str, elapsed_s: float, used: int, free: int, sizes: list[int]) -> str:
-        """Graph capture of one rank ended."""
+        """Return the line that ends a rank's graph capture."""
         if not self.new:
             return (
                 f"Capture cuda graph end. Time elapsed: {elapsed_s:.2f} s. mem usage={gib(used):.2f} GB. "
@@ -98,13 +98,13 @@ class Lines:
         )
 
     def capture_bar(self, what: str, size: int, free: int, done: int, total: int, elapsed_s: float) -> str:
-        """The capture's bar, before (done) and after each size."""
+        """Return the capture's progress bar, as drawn before and after each size."""
         name = f"bs={size}" if what == "decode" else f"num_tokens={size}"
         title = "Capturing batches" if what == "decode" else "Capturing prefill shape"
         return f"\r{title} ({name} avail_mem={gib(free):.2f} GB): {bar(done, total, elapsed_s)}"
 
     def capacity(self, tokens: int, args: dict[str, object], running: int, context: int, free: int) -> str:
-        """What TP0 prints when all is allocated."""
+        """Return the line that TP0 prints when everything is allocated."""
         return (
             f"max_total_num_tokens={tokens}, chunked_prefill_size={args['chunked_prefill_size']}, "
             f"max_prefill_tokens={args['max_prefill_tokens']}, max_running_requests={running}, "
@@ -113,7 +113,7 @@ class Lines:
 
     def prefill(self, *, seqs: int, new: int, cached: int, usage: float, running: int, queued: int, pending: int,
                 graph: bool, rate: float) -> str:  # fmt: skip
-        """One prefill batch."""
+        """Return the line of a prefill batch."""
         head = (
             f"Prefill batch, #new-seq: {seqs}, #new-token: {new}, #cached-token: {cached}, token usage: {usage:.2f}, "
             f"#running-req: {running}, #queue-req: {queued}, "
@@ -124,7 +124,7 @@ class Lines:
 
     def decode(self, *, running: int, tokens: int, usage: float, queued: int, graph: bool, rate: float,
                accept: float | None) -> str:  # fmt: skip
-        """Forty decode steps."""
+        """Return the line printed after every forty decode steps."""
         steps = 3 if not self.new else 4
         spec = "" if accept is None else f"accept len: {accept:.2f}, accept rate: {accept / steps:.2f}, "
         return (
@@ -133,19 +133,19 @@ class Lines:
         )
 
     def retract(self, count: int, gained: int, before: float, after: float) -> str:
-        """The pool is full: requests go back to the queue."""
+        """Return the line about requests that go back to the queue because the pool is full."""
         return (
             f"KV cache pool is full. Retract requests. #retracted_reqs: {count}, #new_tokens_gained: {gained}, "
             f"#new_token_ratio: {before:.4f} -> {after:.4f}"
         )
 
     def model_info_path(self) -> str:
-        """What the server's own warm-up asks."""
+        """Return the path that the server's own warm-up requests."""
         return "/model_info"
 
 
 def clock(seconds: float) -> str:
-    """Tqdm's MM:SS."""
+    """Format a time as tqdm does: MM:SS, or H:MM:SS."""
     whole = int(seconds)
     return (
         f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
@@ -155,7 +155,7 @@ def clock(seconds: float) -> str:
 
 
 def pace(done: int, elapsed_s: float) -> str:
-    """Tqdm's rate: the larger of it/s and s/it."""
+    """Format a rate as tqdm does: it/s or s/it, whichever is at least 1."""
     if not done or elapsed_s <= 0:
         return "?it/s"
     rate = done / elapsed_s
@@ -163,7 +163,7 @@ def pace(done: int, elapsed_s: float) -> str:
 
 
 def bar(done: int, total: int, elapsed_s: float) -> str:
-    """Tqdm's bar of ten cells."""
+    """Return tqdm's progress bar of ten cells."""
     eighths = round(80 * done / total)
     full, part = divmod(eighths, 8)
     cells = "█" * full + (" ▏▎▍▌▋▊▉"[part] if part else "")
@@ -172,5 +172,5 @@ def bar(done: int, total: int, elapsed_s: float) -> str:
 
 
 def access(port: int, method: str, path: str, status: str) -> str:
-    """Uvicorn's access line."""
+    """Return uvicorn's access line."""
     return f'INFO:     127.0.0.1:{port} - "{method} {path} HTTP/1.1" {status}'

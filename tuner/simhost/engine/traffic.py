@@ -1,4 +1,4 @@
-"""Who asks the simulated server, and for what: users who read, think, and go on with long conversations."""
+"""The simulated users, who read, think, and continue long conversations."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 Emit = Callable[[int, bool], None]
-"""Tells a client how many tokens it got, and whether that was the end."""
+"""Called with the number of new tokens for a client, and whether they were the last."""
 
 
 @dataclass(eq=False)
 class Request:
-    """One request in the server."""
+    """One request in the server; sizes are tokens."""
 
     rid: str
     prompt: int
@@ -35,19 +35,19 @@ class Request:
 
     @property
     def context(self) -> int:
-        """KV tokens it holds."""
+        """Return the KV tokens that the request holds."""
         return self.cached + self.prefilled + self.generated
 
 
 @dataclass
 class Profile:
-    """The shape of the traffic."""
+    """The shape of the traffic; ranges are (least, most), sizes are tokens."""
 
     users: tuple[int, int]
     running: float
-    """How many requests run on average; thinking time follows from it."""
+    """Average number of running requests, from which the thinking time follows."""
     document: tuple[int, int]
-    """Tokens of a fresh context."""
+    """Tokens of a new conversation's first prompt."""
     turn: tuple[int, int]
     answer: tuple[int, int]
     fresh: float
@@ -66,18 +66,18 @@ PROFILES = {
 class _User:
     name: str
     context: int = 0
-    """Tokens of the conversation so far; 0: none."""
+    """Tokens of the conversation so far; 0 for none."""
 
 
 @dataclass
 class Traffic:
-    """Arrivals, in order. `next_at` is when the next one comes."""
+    """Arrivals of requests, in order of time."""
 
     profile: Profile
     rng: random.Random
     now: float
     ramp_s: float = 0.0
-    """The first users come over so many seconds."""
+    """Seconds over which the first users arrive."""
     waiting: list[tuple[float, int, _User]] = field(default_factory=list)
     count: int = 0
     began: float = 0.0
@@ -86,25 +86,25 @@ class Traffic:
         self.began = self.now
         for number in range(self.profile.users[1]):
             user = _User(f"user-{number}")
-            # One user tries the new server, the others come when word has spread.
+            # One user tries the new server first; the others come later.
             first = self.ramp_s * (0.55 if number == 0 else self.rng.uniform(0.9, 1.0))
             spread = 1 + self.rng.random() * 0.8 * self.profile.users[1]
             heapq.heappush(self.waiting, (self.now + first + spread, number, user))
 
     @property
     def next_at(self) -> float:
-        """Wall clock of the next arrival."""
+        """Return the time of the next arrival, in seconds since the epoch."""
         return self.waiting[0][0] if self.waiting else math.inf
 
     def present(self, at: float) -> int:
-        """How many users are there: a slow swing between the least and the most."""
+        """Return the number of users present, which swings slowly between the least and the most."""
         least, most = self.profile.users
         since = at - self.began
         swing = 0.5 + 0.32 * math.sin(since / 410.0) + 0.18 * math.sin(since / 97.0 + 1.0)
         return round(least + (most - least) * min(1.0, max(0.0, swing)))
 
     def take(self) -> Request | None:
-        """The next arrival; None when that user is away just now and looks in later."""
+        """Take the next arrival; None if that user is away at present, and returns later."""
         at, number, user = heapq.heappop(self.waiting)
         if number >= max(1, self.present(at)):
             heapq.heappush(self.waiting, (at + 20 + 40 * self.rng.random(), number, user))
@@ -129,7 +129,7 @@ class Traffic:
         return request
 
     def answered(self, request: Request, at: float) -> None:
-        """The user reads, thinks and asks again."""
+        """Schedule the user's next request after a time for reading and thinking."""
         number = int(request.user.split("-")[1])
         user = _User(request.user, request.prompt + request.output)
         busy = max(1.0, at - request.arrived)

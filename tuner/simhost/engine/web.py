@@ -1,4 +1,4 @@
-"""The HTTP side of the simulated server: what each version answers, and what it does not."""
+"""The HTTP interface of the simulated server: the routes that each version has, and their answers."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ Answer = tuple[int, str, bytes]
 
 
 class Web:
-    """Serves one simulated server's port."""
+    """Serves the port of one simulated server."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, with keep-alive."""
+        """Serve one connection, with keep-alive."""
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             while await self._one(reader, writer):
                 pass
@@ -134,7 +134,7 @@ class Web:
             case "/v1/models":
                 return _json(info.models(server))
             case "/v1/loads":
-                # 0.5.9 has the route, and fails in it.
+                # 0.5.9 has this route, but fails in it.
                 return _json(info.loads(server)) if new else (500, "text/plain", b"Internal Server Error")
             case "/get_load" if not new:
                 return _json(info.get_load(server))
@@ -152,7 +152,7 @@ class Web:
             )
 
     async def _health(self) -> Answer:
-        """A real generation of one token when idle, a look at the heartbeat when busy: a second either way."""
+        """Answer a health check by generating one token when idle, by the heartbeat when busy; a second either way."""
         server = self.server
         if server.ends.draining:
             server.log.line("Health check request received during shutdown. Returning 503.")
@@ -225,7 +225,7 @@ class Web:
 
 
 async def _chunks(queue: asyncio.Queue[tuple[int, bool, float]], request: Request) -> AsyncIterator[list[str]]:
-    """Words as the tokens come."""
+    """Yield words as tokens come."""
     number = 0
     while True:
         count, end, _ = await queue.get()
@@ -236,7 +236,7 @@ async def _chunks(queue: asyncio.Queue[tuple[int, bool, float]], request: Reques
 
 
 def _prompt(path: str, asked: dict[str, Any]) -> tuple[str, int]:
-    """The text and the number of tokens asked for."""
+    """Return the prompt and the number of requested tokens."""
     if path == "/generate":
         params = asked.get("sampling_params") or {}
         prompt = asked.get("text", asked.get("input_ids"))
@@ -253,7 +253,7 @@ def _prompt(path: str, asked: dict[str, Any]) -> tuple[str, int]:
 
 
 def _count_tokens(prompt: str) -> int:
-    """About what a tokenizer makes of it; a list of ids counts its items."""
+    """Return roughly the number of tokens in a text; for a list of ids the number of its items."""
     return prompt.count(",") + 1 if prompt.startswith("[") else max(1, len(prompt) // 4)
 
 

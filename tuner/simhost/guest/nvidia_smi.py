@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: UP031
-"""nvidia-smi of the simulated host: the CSV queries and `topo -m`, from what the simulated driver writes."""
+"""nvidia-smi of the simulated host: the CSV queries and `topo -m`, from the simulated driver's state file."""
 
 import json
 import os
@@ -87,7 +87,7 @@ def _topology(state):
 
 
 def main(argv):
-    """Answer one command line; the exit status is nvidia-smi's."""
+    """Answer one command line and return nvidia-smi's exit status."""
     try:
         with open(_STATE) as file:  # noqa: PTH123
             state = json.load(file)

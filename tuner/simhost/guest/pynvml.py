@@ -1,16 +1,16 @@
 # mypy: ignore-errors
 # ruff: noqa: D103, N802, N816, UP031, PTH116
-"""NVML of the simulated host, with the names of nvidia-ml-py; reads what the simulated driver writes.
+"""NVML of the simulated host, with the names of nvidia-ml-py; reads the simulated driver's state file.
 
-It is copied into the site-packages of the simulated server's interpreter, where a probe looks for the real one, so
-it runs on Python 3.8 and imports nothing but the standard library.
+It is copied into the site-packages of the simulated server's interpreter, where a probe looks for the real one. So it
+runs on Python 3.8 and imports only the standard library.
 """
 
 import json
 import os
 import threading
 
-# Resolved once: a probe loads this through /proc/PID/root of the server, a way that ends with the process.
+# Resolved once: a probe loads this module through the server's /proc/PID/root, a path that ends with the process.
 _STATE = os.path.join(os.path.dirname(os.path.realpath(__file__)), "gpu-state.json")  # noqa: PTH118, PTH120
 
 NVML_SUCCESS = 0
@@ -119,7 +119,7 @@ class _Struct:
 
 
 class _Handle:
-    """A device."""
+    """A device handle."""
 
     def __init__(self, index):
         self.index = index
@@ -130,7 +130,7 @@ class _FieldValue(_Struct):
 
 
 class _State:
-    """The driver's newest words; read again when the file was replaced."""
+    """The driver's newest state; read again when the file was replaced."""
 
     def __init__(self):
         self.stamp = None
@@ -152,7 +152,7 @@ def _read():
                 _state.data = json.load(file)
             _state.stamp = stamp
     except (OSError, ValueError):
-        # A driver that has answered is not unloaded by one bad read: its last words hold.
+        # A driver that has answered is not unloaded by one failed read: its last state is used.
         if _state.data is None:
             raise NVMLError_DriverNotLoaded() from None
     mode = _state.data.get("mode")
