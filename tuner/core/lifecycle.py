@@ -22,6 +22,8 @@ KEEP_ERRORS = 20
 KEEP_PHASES = 40
 """Most phase records that are kept: a start has ten, more is a log that begins the same phases over and over."""
 _BATCHES = frozenset({f.DECODE, f.PREFILL, f.STATS})
+BACKLOG_PATIENCE_S = 10.0
+"""Seconds after which a server that answers counts as ready though its log is not read up to the present."""
 _CLOCK_STEP_S = 900.0
 """Seconds to which a log's clock is rounded: zones are multiples of it, the rest is the time to the first line."""
 
@@ -90,25 +92,36 @@ def owns_port(identity: ServerIdentity) -> bool:
     return identity.port is None or not identity.ports or identity.port in identity.ports
 
 
-def apply_ready(server: ServerState, ready: bool | None, evidence: str, at: float | None = None) -> ServerState:
-    """Fold an HTTP answer about readiness. Only a port that the server's own processes listen on is asked.
+def apply_ready(
+    server: ServerState, ready: bool | None, evidence: str, mono: float, at: float | None = None
+) -> ServerState:
+    """Fold an HTTP answer that says whether the server serves; only its own port is asked.
 
-    `at` is the host's wall clock then; None if the phase that ends with it was not watched from its beginning.
+    Args:
+        server: State so far.
+        ready: What the answer says; None: nothing.
+        evidence: The answer in words.
+        mono: Host monotonic seconds of the answer.
+        at: Host wall clock of the answer, if the phase that ends with it was watched from its beginning.
     """
     if not ready or not (server.phase.starting or server.phase is Phase.UNKNOWN):
         return server
-    if server.log.behind and not server.answers_ready:
-        # The lines of the start are still to be read; phases after READY would be taken for a later start's.
-        return msgspec.structs.replace(server, answers_ready=evidence)
+    first = server.answered_at
+    if server.log.behind and (first is None or mono - first < BACKLOG_PATIENCE_S):
+        # The start is in what is still being read, and phases that come after READY would be a later start's.
+        return server if first is not None else msgspec.structs.replace(
+            server, answers_ready=evidence, answered_at=mono
+        )  # fmt: skip
     return _enter(server, Phase.READY, _said_ready(server), evidence, at)
 
 
 def caught_up(server: ServerState) -> ServerState:
     """Apply an answer that came while the log was behind, as soon as it no longer is."""
-    if not server.answers_ready or server.log.behind:
+    if server.answered_at is None or server.log.behind:
         return server
-    evidence = server.answers_ready
-    return apply_ready(msgspec.structs.replace(server, answers_ready=""), True, evidence)
+    evidence, answered_at = server.answers_ready, server.answered_at
+    server = msgspec.structs.replace(server, answers_ready="", answered_at=None)
+    return apply_ready(server, True, evidence, answered_at)
 
 
 def _said_ready(server: ServerState) -> LogFact | None:

@@ -308,7 +308,7 @@ def _http(state: HostState, event: e.HttpAnswer, engines: Engines) -> Result:
     # The line that says it may come a moment later. A phase that was not watched from its beginning ended any time.
     watched = new.phases and state.hello is not None and new.phases[-1].started >= state.hello.at
     words = f"/{event.endpoint} answers {event.status}"
-    new = lifecycle.apply_ready(new, reading.ready, words, state.now if watched else None)
+    new = lifecycle.apply_ready(new, reading.ready, words, event.mono, state.now if watched else None)
     return _finish(state, server, new, engines)
 
 

@@ -239,6 +239,8 @@ class ServerState(Struct, frozen=True, kw_only=True):
     """Why we think so: the log line or answer, in one line."""
     answers_ready: str = ""
     """The answer that said so while the log was still being read up to it: its start is told first."""
+    answered_at: float | None = None
+    """Host monotonic time of that answer."""
     phases: tuple[PhaseRecord, ...] = ()
     started_in_s: float | None = None
     """First line to ready."""

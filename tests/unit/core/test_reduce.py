@@ -172,6 +172,27 @@ def test_a_warm_up_that_an_answer_ends_took_until_then_where_it_was_watched(watc
     assert server.phases[-1].ended - server.phases[-1].started == pytest.approx(took)
 
 
+def test_answers_that_come_while_the_log_is_still_read_end_no_phase_of_it() -> None:
+    """Several endpoints answer at once, and the log's head comes in pieces between them."""
+    ready = e.HttpAnswer(key=KEY, endpoint="info", status=200, mono=1.0, body={"ready": True})
+    loading = LOG[: LOG.index("@1772000021")]
+    rest = LOG[len(loading) :]
+    state, _ = run(HELLO, TABLE, SEEN, opened(len(LOG)), ready, log(loading), ready, ready)
+    assert state.servers[0].phase is Phase.KV_ALLOC
+    state, _ = run(log(rest, len(loading)), state=state)
+    (server,) = state.servers
+    assert (server.phase, server.started_in_s) == (Phase.READY, 30.0)
+    assert [record.phase for record in server.phases][-2:] == [Phase.KV_ALLOC, Phase.WARMUP]
+
+
+def test_a_server_that_answers_for_long_is_ready_though_its_log_is_never_read_to_its_end() -> None:
+    early, late = (
+        e.HttpAnswer(key=KEY, endpoint="info", status=200, mono=mono, body={"ready": True}) for mono in (1.0, 12.0)
+    )
+    state, _ = run(HELLO, TABLE, SEEN, opened(1 << 40), early, late)
+    assert (state.servers[0].phase, state.servers[0].phase_evidence) == (Phase.READY, "/info answers 200")
+
+
 def test_series_arrive_as_changes_only() -> None:
     first = e.HttpAnswer(key=KEY, mono=1, endpoint="metrics", status=200, series={"tok_s": 50.0, "running": 2.0})
     second = e.HttpAnswer(key=KEY, mono=2, endpoint="metrics", status=200, series={"tok_s": 60.0})
@@ -380,7 +401,7 @@ def test_an_answer_that_overtakes_the_log_does_not_hide_the_start() -> None:
     assert len(whole.phases) >= 4
     skipped, _ = run(e.LogGap(key=KEY, offset=half, end=len(LOG), reason="far"), state=behind)
     assert skipped.servers[0].phase is Phase.READY, "the log has no more to say"
-    again, _ = run(answer, state=behind)
+    again, _ = run(msgspec.structs.replace(answer, mono=112.0), state=behind)
     assert again.servers[0].phase is Phase.READY, "and nobody waits for a log that does not come"
 
 
