@@ -1,1 +1,1 @@
-"""The imperative shell: one session per host, with asyncio and without a screen."""
+"""Sessions, the imperative shell around the core: one per host, with asyncio and without a screen."""

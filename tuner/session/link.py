@@ -1,7 +1,7 @@
-"""One connection to one host, from the first attempt to its end: starts the probe, reads what it says, keeps time.
+"""One connection to one host, from the attempt to its end: starts the probe, folds its events, watches for silence.
 
-Nothing is queued between reading and folding: while the fold is busy nobody reads, the SSH window closes, and the
-probe waits or, for samples, sends only the newest. So no log line is dropped here and memory does not grow.
+Nothing is queued between reading and folding. While the fold is busy nothing is read, the SSH window closes, and the
+probe waits or, for samples, sends only the newest. So no log line is dropped here, and memory does not grow.
 """
 
 from __future__ import annotations
@@ -29,74 +29,79 @@ from tuner.session.tasks import spawn
 from tuner.transports import Ask, RemoteProcess, Transport
 
 EXIT_S = 2.0
-"""For the exit status, after the stream has ended."""
+"""Longest wait for the exit status after the stream has ended, seconds."""
 BYE_S = 0.3
+"""Longest wait for the order `bye` to be sent, seconds."""
 MAX_PREAMBLE_BYTES = 256 << 10
-"""A login may print so much before the probe's first line; what goes on after that is not the probe."""
+"""Number of bytes that a login may print before the probe's first line; with more, the program is not the probe."""
 GARBAGE_LINE_S = 0.001
-"""Rest after each line that is no event: a host that sends nothing else must not take a whole core here."""
+"""Pause after each line that is not an event, seconds, so that a host which sends nothing else cannot occupy a core."""
 MAX_REST_S = 1.0
+"""Longest of these pauses at once, seconds."""
 MAX_WORDS = 500
-"""Of what a program on the host says about its end."""
+"""Number of characters kept of the last words of a program on the host, and of what comes instead of the probe."""
 FIRST_WORDS = 80
-"""Characters of what it says instead of the probe."""
+"""Number of characters shown of what comes instead of the probe."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """How patient a session is. All in seconds."""
+    """Time limits and intervals of a session, in seconds unless noted."""
 
     tick: float = 0.25
-    """Longest time without a look at the clocks."""
+    """Longest time between two checks of the clocks."""
     ping: float = 2.0
+    """Interval between pings."""
     stale: float = 5.0
-    """Without a byte for so long, what is shown is called old."""
+    """Silence after which the link counts as stale."""
     lost: float = 10.0
-    """Without a byte for so long, a new connection is made. Waiting longer would leave it to TCP, whose next attempt
-    may be as far away as the silence was long."""
+    """Silence after which the connection is closed and a new one made. Waiting longer would leave it to TCP, whose next
+    retransmission may be as far away as the silence was long."""
     hello: float = 20.0
-    """For the probe's first line."""
+    """Longest wait for the probe's first line."""
     backoff: tuple[float, ...] = (0.5, 1.0, 2.0, 3.0)
-    """From the beginning of one attempt to the next. The last, with the time an attempt takes, stays below the 5 s in
-    which a link must be back once the network is."""
+    """Intervals from the beginning of one attempt to the next; the last one repeats. With the time an attempt takes it
+    stays below the 5 s in which a link must be back once the network is."""
     steady: float = 3.0
-    """A connection that lived so long was good: the next one begins with the shortest wait."""
+    """Lifetime from which a connection counts as good: after it the back-off begins with the shortest interval."""
     frame: float = 0.2
-    """Between two snapshots."""
+    """Interval between two snapshots."""
     slice: float = 0.004
-    """Longest work before others get their turn."""
+    """Longest time of folding before the event loop runs other tasks."""
     turns: int = 8
-    """Of the event loop that others get then: a key passes through so many tasks until its effect is drawn. With one
-    turn it would wait for a slice of ours at each of them."""
+    """Number of turns of the event loop given to other tasks then. A key passes through that many tasks until its
+    effect is drawn; with one turn it would wait for a slice of the fold at each of them."""
     asleep: float = 15.0
-    """The wall clock ran so far ahead of ours: this machine was asleep, and the probe has ended since."""
+    """Lead of the wall clock over the monotonic one from which this machine counts as having slept: the probe has ended
+    since."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """Why a connection ended."""
+    """The end of a connection."""
 
     reason: str
+    """Why it ended, in words for the operator."""
     final: bool = False
-    """Trying again without a change is useless."""
+    """Whether trying again without a change is useless."""
     lived: float = 0.0
-    """Seconds since the probe's first line; 0: it never came."""
+    """Seconds since the probe's first line; 0.0 if it never came."""
     done: bool = False
-    """A recording is over: all was said."""
+    """Whether a recording was played to its end."""
 
 
 class Link:
-    """A connection.
+    """One connection to a host, or one playing of a recording.
 
     Args:
-        transport: A new one.
-        ask: Puts questions to the operator.
-        stream: The host's, over all connections.
-        plan: What the probe is told.
-        timing: How patient.
-        live: There is a host; otherwise a recording.
-        happened: Takes every event.
-        flush: Waited for when a block was folded.
+        transport: Transport that was not connected yet.
+        ask: Function that puts a question to the operator.
+        stream: Stream of the host, shared by all its connections.
+        plan: Plan for the probe.
+        timing: Time limits.
+        live: Whether there is a host; False: a recording.
+        happened: Called with every event.
+        flush: Awaited after each block was folded.
     """
 
     def __init__(
@@ -130,9 +135,13 @@ class Link:
         self._first_words = b""
 
     async def run(self) -> End:
-        """Connect, start the probe and listen until there is no more. Cleans up, also when cancelled."""
+        """Connect, start the probe and fold its events until the connection ends; close it, even if cancelled.
+
+        Raises:
+            CatalogError: A data file of gputuner is invalid.
+        """
         try:
-            # It takes a tenth of a second, in which the login waits for the other side anyway.
+            # Building the payload takes 0.1 s; it runs while the login waits for the host.
             payload = spawn(asyncio.to_thread(bootstrap.payload), name="payload of the probe") if self._live else None
             await self._transport.connect(self._ask)
             self._process = await self._transport.spawn(bootstrap.argv())
@@ -141,7 +150,7 @@ class Link:
                 await self._begin(self._process, await payload, resume)
             return await self._listen(self._process)
         except CatalogError:
-            raise  # a file of ours is wrong, not the link
+            raise  # a data file of gputuner is invalid; connecting again would not help
         except TunerError as error:
             return End(reason=str(error), final=getattr(error, "final", False), lived=self._lived())
         finally:
@@ -150,10 +159,10 @@ class Link:
             await self._close()
 
     async def send(self, order: Mapping[str, Any]) -> None:
-        """Give the probe an order.
+        """Send the probe an order.
 
         Raises:
-            ConnectionFailed: it is not there.
+            ConnectionFailed: The probe is not connected, or there is only a recording.
         """
         if not self._live:
             raise ConnectionFailed("A recording cannot be asked")
@@ -167,7 +176,7 @@ class Link:
         await process.write(_line({"op": "plan", **msgspec.to_builtins(plan)}))
 
     async def _listen(self, process: RemoteProcess) -> End:
-        """Read and fold until the stream ends, is silent for too long, or this machine slept."""
+        """Read and fold until the stream ends, is silent for too long, or this machine has slept."""
         heard = looked = time.monotonic()
         wall = time.time()
         while True:
@@ -177,7 +186,7 @@ class Link:
                     block = await process.read()
             now, clock = time.monotonic(), time.time()
             slept = clock - wall - (now - looked)
-            # It was us who did nothing for a while: what is waiting gets a chance to be read.
+            # If this process itself stood still, the silence is not the host's: first read what is waiting.
             stood = now - looked > self._timing.stale
             if block == b"":
                 return await self._ended(process)
@@ -197,7 +206,7 @@ class Link:
                     self._strange(block)
             await self._take(self._stream.idle(now))
             await self._flush()
-            # Both as they were read together: a jump of the clock in between would be lost.
+            # Take both clocks as they were read together, or a jump of the wall clock in between would be missed.
             looked, wall = now, clock
             if self._live:
                 if slept > self._timing.asleep:
@@ -206,7 +215,11 @@ class Link:
                     return end
 
     def _strange(self, block: bytes) -> None:
-        """Something came and the probe's first line did not."""
+        """Note bytes that came before the probe's first line.
+
+        Raises:
+            ProbeFailed: More came than a login prints.
+        """
         self._first_words = (self._first_words + block[:MAX_WORDS])[:MAX_WORDS]
         self._before_hello += len(block)
         if self._before_hello > MAX_PREAMBLE_BYTES:
@@ -222,7 +235,11 @@ class Link:
         )
 
     def _silence(self, process: RemoteProcess, seconds: float) -> End | None:
-        """What a silence of so many seconds means."""
+        """Handle a silence of some seconds: report the link as stale, or return the connection's end.
+
+        Raises:
+            ProbeFailed: The probe's first line did not come in time.
+        """
         timing = self._timing
         if self._up_since is None:
             if seconds > timing.hello:
@@ -241,7 +258,7 @@ class Link:
         return None
 
     async def _take(self, events: Iterable[Incoming]) -> None:
-        """Fold events, giving way to others now and then."""
+        """Fold events, letting other tasks run in between."""
         for event in events:
             match event:
                 case NeedNvml():
@@ -280,7 +297,11 @@ class Link:
         self._happened(e.LinkChanged(phase=phase, reason=reason, notes=self._transport.notes))
 
     async def _ended(self, process: RemoteProcess) -> End:
-        """The stream ended: find out why."""
+        """Return why the stream ended.
+
+        Raises:
+            ProbeFailed: The program ended before the probe's first line.
+        """
         if not self._live:
             return End(reason="The recording ends here", done=True)
         code: int | None = None
@@ -310,7 +331,7 @@ class Link:
             await self._process.write(_line({"op": "nvml", "z": packed}))
 
     async def _ping(self) -> None:
-        """Keep the probe alive and learn how far away it is."""
+        """Send pings, which keep the probe alive and measure the round trip."""
         number = 0
         with contextlib.suppress(ConnectionFailed):
             while self._process is not None:
@@ -320,12 +341,12 @@ class Link:
                 await asyncio.sleep(self._timing.ping)
 
     def _measure(self, number: int) -> None:
-        """The answer to a ping came."""
+        """Report round trip and traffic when the answer to ping `number` came."""
         now = time.monotonic()
         sent = self._pings.get(number)
         if sent is None:
             return
-        # Answers come in order: those before this one never will.
+        # Answers come in order, so earlier pings will not be answered any more.
         self._pings = {later: at for later, at in self._pings.items() if later > number}
         since, received, written = self._traffic
         self._traffic = (now, self._transport.received_bytes, self._transport.sent_bytes)
@@ -339,7 +360,7 @@ class Link:
         )
 
     async def _close(self) -> None:
-        """Good-bye to the probe, then the channel, then the connection; none of it may take long."""
+        """Tell the probe to end, then close its channel and the connection, each within a short time limit."""
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(TunerError, TimeoutError):

@@ -1,4 +1,4 @@
-"""The NVML binding that travels to hosts which have none: one file of pure Python, installed with us."""
+"""The NVML binding sent to hosts that have none: one file of pure Python, installed with gputuner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from pathlib import Path
 
 @lru_cache(maxsize=1)
 def binding() -> str | None:
-    """Source of `pynvml`, base64 of zlib; None where it is not installed. Found, not imported: it needs a driver."""
+    """Return the source of `pynvml`, compressed with zlib, in base64; None if it is not installed.
+
+    The module is located but not imported, since importing needs a driver.
+    """
     spec = importlib.util.find_spec("pynvml")
     if spec is None or spec.origin is None:
         return None

@@ -1,4 +1,4 @@
-"""Questions to the probe that have answers: searching and reading logs, the facts for `doctor`."""
+"""Requests to the probe that it answers: searching and reading logs, and the facts for `doctor`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tuner.domain import events as e
 from tuner.errors import ConnectionFailed
 
 ANSWER_S = 15.0
-"""For an answer that comes in one piece. A search goes on as long as it takes; it can be left."""
+"""Longest wait for an answer in one piece, seconds. A search has no limit, since it can be cancelled."""
 
 _LOST = "The connection was lost"
 
@@ -19,11 +19,11 @@ _Answer = e.SearchResult | e.ReadResult | e.CheckResult
 
 
 class Requests:
-    """Pairs answers with questions by number.
+    """Pairs answers with requests by number.
 
     Args:
-        send: Gives the probe an order; raises ConnectionFailed when it is not there.
-        patience_s: For an answer that comes in one piece.
+        send: Function that sends the probe an order; it raises ConnectionFailed if the probe is not connected.
+        patience_s: Longest wait for an answer in one piece, seconds.
     """
 
     def __init__(self, send: Callable[[Mapping[str, Any]], Awaitable[None]], *, patience_s: float = ANSWER_S) -> None:
@@ -33,19 +33,19 @@ class Requests:
         self._last = 0
 
     def deliver(self, answer: _Answer) -> None:
-        """An answer came; nobody may wait for it any more."""
+        """Pass an answer to its request; ignore it if the request was given up."""
         if answers := self._waiting.get(answer.id):
             answers.put_nowait(answer)
 
     def lost(self) -> None:
-        """No answer will come to what was asked so far."""
+        """End all pending requests, since the link was lost."""
         for answers in self._waiting.values():
             answers.put_nowait(None)
 
     async def search(
         self, key: str, pattern: str, *, regex: bool, ignore_case: bool, limit: int, before: int | None
     ) -> AsyncIterator[e.SearchResult]:
-        """See `Session.search`."""
+        """Search a log; see `Session.search`."""
         with self._question() as (number, answers):
             order = {"op": "search", "id": number, "key": key, "pattern": pattern, "regex": regex}
             try:
@@ -63,12 +63,12 @@ class Requests:
                     yield answer
             finally:
                 if not done:
-                    # Nobody may be there to hear it.
+                    # The link may be lost, and the search with it.
                     with contextlib.suppress(ConnectionFailed):
                         await self._send({"op": "cancel", "id": number})
 
     async def read(self, key: str, offset: int, length: int) -> e.ReadResult:
-        """See `Session.read_log`."""
+        """Read a part of a log; see `Session.read_log`."""
         try:
             answer = await self._ask({"op": "read", "key": key, "offset": offset, "length": length})
         except ConnectionFailed as error:
@@ -76,17 +76,17 @@ class Requests:
         return answer if isinstance(answer, e.ReadResult) else e.ReadResult(id=0, error=_LOST)
 
     async def checks(self) -> e.CheckResult:
-        """See `Session.checks`."""
+        """Ask for the facts for `doctor`; see `Session.checks`."""
         answer = await self._ask({"op": "checks"})
         if not isinstance(answer, e.CheckResult):
             raise ConnectionFailed(_LOST)
         return answer
 
     async def _ask(self, order: Mapping[str, Any]) -> _Answer | None:
-        """The answer to an order; None when the link was lost meanwhile.
+        """Send an order and return its answer; None if the link was lost meanwhile.
 
         Raises:
-            ConnectionFailed: the probe is not there, or says nothing about it for too long.
+            ConnectionFailed: The probe is not connected, or did not answer in time.
         """
         with self._question() as (number, answers):
             try:

@@ -1,7 +1,7 @@
-"""One host, for as long as somebody looks at it: connects, starts the probe, folds what it says, connects again.
+"""The session of one host: connects, folds the probe's events into a state, and connects again after a lost link.
 
-`link` is one connection, `stream` turns its bytes into events, `requests` pairs questions with answers; here events
-become state, and ended connections become new ones.
+`link` is one connection, `stream` turns its bytes into events, `requests` pairs requests with answers; this module
+folds the events and replaces ended connections.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from tuner.store.journal import Journal
 from tuner.transports import Ask, Transport
 
 CHORES_S = 2.0
-"""For what is still to be written when a session ends."""
+"""Longest wait for pending commands when a session ends, seconds."""
 
 
 class Session:
-    """One host.
+    """The session of one host.
 
     Args:
-        target: Whom it is about.
-        transport: Makes a new connection for each attempt.
-        engines: By name.
-        ask: Puts questions to the operator.
-        journal: Where events are written.
-        history: Where starts are kept and looked up.
-        plan: What the probe is told; the engines' own plans without it.
-        retry: Connect again, until closed. Without it `run` ends with the first connection.
-        timing: How patient.
+        target: The host.
+        transport: Function that makes a new transport for each attempt.
+        engines: Engines by name.
+        ask: Function that puts a question to the operator.
+        journal: Journal to which events are written; None: none.
+        history: History in which starts are kept and looked up; None: none.
+        plan: Plan for the probe; None: made of the engines' plans.
+        retry: Connect again until closed. If False, `run` ends with the first connection.
+        timing: Time limits; None: the defaults.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class Session:
     ) -> None:
         self.target: Final = target
         self.player: Any = getattr(transport, "player", None)
-        """The controls of a recording (`transports.replay.Player`); None for a host."""
+        """Controls of a recording (`transports.replay.Player`); None for a host."""
         self.state = initial(self.player.header.host if self.player else target.name)
-        """The newest."""
+        """Newest state of the host."""
         self.failure: Exception | None = None
-        """A fault of ours that ended the session."""
+        """Fault of gputuner that ended the session; None if there was none."""
         self._transport = transport
         self._engines = engines
         self._ask = ask
@@ -95,10 +95,10 @@ class Session:
         self._ended = asyncio.Event()
         self._started = False
 
-    # What others may ask of it.
+    # Public interface.
 
     async def run(self) -> None:
-        """Work until `aclose`, or without `retry` until the connection ends. Raises nothing for a lost link."""
+        """Run until `aclose`, or without `retry` until the connection ends. A lost link raises nothing."""
         self._started = True
         chores = spawn(self._do_chores(), name=f"chores {self.target.name}")
         try:
@@ -107,7 +107,7 @@ class Session:
                 async with asyncio.timeout(CHORES_S):
                     await self._chores.join()
         except Exception as error:
-            # Ours, not the host's: it must be seen, and it must be heard.
+            # A fault of gputuner, not of the host: show it on the screen and raise it.
             self.failure = error
             words = str(error) if isinstance(error, TunerError) else f"A bug in gputuner: {error!r}"
             self.state = msgspec.structs.replace(
@@ -123,7 +123,7 @@ class Session:
             self._tell_watchers()
 
     async def snapshots(self) -> AsyncIterator[HostState]:
-        """The state whenever it changed, at most five times a second, the newest only; ends with the session."""
+        """Yield the newest state after each change, at most once per `Timing.frame`; end with the session."""
         changed = asyncio.Event()
         self._watchers.add(changed)
         loop = asyncio.get_running_loop()
@@ -149,7 +149,7 @@ class Session:
             self._watchers.discard(changed)
 
     def reconnect(self) -> None:
-        """Try now, whatever the back-off says; also after a final failure."""
+        """Connect now, without waiting for the back-off; works after a final failure too."""
         self._now_please.set()
 
     def search(
@@ -165,37 +165,37 @@ class Session:
         """Search a log on the host, newest hits first.
 
         Args:
-            key: Of the server.
+            key: Key of the server.
             pattern: Plain text, or a regular expression.
-            regex: The pattern is one.
-            ignore_case: As it says.
-            limit: Of hits.
-            before: Offset from which to go backwards; None: the log's end.
+            regex: Whether the pattern is a regular expression.
+            ignore_case: Whether upper and lower case are equal.
+            limit: Largest number of hits.
+            before: Byte offset from which to search backwards; None: the log's end.
 
         Yields:
-            Hits as they are found. The last result has `done`; when the link is lost it has an `error` too. Leaving
-            the loop earlier ends the search on the host.
+            Hits as they are found. The last result has `done` set, and `error` too if the link was lost. Leaving the
+            loop earlier ends the search on the host.
         """
         return self._requests.search(key, pattern, regex=regex, ignore_case=ignore_case, limit=limit, before=before)
 
     async def read_log(self, key: str, offset: int, length: int) -> e.ReadResult:
-        """Read a part of a log on the host; `error` says why it could not be read.
+        """Read `length` bytes of a log on the host from a byte offset; `error` says why they could not be read.
 
-        Of the line in which `offset` lies only the end comes, its newline: a secret may be cut there. So the part may
-        begin later than was asked for.
+        A line that begins before `offset` is left out up to its newline, since a secret may be cut there. The part may
+        thus begin later than requested.
         """
         return await self._requests.read(key, offset, length)
 
     async def checks(self) -> e.CheckResult:
-        """Facts about the host for `doctor`.
+        """Ask the probe for the facts about the host for `doctor`.
 
         Raises:
-            ConnectionFailed: the host is not connected, the link was lost before the answer, or none came in 15 s.
+            ConnectionFailed: The host is not connected, the link was lost before the answer, or none came in 15 s.
         """
         return await self._requests.checks()
 
     async def aclose(self) -> None:
-        """End the session: the probe is told good-bye. Returns when `run` has ended. Safe to call twice."""
+        """End the session and the probe; return when `run` has ended. Safe to call twice."""
         self._closing.set()
         if self._started:
             await self._ended.wait()
@@ -215,7 +215,7 @@ class Session:
             end = await self._unless_closing(self._connection())
             if end is None:
                 return
-            # The other side's words may be in it.
+            # The reason may contain text from the host.
             reason = mask(end.reason)
             if end.done:
                 if self.player is not None and not self.player.rewound:
@@ -225,7 +225,7 @@ class Session:
                 if self.player is None or not self.player.rewound:
                     await self._wait(None)
                 if self.player is not None:
-                    # A recording is played from its start, and a state is the sum of its past.
+                    # A recording is played from its start again, so the state must begin anew too.
                     self.state = initial(self.state.name)
                     self._stream = Stream(recorded=True)
                 continue
@@ -238,7 +238,7 @@ class Session:
                 await self._wait(None)
                 attempt = 0
                 continue
-            # Counted from the beginning of the attempt: one that ran into its time-out has waited already.
+            # The back-off counts from the beginning of the attempt: one that timed out has waited already.
             backoff = self._timing.backoff
             wait = backoff[min(attempt, len(backoff) - 1)]
             if not end.lived:
@@ -250,13 +250,13 @@ class Session:
         return LinkPhase.RECONNECTING if self.state.hello is not None else LinkPhase.CONNECTING
 
     async def _wait(self, seconds: float | None) -> None:
-        """Wait, but not when the operator wants it now or the session ends."""
+        """Wait some seconds (None: for ever), or until `reconnect` or `aclose` is called."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._unless_closing(self._now_please.wait())
 
     async def _unless_closing(self, work: Any) -> Any:
-        """The result of a coroutine; None when the session was closed meanwhile, and the coroutine is cancelled."""
+        """Return the result of a coroutine; if the session is closed meanwhile, cancel it and return None."""
         task = spawn(work, name=f"link {self.target.name}")
         closing = spawn(self._closing.wait(), name=f"closing {self.target.name}")
         try:
@@ -270,7 +270,7 @@ class Session:
             await asyncio.gather(task, closing, return_exceptions=True)
 
     async def _connection(self) -> End:
-        """Connect, run the probe and listen, once."""
+        """Run one connection to its end."""
         self._link = Link(
             self._transport(),
             self._ask,
@@ -299,33 +299,33 @@ class Session:
         self._recorder.write()
 
     def _happened(self, event: e.AnyEvent) -> None:
-        """The one place where the state changes: journal first, then fold, then tell."""
+        """Write an event to the journal, fold it and wake the watchers; the state changes nowhere else."""
         if isinstance(event, e.SearchResult | e.ReadResult | e.CheckResult):
             self._requests.deliver(event)
         self._recorder.note(event)
         try:
             self.state, commands = reduce(self.state, event, self._engines)
         except TunerError:
-            raise  # a data file is wrong: nothing can be read without it, and its owner can mend it
+            raise  # a data file is invalid: nothing can be read without it
         except Exception as error:
             commands = self._passed_over(event, error)
         for command in commands:
             self._chores.put_nowait(command)
         if isinstance(event, e.ProbeHello):
-            # A new probe begins with a clean sheet; what is wrong on this side still is.
+            # The hello of a new probe clears all problems; repeat those of this side, which persist.
             for problem in self._problems:
                 self._happened(problem)
         self._tell_watchers()
 
     def _passed_over(self, event: e.AnyEvent, error: Exception) -> tuple[c.AnyCommand, ...]:
-        """One event that cannot be folded must not cost the operator the whole host."""
+        """Report an event that cannot be folded, once, and go on: the other events of the host still count."""
         if not any(problem.subject == "fold" for problem in self._problems):
             logging.getLogger(__name__).error("an event of %s was passed over", self.target.name, exc_info=error)
             self._trouble("probe-error", mask(f"{type(event).__name__}: {error!r}"), "fold")
         return ()
 
     def _trouble(self, code: str, detail: str, subject: str = "") -> None:
-        """Something is wrong on this side of the link; said once, and the session goes on."""
+        """Report a problem on this side of the link as an event; the session goes on."""
         problem = e.ProblemSeen(code=code, subject=subject, detail=detail)
         self._problems.append(problem)
         self._happened(problem)
@@ -335,7 +335,7 @@ class Session:
             watcher.set()
 
     async def _do_chores(self) -> None:
-        """What the core asked for, one after the other; disk work in a thread."""
+        """Carry out the core's commands one after the other, with disk access in a thread."""
         while True:
             command = await self._chores.get()
             try:
@@ -367,27 +367,27 @@ def open_session(
     plan: ProbePlan | None = None,
     timing: Timing | None = None,
 ) -> Session:
-    """A session with everything it needs, from a target.
+    """Build the session of a target with everything it needs.
 
     Args:
-        target: Whom it is about.
-        ask: Puts questions to the operator.
-        record: Write a journal there.
-        speed: Of a recording; 0 is as fast as possible.
+        target: The host or recording.
+        ask: Function that puts a question to the operator.
+        record: Path of a journal to write; None: none.
+        speed: Speed of a recording relative to the original; 0: as fast as possible.
         retry: Connect again when the link is lost.
-        plan: Instead of the engines' own.
-        timing: How patient.
+        plan: Plan for the probe; None: made of the engines' plans.
+        timing: Time limits; None: the defaults.
 
     Raises:
-        JournalError: the journal cannot be written, or the recording cannot be read or is of another version.
-        UsageProblem: no transport serves such a target.
-        CatalogError: an engine's data files are wrong.
+        JournalError: The journal cannot be written, or the recording cannot be read or has an unsupported version.
+        UsageProblem: No transport has the target's scheme.
+        CatalogError: An engine's data files are invalid.
     """
     from tuner.engines import load_engines
 
     engines = load_engines()
     for engine in engines.values():
-        # Reads its data files: what is wrong there is said before anything is connected.
+        # Reads the engine's data files, so that errors in them are reported before anything is connected.
         engine.facts("", engine.prefix(""), 0)
     recorded = target.scheme == "replay"
     if recorded:
@@ -407,10 +407,10 @@ def open_session(
 
 
 def plan_for(engines: Mapping[str, Engine] | None = None) -> ProbePlan:
-    """What the probe is told to look for: what each engine wants.
+    """Make the plan for the probe from the engines' plans.
 
     Args:
-        engines: By name; all there are without it.
+        engines: Engines by name; None: all engines.
     """
     if engines is None:
         from tuner.engines import load_engines

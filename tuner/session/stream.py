@@ -1,9 +1,9 @@
-"""From the probe's bytes to events in order: each log byte once, secrets hidden by whole lines, no step too long.
+"""Turn the probe's bytes into events in order: each log byte once, secrets masked by complete lines, in short steps.
 
-A log's last line is often torn: more of it comes later. It is held back until its end arrives, so that a secret cut
-in two is never shown in two innocent halves; after `HOLD_S` it is let go, for it may be a prompt or a progress bar
-that waits. What was let go stays as context for the rest of its line. Held text counts as not received: when the link
-is lost it is dropped, and the probe sends it again.
+The last line of a log is often torn: the rest of it comes later. It is held back until its end arrives, so that a
+secret cut in two is never shown in two innocent halves. After `HOLD_S` it is released, since it may be a prompt or a
+progress bar that waits, and stays as context for masking the rest of its line. Held text counts as not received: if the
+link is lost it is dropped, and the probe sends it again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from tuner.domain.plan import TailFrom
 from tuner.probe.wire import Decoder, Incoming
 
 HOLD_S = 1.0
+"""Longest time for which a torn line is held back, seconds."""
 MAX_HELD = 65_536
-"""Characters of a line without end that are held."""
+"""Largest number of characters of a torn line that are held back."""
 CONTEXT = 8192
-"""Characters of an unfinished line that are remembered after they were shown."""
+"""Number of characters of a torn line that are kept as context after they were shown."""
 PIECE = 8_192
-"""Longest text in one event: folding it takes few milliseconds, so that the screen stays responsive."""
+"""Largest number of characters in one event: folding them takes few milliseconds, so the screen stays responsive."""
 REPLACEMENT = "\ufffd"
 
 _Event = TypeVar("_Event", bound=Incoming)
@@ -33,37 +34,47 @@ _Event = TypeVar("_Event", bound=Incoming)
 
 @dataclass
 class _Tail:
-    """Where one log was read to, across connections."""
+    """The position up to which one log was read, across connections."""
 
     device: int | None = None
     inode: int | None = None
     path: str | None = None
     offset: int = 0
+    """Byte offset of the first byte that was not shown yet."""
     cursor: str | None = None
+    """Position in a log that is not a file (the systemd journal)."""
     check: tuple[int, int] | None = None
+    """Byte offset, and CRC-32 of the up to 256 bytes before it, by which the probe recognises the file."""
     opened: bool = False
+    """Whether the log is to be continued after a lost link."""
 
 
 @dataclass
 class _Torn:
-    """The unfinished line of one log."""
+    """The torn last line of one log."""
 
     text: str = ""
-    """Held back."""
+    """Text that is held back."""
     offset: int = 0
+    """Byte offset at which `text` begins."""
     end: int = 0
+    """Byte offset at which `text` ends."""
     since: float = 0.0
+    """Monotonic seconds since when `text` has been held."""
     before: str = ""
-    """Shown already."""
+    """Part of the line that was shown already: context for masking."""
     last: e.LogBytes | None = None
+    """Event that brought the end of `text`."""
 
 
 @dataclass
 class Stream:
-    """Everything that one host sends, over any number of connections. One decoder lives as long as a connection."""
+    """The events of one host over any number of connections."""
 
     recorded: bool = False
+    """Whether the bytes come from a journal."""
     decoder: Decoder = field(init=False)
+    """Decoder of the current connection."""
     _tails: dict[str, _Tail] = field(default_factory=dict)
     _torn: dict[tuple[str, bool], _Torn] = field(default_factory=dict)
     _seen_seq: int = 0
@@ -73,7 +84,7 @@ class Stream:
         self.connect()
 
     def connect(self) -> dict[str, TailFrom]:
-        """Begin a new connection: forget what was held. Returns where each log goes on."""
+        """Begin a new connection and drop held text; return, by key, where the probe continues each log."""
         self.decoder = Decoder(recorded=self.recorded)
         self._seen_seq = self._seq = 0
         for torn in self._torn.values():
@@ -85,7 +96,12 @@ class Stream:
         }
 
     def feed(self, block: bytes, now: float) -> Iterator[Incoming]:
-        """Events that this block completes, numbered so that a gap is a lost line."""
+        """Yield the events that a block completes, numbered so that a gap means lost lines of the probe.
+
+        Args:
+            block: Bytes from the probe.
+            now: Monotonic seconds.
+        """
         for event in self.decoder.feed(block):
             if event.seq:
                 self._seq += max(0, event.seq - self._seen_seq - 1)
@@ -103,7 +119,7 @@ class Stream:
                     for piece in self._let_go(event.key):
                         yield self._numbered(piece)
                     if not event.left and (tail := self._tails.get(event.key)):
-                        # Nobody writes there any more, and the next server may write into the same file.
+                        # This log has ended, and the next server may write into the same file.
                         tail.opened = False
                     yield self._numbered(event)
                 case _ if event.seq:
@@ -112,7 +128,7 @@ class Stream:
                     yield event
 
     def idle(self, now: float) -> Iterator[e.LogBytes]:
-        """Torn lines that waited long enough."""
+        """Yield torn lines that were held for `HOLD_S` (`now`: monotonic seconds)."""
         for (key, head), torn in list(self._torn.items()):
             if torn.text and now - torn.since >= HOLD_S:
                 for piece in self._release(key, head):
@@ -123,7 +139,7 @@ class Stream:
         return replace(event, seq=self._seq)
 
     def _moved(self, event: e.LogOpened | e.LogGap) -> None:
-        """A log was opened somewhere, or skipped to somewhere."""
+        """Update a log's position after it was opened or after bytes were left out."""
         tail = self._tails.setdefault(event.key, _Tail())
         if isinstance(event, e.LogGap):
             tail.offset = max(tail.offset, event.end)
@@ -140,7 +156,7 @@ class Stream:
     def _log(self, event: e.LogBytes, now: float) -> Iterator[e.LogBytes]:
         if event.crc is not None:
             self._tails.setdefault(event.key, _Tail()).check = (event.end, event.crc)
-            event = replace(event, crc=None)  # it is about the whole event, and worth nothing in a journal
+            event = replace(event, crc=None)  # it covers the undivided event, and a journal has no use for it
         torn = self._torn.setdefault((event.key, event.head), _Torn())
         if torn.text and event.offset != torn.end:
             if event.offset < torn.end:
@@ -155,7 +171,7 @@ class Stream:
         cut = max(text.rfind("\n"), text.rfind("\r")) + 1
         held_bytes = _bytes_of(text[cut:], text[:cut], fresh.end - start)
         if held_bytes is None or len(text) - cut > MAX_HELD:
-            # Bytes that are no UTF-8 cannot be counted, and a line without end cannot be kept.
+            # Invalid UTF-8 makes the byte length unknown, and an endless line cannot be held: show both at once.
             cut, held_bytes = len(text), 0
         middle = fresh.end - held_bytes
         whole = replace(fresh, offset=start, end=middle, data=text[:cut])
@@ -169,7 +185,7 @@ class Stream:
             yield from self._show(whole, torn)
 
     def _unseen(self, event: e.LogBytes) -> e.LogBytes | None:
-        """The part of an event that was not shown before."""
+        """Return the part of an event that was not shown before; None if all of it was."""
         tail = self._tails.get(event.key)
         if tail is None or event.offset >= tail.offset:
             return event
@@ -178,7 +194,7 @@ class Stream:
         data = event.data.encode()
         skip = tail.offset - event.offset
         if len(data) != event.end - event.offset:
-            # Bytes that were no UTF-8 have another length now; counting from the end errs on the side of a repeat.
+            # Invalid UTF-8 has another length after decoding; counting from the end repeats bytes rather than lose any.
             skip = max(0, len(data) - (event.end - tail.offset))
         return replace(event, offset=tail.offset, data=data[skip:].decode("utf-8", "ignore"))
 
@@ -195,7 +211,7 @@ class Stream:
         yield from self._show(event, torn)
 
     def _show(self, event: e.LogBytes, torn: _Torn) -> Iterator[e.LogBytes]:
-        """Mask, cut into pieces, and note that the bytes were taken."""
+        """Yield an event masked and cut into pieces, and advance the log's position."""
         for piece in _pieces(event, torn.before):
             if not piece.head:
                 tail = self._tails.setdefault(piece.key, _Tail())
@@ -208,9 +224,13 @@ class Stream:
 
 
 def _pieces(event: e.LogBytes, before: str) -> Iterator[e.LogBytes]:
-    """An event's text masked, in pieces that end with a line where that is possible.
+    """Yield an event with its text masked, in pieces that end at a line end if possible.
 
-    Offsets must stay true though masking changes lengths: a line in which something was hidden is a piece of its own.
+    Masking changes lengths and byte offsets must stay exact, so a line with a masked secret is a piece of its own.
+
+    Args:
+        event: Event with unmasked text.
+        before: Part of its first line that was shown earlier.
     """
     is_torn = not event.data.endswith(("\n", "\r"))
     masked = mask(event.data, before, torn=is_torn)
@@ -239,7 +259,7 @@ def _slices(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _runs(text: str, before: str, *, torn: bool) -> Iterator[tuple[str, str]]:
-    """Runs of clean lines, and each other line alone, as it is and as it is shown."""
+    """Yield original and masked text of each run of lines without secrets, and of each line with one."""
     run: list[str] = []
     size = 0
     lines = text.splitlines(keepends=True)
@@ -262,7 +282,13 @@ def _runs(text: str, before: str, *, torn: bool) -> Iterator[tuple[str, str]]:
 
 
 def _bytes_of(part: str, other: str, total: int) -> int | None:
-    """Bytes that a part of a text took before decoding; None where the text does not tell."""
+    """Return the number of bytes that `part` had before decoding; None if invalid UTF-8 hides it.
+
+    Args:
+        part: Part of a decoded text.
+        other: The rest of that text.
+        total: Number of bytes of both.
+    """
     if REPLACEMENT not in part:
         return len(part.encode())
     if REPLACEMENT not in other:

@@ -1,4 +1,4 @@
-"""What a host's name on the command line means."""
+"""Parse the name of a host on the command line into a target."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _FORM = re.compile(
 
 
 def parse(text: str) -> Target:
-    """The target that `text` names.
+    """Return the target that `text` names.
 
-    A name that could be taken for an option, or that holds spaces, control characters or shell characters, is
-    refused: it would reach OpenSSH's configuration, and perhaps a ProxyCommand, as something else than a host.
+    Names that look like an option, or that contain spaces, control characters or shell characters, are refused: in
+    OpenSSH's configuration, perhaps in a ProxyCommand, they would be taken for something else than a host.
 
     Raises:
-        UsageProblem: it has none of the accepted forms.
+        UsageProblem: The text has none of the accepted forms.
     """
     if text == "local":
         return Target(name=text, scheme="local", host="local")
@@ -43,5 +43,5 @@ def parse(text: str) -> Target:
 
 
 def replay(path: Path, speed: float = 1.0) -> Target:
-    """The recording in a file as a target."""
+    """Return the target of a journal file; `speed` is relative to the original, 0: as fast as possible."""
     return Target(name=path.name, scheme="replay", host=str(path), options={"speed": repr(speed)})

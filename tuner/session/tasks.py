@@ -1,4 +1,4 @@
-"""The one place that starts tasks: each has a name, is kept until it ends, and does not fail in silence."""
+"""Start asyncio tasks, here and nowhere else: each has a name and a reference, and its failure is logged."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def spawn(work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
     """Start a coroutine in the background.
 
     Args:
-        work: What to run.
-        name: For logs and debuggers: what it does, and for which host.
+        work: Coroutine to run.
+        name: Name for logs and debuggers: what the task does, and for which host.
 
     Returns:
-        The task. Nobody has to wait for it: it is kept until it ends, and an exception that ends it is logged.
+        The task. It need not be awaited: a reference is kept until it ends, and an exception that ends it is logged.
     """
     task = asyncio.create_task(work, name=name)
     _running.add(task)

@@ -1,1 +1,1 @@
-"""What outlives a session: journals, the history of starts, settings."""
+"""Files that outlive a session (journals, the history of starts, settings), and reading log files."""

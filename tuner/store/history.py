@@ -1,8 +1,7 @@
-"""The starts that were seen, on all hosts, in one SQLite file: what a start usually takes, in time and in memory.
+"""The history of starts on all hosts, in one SQLite file: the usual duration and memory of a start.
 
-Every call opens the file and closes it again: several gputuners may run at once, and calls may come from any thread.
-Writing waits for other writers. A file that is damaged is set aside and begun anew; the history is a comfort, and
-never a reason to fail.
+Every call opens and closes the file, since several gputuners may run at once and calls may come from any thread.
+Writing waits for other writers. A damaged file is renamed and a new one begun; no problem of the history ever raises.
 """
 
 from __future__ import annotations
@@ -20,12 +19,13 @@ from tuner.domain.starts import Start
 from tuner.store.private import make_folder, opener
 
 SCHEMA = 3
-"""1: starts. 2: also what they measured of their memory. 3: that by log too, which tells replicas apart."""
+"""Version of the tables. 1: durations of starts. 2: their memory too. 3: memory by log, which tells replicas apart."""
 RECENT = 20
-"""So many of the newest successful starts count as usual."""
+"""Number of the newest successful starts that define the usual times, and of memory records that are read."""
 BUSY_S = 5.0
+"""Longest wait for another writer, seconds."""
 _SAME_S = 2.0
-"""Two readings of the time at which one process began differ by less."""
+"""Largest difference, seconds, between two readings of the time at which one process began."""
 
 _TABLES = """
 BEGIN IMMEDIATE;
@@ -57,25 +57,25 @@ INSERT OR IGNORE INTO measured SELECT host, '', started_at, engine, model, start
 DROP TABLE memory;
 COMMIT;
 """
-"""Each statement makes what is missing: a file of an earlier schema is brought up to this one by running all."""
+"""Statements that create what is missing; running all of them also upgrades a file of an earlier schema."""
 _KEPT_MEMORIES = 50
-"""Of one LLM on one host; older ones go."""
+"""Number of memory records kept for one LLM on one host; the oldest are deleted."""
 
 
 class History:
-    """The file.
+    """The history of starts in one file.
 
     Args:
-        path: Created, with its folders, for this user alone when the first start is kept.
+        path: SQLite file; created with its folders, readable by this user alone, when the first start is kept.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.problem: str | None = None
-        """What went wrong last, in words for the screen; the history works on as far as it can."""
+        """Newest problem, in words for the screen; None if there was none. Later calls still try."""
 
     def keep(self, record: StartRecord | MemoryRecord) -> None:
-        """Remember what a start took, or what it measured; what is known of it is replaced."""
+        """Store the durations or the memory of a start; an earlier record of the same start is replaced."""
         if isinstance(record, MemoryRecord):
             self._keep_memory(record)
         else:
@@ -84,13 +84,13 @@ class History:
     def look_up(
         self, host: str, engine: str, model: str | None, but: float | None = None
     ) -> tuple[UsualTimes, tuple[Start, ...]]:
-        """What starts of this engine and LLM took, and what they measured of their memory, newest first.
+        """Return the usual times of this engine and LLM on a host, and its starts with memory figures, newest first.
 
         Args:
-            host: Its name.
-            engine: As the servers' identities name it.
+            host: Name of the host.
+            engine: Name of the engine, as in the servers' identities.
             model: The LLM.
-            but: Host wall clock at which the start began that is compared with the others, and does not count itself.
+            but: Time at which a start to leave out began (host wall clock), since it is compared with the others.
         """
         past = self.memories(host, engine, model, but)
         starts = (msgspec.structs.replace(each.start, began=each.started_at) for each in past if each.model == model)
@@ -117,13 +117,13 @@ class History:
         self._try(write)
 
     def usual(self, host: str, engine: str, model: str | None, but: float | None = None) -> UsualTimes:
-        """What the last starts of this engine and LLM on this host took; those that failed do not count.
+        """Return the usual times of the newest successful starts of this engine and LLM on a host.
 
         Args:
-            host: Its name.
-            engine: As the servers' identities name it.
+            host: Name of the host.
+            engine: Name of the engine, as in the servers' identities.
             model: The LLM.
-            but: Host wall clock at which the start began that is compared with the others, and does not count itself.
+            but: Time at which a start to leave out began (host wall clock), since it is compared with the others.
         """
         good = [each for each in self.starts(host, engine, model) if each.outcome == "ready"]
         records = [each for each in good if but is None or abs(each.started_at - but) > _SAME_S][:RECENT]
@@ -139,7 +139,7 @@ class History:
         )
 
     def starts(self, host: str, engine: str, model: str | None) -> list[StartRecord]:
-        """Starts of an engine and LLM on a host, newest first."""
+        """Return the starts of an engine and LLM on a host, newest first, at most 200."""
         rows: list[tuple[object, ...]] = []
 
         def select(db: sqlite3.Connection) -> None:
@@ -178,13 +178,13 @@ class History:
     def memories(
         self, host: str, engine: str | None = None, model: str | None = None, but: float | None = None
     ) -> list[MemoryRecord]:
-        """What starts on a host measured of their memory, newest first, at most `RECENT`.
+        """Return the memory records of starts on a host, newest first, at most `RECENT`.
 
         Args:
-            host: Its name.
-            engine: Only this one's.
-            model: Only this LLM's; None: of all.
-            but: Host wall clock at which the start began that is left out.
+            host: Name of the host.
+            engine: Only starts of this engine; None: of all engines.
+            model: Only starts of this LLM; None: of all LLMs.
+            but: Time at which a start to leave out began (host wall clock).
         """
         rows: list[tuple[str, str, str | None, float, str, str]] = []
         if self._path.exists():
@@ -202,7 +202,7 @@ class History:
         return [record for row in rows if (record := _memory(row)) is not None]
 
     def _try(self, work: Callable[[sqlite3.Connection], object]) -> None:
-        """Do something with the file; when it is damaged, begin a new one and do it again."""
+        """Run `work` on the open file; if the file is damaged, begin a new one and run it again."""
         for attempt in (1, 2):
             try:
                 with self._open() as db:
@@ -220,8 +220,8 @@ class History:
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         make_folder(self._path.parent)
-        # SQLite gives the files beside it the same mode. One that exists must not be opened: closing it again would
-        # take away the locks that another thread of ours holds.
+        # SQLite gives its side files the same mode. An existing file must not be opened here: closing it would release
+        # the POSIX locks that another thread of this process holds.
         with contextlib.suppress(FileExistsError):
             open(self._path, "xb", opener=opener).close()
         db = sqlite3.connect(self._path, timeout=BUSY_S)
@@ -248,7 +248,10 @@ class History:
 
 
 def _watched(db: sqlite3.Connection, record: StartRecord | MemoryRecord) -> bool:
-    """Whether a start that only its log tells was watched: its first line came while that one was starting."""
+    """Return whether a start known only from its log was also watched live.
+
+    It was if its first line came while the newest watched start of the same source was starting.
+    """
     before = (record.host, record.source, record.started_at, record.started_at + _SAME_S)
     row = db.execute(
         "SELECT host, engine, version, model, started_at, source, outcome, total_s, phases_s FROM starts"
@@ -263,7 +266,7 @@ def _watched(db: sqlite3.Connection, record: StartRecord | MemoryRecord) -> bool
 
 
 def _record(row: tuple[object, ...]) -> StartRecord | None:
-    """A row as a record; None where it was written by something else."""
+    """Convert a row to a record; None if the row is invalid."""
     host, engine, version, model, started_at, source, outcome, total_s, phases_s = row
     try:
         return msgspec.convert(
@@ -285,7 +288,7 @@ def _record(row: tuple[object, ...]) -> StartRecord | None:
 
 
 def _memory(row: tuple[str, str, str | None, float, str, str]) -> MemoryRecord | None:
-    """A row as a record; None where it was written by something else."""
+    """Convert a row to a record; None if the row is invalid."""
     host, engine, model, started_at, source, start = row
     try:
         told = msgspec.json.decode(start, type=Start)

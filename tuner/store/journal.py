@@ -1,6 +1,6 @@
-"""A session's events in one append-only file: what is replayed, tested with, and sent with a bug report.
+"""Write and read journals: a session's events in an append-only file, for replay, tests and bug reports.
 
-`core.journal` has the format. Events are masked before they get here.
+The format is in `core.journal`. Secrets in events are masked before they get here.
 """
 
 from __future__ import annotations
@@ -20,28 +20,27 @@ from tuner.store.private import make_folder, opener
 
 
 class Journal:
-    """Writes one.
+    """Writes one journal.
 
-    Lines are collected and written by `flush`, as often as the caller likes and, one at a time, from any thread: a
-    disk may be slow, and `append` does not wait for it. Nothing is synced to disk, since a killed process loses
-    nothing that was written and a lost machine may. When the disk is full the journal ends with its last whole line,
-    tells so once, and the session goes on without it.
+    `append` collects lines without waiting for the disk; `flush` writes them, from any thread but one call at a time.
+    Nothing is synced: a killed process loses nothing that was written, only a machine that fails may. If a write fails,
+    the journal ends with its last complete line, reports that once, and the session goes on without it.
 
     Args:
-        path: Created, with its folders, for this user alone. A file that exists is not touched.
+        path: New file; created with its folders, readable by this user alone.
         host: Name of the host.
-        at: Wall clock now.
-        max_bytes: With it, a new file `NAME.1`, `NAME.2`, ... is begun at that size, and only `keep` are kept.
-        keep: How many files, the current one included.
+        at: Wall clock now, Unix seconds.
+        max_bytes: Size at which a new file is begun and the old one renamed to `NAME.1`, `NAME.2`, ...; None: never.
+        keep: Number of files kept then, including the current one.
 
     Raises:
-        JournalError: the file exists or cannot be created.
+        JournalError: The file exists or cannot be created.
     """
 
     def __init__(self, path: Path, host: str, at: float, *, max_bytes: int | None = None, keep: int = 2) -> None:
         self.path = path
         self.problem: JournalError | None = None
-        """Why nothing is written any more."""
+        """Reason why nothing is written any more; None while the journal works."""
         self._host = host
         self._started = at
         self._max_bytes = max_bytes
@@ -53,11 +52,11 @@ class Journal:
         self._file = self._create(path, at)
 
     def append(self, event: AnyEvent, at: float) -> None:
-        """Add an event.
+        """Collect an event for the next `flush`.
 
         Args:
-            event: Already masked.
-            at: Seconds since the journal's start, of a clock that is not set.
+            event: Event whose secrets are masked.
+            at: Seconds since the journal's start, by a monotonic clock.
         """
         if self.problem is None:
             line = form.write_entry(event, at)
@@ -66,11 +65,11 @@ class Journal:
 
     @property
     def waiting_bytes(self) -> int:
-        """Collected since the last `flush` began."""
+        """Number of bytes collected since the last `flush` began."""
         return len(self._pending)
 
     def flush(self) -> JournalError | None:
-        """Hand the collected lines to the system. Returns the problem once, when there is one."""
+        """Write the collected lines; return the problem, once, if writing fails."""
         with self._taking:
             data, self._pending = self._pending, bytearray()
         if not data or self.problem is not None:
@@ -89,7 +88,7 @@ class Journal:
         return None
 
     def close(self) -> JournalError | None:
-        """Write what is pending and close. Safe to call twice."""
+        """Write the collected lines and close the file; safe to call twice. Returns the problem if writing fails."""
         problem = self.flush()
         with contextlib.suppress(OSError):
             self._file.close()
@@ -111,7 +110,7 @@ class Journal:
         return file
 
     def _write(self, data: bytearray) -> None:
-        """Write all, or nothing at all: half a line is taken back."""
+        """Write all data; if that fails, truncate the file to its last complete line and raise OSError."""
         before = self._size
         done = 0
         try:
@@ -125,7 +124,7 @@ class Journal:
             raise
 
     def _rotate(self) -> None:
-        """Go on in a new file."""
+        """Rename the older files and continue in a new one."""
         self._file.close()
         self._part += 1
         for number in range(self._keep - 1, 0, -1):
@@ -143,27 +142,27 @@ class Journal:
 
 
 def read_header(path: Path) -> form.Header:
-    """What a journal says about itself.
+    """Read the header of a journal.
 
     Raises:
-        JournalError: it cannot be read, is no journal, or is of a version that is not read here.
+        JournalError: The file cannot be read, is not a journal, or has an unsupported version.
     """
     with _reading(path) as file:
         return form.parse_header(next(form.read_lines(file, str(path)), b""), str(path))
 
 
 def read_events(path: Path) -> Iterator[tuple[float, AnyEvent]]:
-    """Seconds since the start and event of each line, read one by one.
+    """Yield each event with its seconds since the journal's start, reading line by line.
 
     Raises:
-        JournalError: it cannot be read, is no journal, or is of a version that is not read here.
+        JournalError: The file cannot be read, is not a journal, or has an unsupported version.
     """
     with _reading(path) as file:
         yield from form.events(form.read_lines(file, str(path)), str(path))
 
 
 def holds_events(path: Path) -> bool:
-    """Whether a journal tells anything of its host, not only of the attempts to connect to it."""
+    """Return whether a journal has any event of its host, not only of attempts to connect; False if unreadable."""
     with contextlib.suppress(JournalError):
         return any(event.seq for _, event in read_events(path))
     return False

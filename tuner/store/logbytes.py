@@ -1,4 +1,4 @@
-"""Bytes of log files: opened, unpacked, brought to UTF-8, cut into blocks of whole lines."""
+"""Read the bytes of log files: open, decompress, convert to UTF-8 and cut into blocks of complete lines."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import IO, NamedTuple, cast
 from tuner.errors import UsageProblem
 
 BLOCK = 96 * 1024
-"""Bytes that are looked at together: they and their shapes stay in a processor's cache."""
+"""Size of a block, bytes: small enough to stay in a processor's cache together with the shapes of its lines."""
 HEAD = 256 * 1024
-"""Bytes by which a file is judged."""
+"""Number of first bytes by which the kind of a file and its wrappers are recognised."""
 _HALF_LINE = 512 * 1024
-"""Bytes at both ends of an endless line that are read."""
+"""Number of bytes kept at each end of an overlong line."""
 _PACKED = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bz2",
@@ -36,7 +36,9 @@ _OTHER = {
 _TAR_AT, _TAR = 257, b"ustar"
 _TEXT_CONTROLS = frozenset(b"\t\n\r\x0b\x0c\x1b\x08\x07")
 _NOISE_SHARE = 5
+"""A file is no text if at least one in this many bytes is a control character or invalid UTF-8."""
 _NOISE_LEAST = 64
+"""Least number of such bytes for a file to count as no text."""
 
 
 class Source(NamedTuple):
@@ -44,15 +46,15 @@ class Source(NamedTuple):
 
     name: str
     head: bytes
-    """Its first bytes, unpacked and in UTF-8."""
+    """The first bytes, decompressed and in UTF-8."""
     fd: int | None
-    """Of a regular file whose bytes are the log as they are: pieces of it can be read by themselves."""
+    """File descriptor of a regular, uncompressed UTF-8 file, of which pieces can be read independently; else None."""
     size: int
-    """Of that, in bytes; else 0."""
+    """Size of that file, bytes; 0 if `fd` is None."""
     chunks: Iterator[bytes]
-    """Of anything else: all of its bytes, unpacked and in UTF-8."""
+    """All bytes of any other source, decompressed and in UTF-8; empty if `fd` is set."""
     broken: Sequence[str] = ()
-    """What ended the unpacking before the end, once all was read; empty: nothing."""
+    """Error that ended the decompression early, known once all was read; empty if there was none."""
 
 
 def opened(name: str, stack: contextlib.ExitStack, stdin: IO[bytes] | None = None) -> Source:
@@ -60,11 +62,11 @@ def opened(name: str, stack: contextlib.ExitStack, stdin: IO[bytes] | None = Non
 
     Args:
         name: Path, or `-` for the standard input.
-        stack: Closes it.
-        stdin: What `-` stands for; the process's own where none is given.
+        stack: Exit stack that closes the file.
+        stdin: Stream that `-` stands for; None: the process's standard input.
 
     Raises:
-        UsageProblem: There is nothing to read, or it is no log.
+        UsageProblem: The file cannot be read, or is not a log.
     """
     try:
         if name == "-":
@@ -97,7 +99,10 @@ def _stream(name: str, file: IO[bytes]) -> Source:
 
 
 def _unpacked(name: str, file: io.BufferedReader, broken: list[str]) -> Iterator[bytes]:
-    """All bytes, as far as they can be had: a rotation may have broken off what is packed."""
+    """Yield the decompressed bytes; an error after the first ones is added to `broken` instead of raised.
+
+    A log rotation may have truncated a compressed file.
+    """
     first = True
     try:
         for chunk in _blocks(_unpacker(name, file)):
@@ -105,14 +110,14 @@ def _unpacked(name: str, file: io.BufferedReader, broken: list[str]) -> Iterator
             first = False
     except UsageProblem:
         raise
-    except Exception as error:  # each unpacker has errors of its own
+    except Exception as error:  # each decompressor raises exceptions of its own
         if first:
             raise UsageProblem("cannot read a log", f"{name}: {error}") from None
         broken.append(str(error))
 
 
 def _blocks(unpacker: IO[bytes]) -> Iterator[bytes]:
-    """Its bytes in large pieces, and what came before an error too."""
+    """Yield the decompressed bytes in chunks of about `BLOCK`, including those before an error."""
     parts: list[bytes] = []
     size = 0
     try:
@@ -174,7 +179,7 @@ def _utf8(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _check(name: str, head: bytes) -> None:
-    """Refuse what is no text."""
+    """Raise UsageProblem if the first bytes are not those of a text file."""
     for magic, (what, hint) in _OTHER.items():
         if head.startswith(magic):
             raise UsageProblem(f"this is {what}, no log", name, hint)
@@ -189,7 +194,7 @@ def _check(name: str, head: bytes) -> None:
 
 
 class Counted:
-    """Chunks, and how many bytes of them have passed."""
+    """Iterates over chunks and counts their bytes in `size`."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = chunks
@@ -202,10 +207,10 @@ class Counted:
 
 
 def lines_of(fd: int, start: int, end: int) -> Iterator[bytes]:
-    """Blocks with the lines of a regular file that begin in [start, end).
+    """Yield blocks with the lines of a regular file that begin at a byte offset in [start, end).
 
-    A block is what was read at once, copied nowhere: it may end with the beginning of a line, which is in the next one
-    again.
+    A block is yielded as it was read, without a copy. It may therefore end with the beginning of a line, which the next
+    block repeats in full.
     """
     at = _next_line(fd, start)
     while at < end:
@@ -223,7 +228,7 @@ def lines_of(fd: int, start: int, end: int) -> Iterator[bytes]:
 
 
 def _next_line(fd: int, start: int) -> int:
-    """Where the first line at or behind a place begins."""
+    """Return the byte offset at which the first line at or after `start` begins."""
     at = start - 1
     while start and (chunk := os.pread(fd, BLOCK, at)):
         cut = chunk.find(b"\n") + 1
@@ -234,7 +239,7 @@ def _next_line(fd: int, start: int) -> int:
 
 
 def _lines(fd: int, start: int, end: int) -> Iterator[bytes]:
-    """Chunks that hold the lines that begin in [start, end); one begins at the start."""
+    """Yield chunks with exactly the lines that begin in [start, end); a line must begin at `start`."""
     at = start
     while chunk := os.pread(fd, BLOCK, at):
         if at + len(chunk) >= end and (cut := chunk.find(b"\n", max(end - 1 - at, 0)) + 1):
@@ -245,7 +250,7 @@ def _lines(fd: int, start: int, end: int) -> Iterator[bytes]:
 
 
 def blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Blocks of whole lines, each with its end; without zero bytes, which a truncated log is full of."""
+    """Yield blocks of complete lines with their line ends; zero bytes, which fill a truncated log, are removed."""
     line = b""
     skipped = 0
     for chunk in chunks:
@@ -272,7 +277,7 @@ def blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _shortened(line: bytes, skipped: int) -> bytes:
-    """Both ends of a line that is longer than anybody reads."""
+    """Return a line with its middle replaced by a note if it is longer than `2 * _HALF_LINE` bytes."""
     more = len(line) - 2 * _HALF_LINE
     if more <= 0:
         return line

@@ -1,7 +1,7 @@
-"""Reads log files: any number, any size, packed or not, wrapped or not.
+"""Read log files: any number, any size, compressed or not, wrapped or not.
 
-What comes out are lines as the server printed them, those that may matter and some of the others, each with its
-number; see `core.sift` for which. Secrets are masked.
+The result are lines as the server printed them, with their line numbers: all that may matter and a sample of the
+others, as `core.sift` decides. Secrets are masked.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ from tuner.store import logbytes, sifting
 from tuner.store.logbytes import Counted, Source
 
 LIMITS = Limits()
+"""Default limits on what is kept of a log."""
 
 
 class LogText:
-    """What is kept of one or more logs: an iterable of `(at, text)`, as often as wanted.
+    """The kept lines of one or more logs: an iterable of `(at, text)` that can be iterated repeatedly.
 
-    `at` is the number of a line over all files, from 1. Several texts have the same where one line holds several: what
-    another process wrote behind a progress bar, say.
+    `at` is the line number across all files, from 1. Texts share a number if one line holds several of them, as when
+    another process writes behind a progress bar.
     """
 
     def __init__(
         self, files: Sequence[tuple[str, int, Wrapping]], sifted: Sifted, size_bytes: int, broken: Sequence[str] = ()
     ) -> None:
-        """Keep it.
+        """Store the result of reading.
 
         Args:
-            files: Name, lines and wrappers of each log.
-            sifted: What is kept of all together.
-            size_bytes: Of all, as they lie on the disk; of a stream, as it was read.
-            broken: Names of those whose packing breaks off.
+            files: Name, number of lines and wrappers of each log.
+            sifted: Kept lines of all logs together.
+            size_bytes: Size of all logs: of regular files as on disk, of other sources after decompression.
+            broken: Names of logs whose compressed data ends early.
         """
         self.broken = tuple(broken)
         self.files = tuple(name for name, _, _ in files)
         self.lines_total = sifted.lines
         self.left_out = sifted.left_out
-        """Lines that may matter, of which there were too many."""
+        """Number of lines that may matter but exceeded the limits."""
         self.size_bytes = size_bytes
         self._wrappings = [each for _, _, each in files]
         self._kept: list[Kept] = sifted.notable
@@ -59,7 +60,7 @@ class LogText:
         for number, raw in self._kept:
             at = number + 1
             if joined and (at != due or at > end):
-                # Where the record goes on was not kept, or never came.
+                # The continuation of the record was not kept, or never came.
                 yield from _texts(joined_at, joined)
                 joined = ""
             while at > end:
@@ -81,7 +82,7 @@ class LogText:
             yield from _texts(joined_at, joined)
 
     def locate(self, at: int) -> tuple[str, int]:
-        """The log that line `at` stands in, and its number there, from 1."""
+        """Return the name of the log that line `at` is in, and its line number there, from 1."""
         file = min(bisect_left(self._ends, at), len(self._ends) - 1)
         return self.files[file], at - (self._ends[file - 1] if file else 0)
 
@@ -93,7 +94,7 @@ def _texts(at: int, text: str) -> Iterator[tuple[int, str]]:
 
 
 class Reading:
-    """Logs that are being read; see `begun`."""
+    """Logs that are being read; created by `begun`."""
 
     def __init__(
         self,
@@ -118,7 +119,7 @@ class Reading:
         self._sifting = sifting.Sifting(self._work, routines, stack, processes)
 
     def finish(self) -> LogText:
-        """Wait for all of it."""
+        """Read the rest, wait for the other processes and return the kept lines."""
         found: dict[int, list[Sifted]] = {}
         for piece, sifted in zip(self._work, self._sifting.finish(), strict=True):
             found.setdefault(piece.fd, []).append(sifted)
@@ -148,17 +149,17 @@ def begun(
     limits: Limits = LIMITS,
     processes: int | None = None,
 ) -> Iterator[Reading]:
-    """Begin to read logs as parts of one, in the order given; big ones are read by other processes meanwhile.
+    """Begin to read logs as parts of one, in the order given; other processes read large ones meanwhile.
 
     Args:
-        names: Paths, `-` for the standard input. gzip, bzip2 and xz are unpacked, and zstd where Python can.
-        routines: What engines call routine: `Engine.routine` of all that are possible.
-        stdin: What `-` stands for; the process's own where none is given.
-        limits: What is kept at most.
-        processes: How many work at once, this one counted; None: as many as the work is worth.
+        names: Paths, or `-` for the standard input. gzip, bzip2 and xz are decompressed, and zstd if Python can.
+        routines: Regular expressions of routine lines: `Engine.routine` of all engines in question.
+        stdin: Stream that `-` stands for; None: the process's standard input.
+        limits: Limits on what is kept.
+        processes: Number of processes including this one; None: by the amount of work.
 
     Raises:
-        UsageProblem: One of them is absent, cannot be read, or is no log.
+        UsageProblem: A log is missing, cannot be read, or is not a log.
     """
     with ExitStack() as stack:
         sources = [logbytes.opened(str(name), stack, stdin) for name in names]

@@ -1,4 +1,4 @@
-"""The user's settings: a small TOML file, read tolerantly and never written by us.
+"""Read the user's settings from a small TOML file, which gputuner never writes; errors in it are tolerated.
 
 ```toml
 theme = "textual-dark"
@@ -20,20 +20,20 @@ from msgspec import Struct
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """Everything that can be set. A setting that is wrong keeps its default."""
+    """All settings; an invalid one keeps its default."""
 
     theme: str | None = None
-    """Name of a theme; None: the app's own."""
+    """Name of a theme; None: the app's default."""
     ascii: bool = False
-    """Draw without box characters and glyphs."""
+    """Whether to draw without box characters and glyphs."""
     keymap: dict[str, str] = {}
-    """Keys by id of the binding."""
+    """Key by id of the binding."""
     problems: tuple[str, ...] = ()
-    """What was wrong in the file, one line each, for the screen."""
+    """Errors in the file, one line each, for the screen."""
 
 
 def load(path: Path) -> Settings:
-    """The settings in a file; defaults where there is none. Never raises for what stands in it."""
+    """Read the settings of a file; defaults if it does not exist. Errors are returned in `problems`, not raised."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Sifts logs piece by piece, big ones in several processes.
+"""Sift logs piece by piece, large ones in several processes.
 
-A log is always cut into the same pieces, whoever sifts them, so the result does not depend on how many do. The others
-are bare interpreters: they import the few modules that sifting needs, and no package that is not Python's own.
+A log is always cut into the same pieces, so the result does not depend on the number of processes. The other processes
+are bare interpreters that import only the few modules that sifting needs, and no third-party package.
 """
 
 from __future__ import annotations
@@ -20,38 +20,45 @@ from tuner.core.wrapping import Wrapping
 from tuner.store import logbytes
 
 PIECE = 16 * 1024 * 1024
-"""Bytes of a piece, at least."""
+"""Least size of a piece, bytes."""
 MOST_PIECES = 64
+"""Approximate upper bound of the number of pieces of a log."""
 WORTH = 96 * 1024 * 1024
-"""Bytes from which on another process is worth its start."""
+"""Total size, bytes, from which other processes are worth starting."""
 MOST_PROCESSES = 4
 _TYPICAL_LINE = 140
+"""Assumed length of a line, bytes."""
 _WHOLE = 10_000
-"""Lines up to which a log is kept whole, about."""
+"""Approximate number of lines up to which all lines of a log are kept."""
 _EVEN = 2000
-"""Routine lines kept evenly from a longer one, about: more tell nothing new, and reading them costs time."""
+"""Approximate number of routine lines sampled evenly from a longer log: more add nothing and cost time to read."""
 _TICKET = struct.Struct("=H")
+"""Number of a piece, as it is passed through the pipe."""
 _MOST_TICKETS = 16_384
-"""As many fit into any pipe."""
+"""Number of tickets that fit into any pipe."""
 _CHILD = "import sys; sys.path.append(sys.argv[1]); from tuner.store.sifting import child; child(int(sys.argv[2]))"
 
 
 class Piece(NamedTuple):
-    """A part of a regular file."""
+    """A part of a regular file: the lines that begin in [start, end)."""
 
     fd: int
     start: int
+    """Byte offset."""
     end: int
+    """Byte offset."""
     wrapping: tuple[str, ...]
+    """Names of the wrappers of its lines."""
     limits: Limits
+    """Limits on what is kept of the piece."""
 
 
 def pieces(sizes: Sequence[tuple[int, int, tuple[str, ...]]], limits: Limits) -> list[Piece]:
-    """Cut regular files.
+    """Cut regular files into pieces.
 
     Args:
-        sizes: File descriptor, size in bytes and names of the wrappers of each.
-        limits: What is kept of all.
+        sizes: File descriptor, size in bytes and names of the wrappers of each file.
+        limits: Limits on what is kept of all files together.
     """
     total = sum(size for _, size, _ in sizes)
     length = max(PIECE, total // MOST_PIECES)
@@ -62,18 +69,18 @@ def pieces(sizes: Sequence[tuple[int, int, tuple[str, ...]]], limits: Limits) ->
     ]
     lines = total // _TYPICAL_LINE
     every = BUNCH if lines <= _WHOLE else BUNCH * lines // _EVEN
-    # Both ends of a log tell the most.
+    # The first and the last piece get a larger share of the limits: both ends of a log tell the most.
     middle, ends = (part(limits, count, every) for count in (max(len(cuts), 1), min(max(len(cuts), 1), 4)))
     return [Piece(*cut, ends if index in (0, len(cuts) - 1) else middle) for index, cut in enumerate(cuts)]
 
 
 def part(limits: Limits, count: int, every: int) -> Limits:
-    """What is kept of one of several pieces."""
+    """Return the limits of one of `count` pieces, of whose routine lines one bunch in `every` lines is kept."""
     return Limits(limits.notable // count, limits.notable_bytes // count, limits.routine // count + 400, every)
 
 
 def sift_stream(chunks: Iterable[bytes], test: Callable[[bytes], bool], limits: Limits) -> list[Sifted]:
-    """Sift what comes once, from its beginning to its end, in pieces that grow: how long it is nobody knows."""
+    """Sift a stream from beginning to end, in pieces of growing size, since its length is unknown."""
     found: list[Sifted] = []
     length = PIECE
     sieve, size = Sieve(test, limits), 0
@@ -88,7 +95,7 @@ def sift_stream(chunks: Iterable[bytes], test: Callable[[bytes], bool], limits: 
 
 
 class Sifting:
-    """Parts of regular files at work: other processes from the beginning on, this one when it waits for them."""
+    """Sifts pieces of regular files: other processes begin at once, this one joins in `finish`."""
 
     def __init__(
         self,
@@ -97,13 +104,13 @@ class Sifting:
         stack: contextlib.ExitStack,
         processes: int | None = None,
     ) -> None:
-        """Start the others.
+        """Start the other processes.
 
         Args:
-            work: In order.
-            routines: As `Engine.routine` gives them.
-            stack: Ends them, and must outlive this.
-            processes: How many work, this one counted; None: as many as the work is worth.
+            work: Pieces in order.
+            routines: Regular expressions of routine lines (`Engine.routine`).
+            stack: Exit stack that ends the processes; it must outlive this object.
+            processes: Number of processes including this one; None: by the amount of work.
         """
         self._work = work
         self._routines = routines
@@ -112,7 +119,7 @@ class Sifting:
             processes = min(_processors(), MOST_PROCESSES, len(work)) if total >= WORTH else 1
         if len(work) > _MOST_TICKETS:
             processes = 1
-        # Who is free takes a ticket: a pipe gives each to one reader.
+        # A process that is free reads a ticket; a pipe delivers each ticket to one reader only.
         self._tickets, giver = os.pipe()
         stack.callback(os.close, self._tickets)
         if processes > 1:
@@ -121,16 +128,20 @@ class Sifting:
         self._others = [stack.enter_context(_started(self._tickets, work, routines)) for _ in range(processes - 1)]
 
     def finish(self) -> list[Sifted]:
-        """Do what nobody has taken yet, and wait for the others."""
+        """Sift the pieces that no process has taken, wait for the others and return all results in order."""
         found = dict(_taken(self._tickets, self._work, self._routines))
         for answer in self._others:
             found.update(answer())
-        # All of it when there are no others; else what a process that failed had taken.
+        # What is missing was taken by a process that failed; without other processes it is everything.
         return [found[n] if n in found else _sift_piece(p, self._routines) for n, p in enumerate(self._work)]
 
 
 def child(tickets: int) -> None:
-    """What another process does: it is told the work on its standard input and answers on its standard output."""
+    """Main function of another process: read the work from standard input, write the results to standard output.
+
+    Args:
+        tickets: File descriptor of the pipe with the tickets.
+    """
     told, routines = marshal.load(sys.stdin.buffer)  # noqa: S302 - from the process that started this one
     work = [Piece(fd, start, end, names, Limits(*limits)) for fd, start, end, names, limits in told]
     found = _taken(tickets, work, routines)
@@ -141,7 +152,7 @@ def child(tickets: int) -> None:
 def _started(
     tickets: int, work: Sequence[Piece], routines: tuple[bytes, ...]
 ) -> Iterator[Callable[[], Iterable[tuple[int, Sifted]]]]:
-    """Another process at work, as what waits for its answer."""
+    """Run another process; yield a function that waits for its results (empty if it failed)."""
     import subprocess
 
     with subprocess.Popen(
@@ -171,7 +182,7 @@ def _started(
 
 
 def _taken(tickets: int, work: Sequence[Piece], routines: tuple[bytes, ...]) -> list[tuple[int, Sifted]]:
-    """Sift what nobody else has taken."""
+    """Take tickets and sift their pieces until none is left; return the results by number of the piece."""
     found = []
     while ticket := os.read(tickets, _TICKET.size):
         (number,) = _TICKET.unpack(ticket)

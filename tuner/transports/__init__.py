@@ -1,4 +1,4 @@
-"""Ways to run a program on a host. One module each, found by its `SCHEME`."""
+"""Transports: how to run a program on a host. Each is a module here, discovered by its `SCHEME`."""
 
 from __future__ import annotations
 
@@ -12,68 +12,75 @@ from tuner.domain.link import Question, Target
 from tuner.errors import UsageProblem
 
 Ask = Callable[[Question], Awaitable[str | None]]
-"""Puts a question to the operator; None is "give up". Headless callers answer from the terminal or refuse."""
+"""Function that puts a question to the operator; it returns None if they give up. Without a screen it asks on the
+terminal or refuses."""
 
 
 class RemoteProcess(Protocol):
-    """A program running on a host, its streams as bytes. Reading in blocks is up to the caller."""
+    """A program running on a host, with its streams as bytes."""
 
     async def read(self, limit: int = 262_144) -> bytes:
-        """Next bytes of stdout; empty at its end."""
+        """Return the next bytes of stdout, at most `limit`; empty at its end."""
 
     async def write(self, data: bytes) -> None:
-        """Write all to stdin, waiting while the other side is slow."""
+        """Write all data to stdin, waiting while the other side is slow.
+
+        Raises:
+            ConnectionFailed: The program, or the link to it, is gone.
+        """
 
     def errors(self) -> str:
-        """The last few kilobytes of stderr."""
+        """Return the last few kilobytes of stderr."""
 
     def close_stdin(self) -> None:
-        """Tell the program that nothing more will come."""
+        """Send end of file to the program's stdin."""
 
     async def wait(self) -> int | None:
-        """Exit status; None when it died of a signal or the link was lost."""
+        """Wait for the end and return the exit status; None after a signal or a lost link."""
 
     async def aclose(self) -> None:
-        """End the program's channel; the program sees end of file. Safe to call twice."""
+        """Close the program's channel; the program sees end of file. Safe to call twice."""
 
 
 class Transport(Protocol):
     """A connection to one host."""
 
     notes: tuple[str, ...]
-    """What the operator should know of this connection (options not honoured)."""
+    """Notes on this connection for the operator, such as options that are not honoured."""
     received_bytes: int
+    """Number of bytes received so far."""
     sent_bytes: int
+    """Number of bytes sent so far."""
 
     async def connect(self, ask: Ask) -> None:
         """Open the connection.
 
         Raises:
-            ConnectionFailed: with what happened and what to do; `final` when trying again is useless.
+            ConnectionFailed: It failed; the error says why and what to do, and is `final` if trying again is useless.
         """
 
     async def spawn(self, argv: Sequence[str], *, env: dict[str, str] | None = None) -> RemoteProcess:
-        """Start a program. Arguments are a list; quoting for the remote shell happens here and nowhere else."""
+        """Start a program from a list of arguments; quoting for a remote shell happens here and nowhere else."""
 
     async def aclose(self) -> None:
         """Close the connection. Safe to call twice."""
 
 
 Opener = Callable[[], Transport]
-"""Makes a new transport to one host for each attempt to connect. What must outlive an attempt (a key that was
-trusted once, a key that was unlocked) lives in the opener, and ends with it."""
+"""Function that makes a new transport to one host for each attempt to connect. What must outlive an attempt (a host key
+accepted once, an unlocked key) is kept in the opener."""
 
 
 def schemes() -> tuple[str, ...]:
-    """Names of all transports: the modules here that have a `SCHEME`, found without keeping a list."""
+    """Return the names of all transports: the modules here whose `SCHEME` is their name."""
     return tuple(name for name in _modules() if getattr(_load(name), "SCHEME", None) == name)
 
 
 def opener(target: Target) -> Opener:
-    """The way to the host that `target` names. Imports only the one transport that it needs.
+    """Return the opener for a target; only the transport that it needs is imported.
 
     Raises:
-        UsageProblem: no transport has this scheme.
+        UsageProblem: No transport has the target's scheme.
     """
     if target.scheme in _modules():
         module = _load(target.scheme)

@@ -1,4 +1,4 @@
-"""The receiving side of a process: bytes arrive by callback, are read in blocks, and wait when nobody reads."""
+"""The receiving side of a process: bytes arrive by callback, and are buffered until they are read in blocks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections import deque
 from collections.abc import Callable
 
 HIGH_WATER_BYTES = 1 << 20
-"""So much is held before the other side is asked to wait; half of it is the point where it may go on."""
+"""Number of buffered bytes above which the sender is paused; it is resumed at half of it."""
 ERRORS_KEPT_BYTES = 8192
+"""Number of last bytes of stderr that are kept."""
 
 
 class Inbox:
-    """Bytes between a protocol's callbacks and a reader.
+    """A buffer between a protocol's callbacks and a reader.
 
     Args:
-        pause: Called when too much is waiting.
+        pause: Called when more than `HIGH_WATER_BYTES` are buffered.
         resume: Called when there is room again.
     """
 
@@ -30,7 +31,7 @@ class Inbox:
         self._errors = b""
 
     def put(self, data: bytes) -> None:
-        """Take what came on stdout."""
+        """Add bytes received from stdout."""
         self._chunks.append(data)
         self._size += len(data)
         self._news.set()
@@ -39,20 +40,20 @@ class Inbox:
             self._pause()
 
     def put_error(self, data: bytes) -> None:
-        """Take what came on stderr; only its end is kept."""
+        """Add bytes received from stderr, of which only the end is kept."""
         self._errors = (self._errors + data)[-ERRORS_KEPT_BYTES:]
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """Mark the end of stdout, so that readers no longer wait."""
         self._ended = True
         self._news.set()
 
     def errors(self) -> str:
-        """The end of stderr."""
+        """Return the kept end of stderr."""
         return self._errors.decode(errors="replace")
 
     async def read(self, limit: int) -> bytes:
-        """Up to `limit` bytes, as soon as there are any; empty at the end."""
+        """Wait for bytes and return at most `limit` of them; empty at the end."""
         while not self._chunks and not self._ended:
             self._news.clear()
             await self._news.wait()

@@ -1,4 +1,4 @@
-"""Runs programs on this machine: on a GPU box one sits at, and in tests. No shell; each program has its own session."""
+"""The transport to this machine, for a local GPU host and for tests; no shell, and a session for each program."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tuner.transports.inbox import Inbox
 SCHEME = "local"
 
 GRACE_S = 2.0
-"""Between the end of a program's stdin and SIGTERM, between that and SIGKILL, and from there until it is left alone: a
-program that waits for a dead disk or driver does not end."""
+"""Wait in seconds after each step of ending a program: end of file, SIGTERM, SIGKILL. After the last one it is left
+alone, since a program that waits for a dead disk or driver does not end."""
 
 
 def opener(target: Target) -> Callable[[], Transport]:
-    """Makes transports to this machine."""
+    """Return the opener for this machine."""
     return LocalTransport
 
 
 class LocalTransport:
-    """This machine. Traffic is counted as the bytes of the programs' stdin, stdout and stderr."""
+    """The transport to this machine; traffic is the number of bytes of the programs' stdin, stdout and stderr."""
 
     notes: tuple[str, ...] = ()
 
@@ -36,10 +36,10 @@ class LocalTransport:
         self._processes: set[LocalProcess] = set()
 
     async def connect(self, ask: Ask) -> None:
-        """Nothing to do: we are there."""
+        """Do nothing: this machine needs no connection."""
 
     async def spawn(self, argv: Sequence[str], *, env: dict[str, str] | None = None) -> LocalProcess:
-        """Start a program; `env` is added to our own environment."""
+        """Start a program; `env` is added to this process's environment."""
         process = LocalProcess(self)
         loop = asyncio.get_running_loop()
         try:
@@ -59,13 +59,13 @@ class LocalTransport:
         return process
 
     async def aclose(self) -> None:
-        """End all programs that still run."""
+        """End all programs that are still running."""
         for process in list(self._processes):
             await process.aclose()
 
 
 class LocalProcess(asyncio.SubprocessProtocol):
-    """A child process and its streams."""
+    """A child process with its streams."""
 
     def __init__(self, owner: LocalTransport) -> None:
         self._owner = owner
@@ -78,18 +78,18 @@ class LocalProcess(asyncio.SubprocessProtocol):
 
     @property
     def pid(self) -> int | None:
-        """Its PID, as long as it was not collected."""
+        """PID of the child; None if it was not started."""
         return self._transport.get_pid() if self._transport else None
 
     async def read(self, limit: int = 262_144) -> bytes:
-        """Next bytes of stdout; empty at its end."""
+        """Return the next bytes of stdout; empty at its end."""
         return await self._inbox.read(limit)
 
     async def write(self, data: bytes) -> None:
         """Write to stdin.
 
         Raises:
-            ConnectionFailed: the program does not read any more.
+            ConnectionFailed: The program has closed its stdin.
         """
         stdin = self._stdin()
         if stdin is None or stdin.is_closing():
@@ -99,23 +99,23 @@ class LocalProcess(asyncio.SubprocessProtocol):
         await self._writable.wait()
 
     def errors(self) -> str:
-        """The end of stderr."""
+        """Return the end of stderr."""
         return self._inbox.errors()
 
     def close_stdin(self) -> None:
-        """Send end of file."""
+        """Send end of file to the program's stdin."""
         stdin = self._stdin()
         if stdin is not None:
             stdin.close()
 
     async def wait(self) -> int | None:
-        """Exit status; None when a signal ended it."""
+        """Wait for the end and return the exit status; None after a signal."""
         await self._exited.wait()
         code = self._transport.get_returncode() if self._transport else None
         return code if code is not None and code >= 0 else None
 
     async def aclose(self) -> None:
-        """End of file first, then signals to this very child, by PID."""
+        """End the child: by end of file, then by SIGTERM and SIGKILL to its PID, waiting `GRACE_S` after each."""
         if self._transport is None or self._closed:
             return
         self.close_stdin()
@@ -132,14 +132,14 @@ class LocalProcess(asyncio.SubprocessProtocol):
         self._transport.close()
         self._owner._processes.discard(self)  # noqa: SLF001 - its owner's list of children
 
-    # What asyncio calls.
+    # Callbacks of asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The child was started."""
+        """Store the transport once the child was started."""
         self._transport = cast(asyncio.SubprocessTransport, transport)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """Output came."""
+        """Buffer output of the child."""
         self._owner.received_bytes += len(data)
         if fd == 1:
             self._inbox.put(data)
@@ -147,27 +147,27 @@ class LocalProcess(asyncio.SubprocessProtocol):
             self._inbox.put_error(data)
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
-        """A stream ended."""
+        """Handle the end of a stream."""
         if fd == 1:
             self._inbox.end()
         elif fd == 0:
             self._writable.set()
 
     def process_exited(self) -> None:
-        """The child is dead; output may still come."""
+        """Note that the child has ended; output may still come."""
         self._exited.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The child is dead and all its pipes are closed."""
+        """Note that the child has ended and all its pipes are closed."""
         self._inbox.end()
         self._writable.set()
 
     def pause_writing(self) -> None:
-        """Stdin is full."""
+        """Block `write`, since the pipe to stdin is full."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Stdin has room."""
+        """Unblock `write`, since the pipe to stdin has room."""
         self._writable.set()
 
     def _stdin(self) -> asyncio.WriteTransport | None:

@@ -1,7 +1,6 @@
-"""Plays a journal as if its host were there, at any speed.
+"""The transport that replays a journal as if its host were there, at any speed.
 
-The lines of the journal come out of the "program" as the probe's lines would, when their time has come. What is
-written to it is ignored: nobody is there to answer.
+The "program" outputs the journal's lines at their times, as the probe would. What is written to it is ignored.
 """
 
 from __future__ import annotations
@@ -24,47 +23,49 @@ from tuner.transports import Ask
 SCHEME = "replay"
 
 _LAST_BYTES = 1 << 20
+"""Number of bytes at the end of a journal in which its last entry is searched."""
 _LONGEST_PAUSE_S = 86_400.0
+"""Largest plausible time between two entries, seconds."""
 _LONGEST_LEAP = 1_000_000
-"""Lines of a probe that may be missing between two."""
+"""Largest plausible gap between the sequence numbers of two events of one probe."""
 
 
 def opener(target: Target) -> ReplayOpener:
-    """Makes transports that play `target.host`, all of them with the same controls."""
+    """Return the opener for the journal at path `target.host`; its transports share one player."""
     return ReplayOpener(Player(Path(target.host), speed=float(target.options.get("speed", "1"))))
 
 
 class Player:
-    """The controls: speed, pause, position. They may be used at any time.
+    """The controls of a replay: speed, pause and position. They may be used at any time.
 
     Args:
-        path: Of the journal.
-        speed: 1 is as it was, 10 is ten times as fast, 0 is as fast as it is asked for.
+        path: Path of the journal.
+        speed: Speed relative to the original; 0: as fast as the entries are read.
 
     Raises:
-        JournalError: the file cannot be read, is no journal, or is of another version.
+        JournalError: The file cannot be read, is not a journal, or has an unsupported version.
     """
 
     def __init__(self, path: Path, *, speed: float = 1.0) -> None:
         self.path = path
         self.header = _header(path)
         self.duration = _duration(path)
-        """Seconds from the first to the last event."""
+        """Time of the last entry, seconds since the journal's start."""
         self.position = 0.0
-        """Seconds of the journal that were played."""
+        """Time up to which the journal was played, seconds since its start."""
         self.paused = False
         self._speed = speed
         self._target = -1.0
-        """Up to here as fast as asked."""
+        """Position of the last `seek`: entries up to it are due at once."""
         self._anchor: float | None = None
-        """When, by the loop's clock, `position` was right."""
+        """Time of the event loop's clock at which `position` was reached; None: not set since the last change."""
         self._turned = asyncio.Event()
         self.rewound = False
-        """The stream was ended because an earlier position is wanted: it has to be played again from the start."""
+        """Whether an earlier position was requested, so that the journal has to be played from its start again."""
 
     @property
     def speed(self) -> float:
-        """Seconds of the journal in a second; 0 is as fast as asked."""
+        """Speed relative to the original; 0: as fast as the entries are read."""
         return self._speed
 
     @speed.setter
@@ -74,31 +75,34 @@ class Player:
         self._turned.set()
 
     def pause(self) -> None:
-        """Hold still."""
+        """Pause the replay."""
         self.paused = True
         self._turned.set()
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         self.paused = False
         self._anchor = None
         self._turned.set()
 
     def seek(self, position: float) -> None:
-        """Go to a second of the journal. Backwards means from the start again, for a state is the sum of its past."""
+        """Go to a position, in seconds since the journal's start.
+
+        For an earlier one the journal is played from its start again, since a state results from all earlier events.
+        """
         self._target = min(max(0.0, position), self.duration)
         self.rewound = self._target < self.position
         self._turned.set()
 
     def start(self) -> Generator[journal.Entry, None, None]:
-        """Begin at the first entry, and go on to where `seek` asked for."""
+        """Return the entries from the first one on; those up to the last `seek` are due at once."""
         self.position = 0.0
         self.rewound = False
         self._anchor = None
         return _entries(self.path)
 
     async def wait_for(self, at: float) -> bool:
-        """Wait until `at` is due. False: no more of this, play it again from the start."""
+        """Wait until the entry at time `at` is due; return False if the journal must be played from its start again."""
         loop = asyncio.get_running_loop()
         while not self.rewound:
             self._turned.clear()
@@ -118,7 +122,7 @@ class Player:
                     await self._turned.wait()
         if self.rewound:
             return False
-        # The clock runs on from when this was due, not from when it was noticed: no drift.
+        # Continue from the time at which the entry was due, not from now, so that delays do not add up.
         if self._anchor is not None and at > self._target and self._speed:
             self._anchor += (at - self.position) / self._speed
         self.position = max(self.position, at)
@@ -128,18 +132,18 @@ class Player:
 
 
 class ReplayOpener:
-    """Makes transports to a recording."""
+    """Makes transports that replay one journal, with a common player."""
 
     def __init__(self, player: Player) -> None:
         self.player = player
 
     def __call__(self) -> ReplayTransport:
-        """A transport that plays from the start."""
+        """Return a transport that plays the journal from its start."""
         return ReplayTransport(self.player)
 
 
 class ReplayTransport:
-    """A host that once was."""
+    """The transport to the host of a journal."""
 
     notes: tuple[str, ...] = ()
 
@@ -149,22 +153,26 @@ class ReplayTransport:
         self.sent_bytes = 0
 
     async def connect(self, ask: Ask) -> None:
-        """See that the file is still there."""
+        """Check that the journal can still be read.
+
+        Raises:
+            ConnectionFailed: It cannot.
+        """
         try:
             _header(self.player.path)
         except TunerError as error:
             raise ConnectionFailed(error.title, error.detail, error.hint, final=True) from error
 
     async def spawn(self, argv: Sequence[str], *, env: dict[str, str] | None = None) -> ReplayProcess:
-        """Begin to play; there is only one program."""
+        """Begin to play; the arguments are ignored, since there is only one program."""
         return ReplayProcess(self)
 
     async def aclose(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is no connection."""
 
 
 class ReplayProcess:
-    """The recording as a program's output."""
+    """The journal as the output of a program."""
 
     def __init__(self, owner: ReplayTransport) -> None:
         self._owner = owner
@@ -174,7 +182,7 @@ class ReplayProcess:
         self._ended = asyncio.Event()
 
     async def read(self, limit: int = 262_144) -> bytes:
-        """Lines whose time has come; empty at the end of the recording."""
+        """Return the lines that are due, waiting for the first; empty at the end of the journal."""
         player = self._owner.player
         block = bytearray(self._rest)
         self._rest = b""
@@ -205,18 +213,18 @@ class ReplayProcess:
         return not player.paused and (player.speed == 0 or at <= player.position)
 
     async def write(self, data: bytes) -> None:
-        """Ignored."""
+        """Count the data and ignore it."""
         self._owner.sent_bytes += len(data)
 
     def errors(self) -> str:
-        """There are none."""
+        """Return an empty text: a journal has no stderr."""
         return ""
 
     def close_stdin(self) -> None:
-        """Ignored."""
+        """Do nothing: there is no stdin."""
 
     async def wait(self) -> int | None:
-        """0 once all was played or closed."""
+        """Wait until the journal was played or closed, and return 0."""
         await self._ended.wait()
         return 0
 
@@ -240,10 +248,10 @@ def _entries(path: Path) -> Generator[journal.Entry, None, None]:
 
 
 def _sane(entries: Iterable[journal.Entry]) -> Generator[journal.Entry, None, None]:
-    """Entries in order of time, whatever was damaged: all that follows one of the far future would wait for it.
+    """Yield entries in order of time even if some are damaged, since all others would wait for one of the far future.
 
-    An entry is due between the one before it and the one after it. One that is a day beyond the one before it, or
-    whose event is by its own clock and number, is passed over.
+    The time of an entry is moved between those of its neighbours. An entry is left out if it is more than a day later
+    than the one before it, or if its event's own clock or sequence number is implausible.
     """
     last: float | None = None
     known: _Head | None = None
@@ -266,7 +274,7 @@ def _sane(entries: Iterable[journal.Entry]) -> Generator[journal.Entry, None, No
 
 
 class _Head(Struct):
-    """What every event of the probe has."""
+    """Fields that every event of the probe has."""
 
     t: str = ""
     mono: float = 0.0
@@ -283,14 +291,17 @@ def _head_of(entry: journal.Entry) -> _Head | None:
 
 
 def _strange(head: _Head | None, known: _Head | None) -> bool:
-    """A new probe (`hello`) may be of another boot; within one probe's life nothing leaps."""
+    """Return whether clock or sequence number of an event leap from those of `known`.
+
+    Events without a number and a `hello` never count: a new probe may be of another boot.
+    """
     if head is None or known is None or not head.seq or head.t == "hello":
         return False
     return abs(head.mono - known.mono) > _LONGEST_PAUSE_S or abs(head.seq - known.seq) > _LONGEST_LEAP
 
 
 def _duration(path: Path) -> float:
-    """Time of the last good line, from the end of the file."""
+    """Return the largest plausible time among the last entries of a journal, seconds since its start."""
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
         lines = file.read(_LAST_BYTES).split(b"\n")

@@ -1,8 +1,8 @@
-"""Connects to a host over SSH as `ssh` would: OpenSSH's configuration, known hosts, keys, agent and jump hosts.
+"""The SSH transport: connects as `ssh` would, with OpenSSH's configuration, known hosts, keys, agent and jump hosts.
 
-The only package besides the demo's host that knows the SSH library. `route` reads who is asked for and through whom,
-`connection` opens the way hop by hop, `known_hosts` and `config` read OpenSSH's files, `login` proves who we are, and
-`failures` says in one line what went wrong.
+Only this package and the demo's host use the SSH library. `route` resolves a target into hops, `connection` connects
+them one by one, `known_hosts` and `config` read OpenSSH's files, `login` authenticates, and `failures` explains errors
+in one line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SCHEME = "ssh"
 
 
 def opener(target: Target) -> Callable[[], Transport]:
-    """Makes transports to one host, which remember together what the operator allowed."""
+    """Return the opener for one host; its transports share what the operator accepted and unlocked."""
     trust = Trust()
     return lambda: SshTransport(target, trust)
 

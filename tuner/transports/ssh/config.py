@@ -1,8 +1,8 @@
-"""OpenSSH's client configuration, as far as the SSH library does not read it itself.
+"""Additions to the SSH library's reading of OpenSSH's client configuration.
 
-The library reads and applies the configuration. What it lacks is here: comments at the end of a line, which OpenSSH
-allows and the library takes for an error, are cut off in a copy; and options that have no effect here are found, so
-that they can be named to the operator instead of being ignored in silence.
+The library reads and applies the configuration. Two things are added here. Comments at the end of a line, which OpenSSH
+allows and the library rejects, are removed in a copy. And options without effect here are found, so that they are
+reported to the operator instead of being ignored silently.
 """
 
 from __future__ import annotations
@@ -42,40 +42,40 @@ _WITHOUT_EFFECT = {
     "tunnel": "no tunnel device is opened",
     "hostbasedauthentication": "no host-based login",
 }
-"""Options that change what ssh does and not what we do, with what happens instead. In lower case."""
+"""Options in lower case that affect ssh but not gputuner, with what gputuner does instead."""
 
 _NOT_WANTED = {"no", "none", "false"}
 _ANYWAY = {"stricthostkeychecking": {"ask", "yes"}}
-"""Values that ask for what happens anyway; of other options, those that switch them off."""
+"""Values of an option that ask for what gputuner does anyway; for all other options they are `_NOT_WANTED`."""
 
 
 MAX_DEPTH = 16
-"""Of files that include each other."""
+"""Largest depth of nested includes."""
 _REST_OF_LINE = {"proxycommand", "remotecommand", "localcommand", "knownhostscommand"}
 
 
 class Copy:
-    """Configuration files without what the library cannot read, line by line the same.
+    """Copies of the configuration files without what the library cannot read, with the same line numbers.
 
     Args:
-        folder: An empty one, for the copies.
+        folder: Empty folder for the copies.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._originals: dict[str, Path] = {}
         self.files: list[str] = []
-        """Copies of the user's and the system's file, as far as they can be read."""
+        """Paths of the copies of the user's and the system's file, as far as these can be read."""
         for file in (USER_FILE.expanduser(), SYSTEM_FILE):
             if os.access(file, os.R_OK) and file.is_file():
                 self.files.append(self._copy(file, 0))
 
     def originals(self, files: Sequence[str]) -> list[Path]:
-        """What the copies are copies of."""
+        """Return the original files of these copies."""
         return [self._originals[file] for file in files]
 
     def original(self, text: str) -> str:
-        """A message of the library, with the user's own files in it."""
+        """Return a message of the library with the paths of copies replaced by those of the originals."""
         for copy, file in self._originals.items():
             text = text.replace(copy, str(file))
         return text
@@ -100,21 +100,21 @@ class Copy:
 
 @contextmanager
 def copied() -> Iterator[Copy]:
-    """The configuration as the library can read it, for as long as it is needed."""
+    """Copy the configuration into a temporary folder, which exists as long as the context."""
     with tempfile.TemporaryDirectory(prefix="gputuner-") as folder:
         yield Copy(Path(folder))
 
 
 def options(files: Sequence[Path], host: str) -> dict[str, tuple[str, str]]:
-    """Options in force for a host.
+    """Return the options in force for a host.
 
     Args:
         files: Configuration files in order of precedence.
-        host: The name as it was typed.
+        host: Name of the host as it was typed.
 
     Returns:
-        By option in lower case, the spelling and the value that come first. Blocks whose `Match` depends on more
-        than the host's name are left out.
+        The first spelling and value of each option, by option in lower case. Blocks whose `Match` depends on more than
+        the host's name are left out.
     """
     found: dict[str, tuple[str, str]] = {}
     for file in files:
@@ -124,12 +124,15 @@ def options(files: Sequence[Path], host: str) -> dict[str, tuple[str, str]]:
 
 
 def not_honoured(what: str, instead: str) -> str:
-    """A note. Behind its last colon and space stands what happens instead, so that the two can be told apart."""
+    """Format a note on something that is not honoured.
+
+    The reason follows the last colon and space, so that the two parts can be separated again.
+    """
     return f"{what}: not honoured, {instead}"
 
 
 def without_effect(found: dict[str, tuple[str, str]]) -> tuple[str, ...]:
-    """One line for each option that is not honoured, and what happens instead."""
+    """Return a note for each option that is not honoured, with what happens instead."""
     notes = {}
     for key, (option, value) in found.items():
         reason = _WITHOUT_EFFECT.get(key)
@@ -167,7 +170,7 @@ def _matching(file: Path, host: str, depth: int) -> Iterator[tuple[str, str]]:
 
 
 def _words(line: str) -> list[str]:
-    """`Option value`, `Option=value` and quotes; a line that cannot be split has no words."""
+    """Split a line (`Option value`, `Option=value`, with quotes) into words; empty if it cannot be split."""
     try:
         words = shlex.split(line, comments=True)
     except ValueError:
@@ -194,7 +197,7 @@ def _without_comment(line: str) -> str:
 
 
 def _match(criteria: Sequence[str], host: str) -> bool:
-    """Only what the name alone decides; anything else counts as not matching."""
+    """Return whether `Match` criteria match a host by its name alone; criteria on anything else do not match."""
     words = list(criteria)
     applies = True
     while words:

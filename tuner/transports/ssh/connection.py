@@ -1,8 +1,8 @@
-"""One connection to one host, hop by hop.
+"""One SSH connection to one host, hop by hop.
 
-What happens at each hop: TCP (or the tunnel through the hop before) is opened, the host key is compared with the
-known_hosts files by us, and the login follows. A key that is not known ends that attempt; once the operator trusts
-it, a new one is made: no login time of the server runs out while somebody compares fingerprints.
+At each hop TCP (or the tunnel through the hop before) is opened, gputuner compares the host key with the known_hosts
+files, and the login follows. An unknown key ends the attempt; once the operator trusts the key, a new attempt is made,
+so that the server's login time does not run out while they compare fingerprints.
 """
 
 from __future__ import annotations
@@ -26,35 +26,38 @@ from tuner.transports.ssh.login import KeyFile, Login, Patience
 from tuner.transports.ssh.route import Hop, route
 
 CONNECT_S = 10.0
-"""For TCP, on the first attempt, unless ConnectTimeout says otherwise."""
+"""Time limit for TCP before the host was ever reached, seconds, unless ConnectTimeout is set."""
 RECONNECT_S = 4.0
-"""The same once the host was reached: it is there or it is not, and the next attempt comes soon."""
+"""Time limit for TCP once the host was reached, seconds: the next attempt follows soon."""
 KEEP_ALIVE_S = 5.0
+"""Interval of keep-alive messages, seconds, unless ServerAliveInterval is set."""
 KEEP_ALIVE_MISSED = 3
+"""Number of unanswered keep-alive messages that end a connection, unless ServerAliveCountMax is set."""
 PACKET_OVERHEAD_BYTES = 36
-"""Length, padding, message header and authentication tag around the data of one SSH packet."""
+"""Approximate overhead of one SSH packet: length, padding, message header and authentication tag."""
 
 
 class Trust:
-    """What is remembered between the attempts of one session, in memory only.
+    """What the attempts of one session share, in memory only.
 
-    Host keys that the operator accepted once, and key files that were unlocked: the key, not its passphrase.
-    Passwords are not here, they are asked for each time. After a refused login the keys are forgotten.
+    It holds host keys that the operator accepted and unlocked key files (the key, not its passphrase). Passwords are
+    not kept but asked for each time. After a refused login the key files are dropped.
     """
 
     def __init__(self) -> None:
         self.accepted: set[tuple[str, int, str, str]] = set()
-        """Name, port, algorithm and public key."""
+        """Accepted host keys: name, port, algorithm and public key (base64)."""
         self.keys: dict[tuple[Path, ...], list[KeyFile]] = {}
-        """By the paths of key files and certificates."""
+        """Key files of a hop, by the paths of its key files and certificates."""
         self.reached = False
+        """Whether the host was reached in this session."""
 
 
 class SshTransport:
-    """One connection to one host.
+    """One SSH connection to one host.
 
-    Traffic is counted as the data of our channel plus `PACKET_OVERHEAD_BYTES` for each packet received or write sent:
-    login, keep-alive and the layers below SSH are not in it.
+    Traffic is the data of the program's channel plus `PACKET_OVERHEAD_BYTES` for each packet received and each write
+    sent; login, keep-alive and the layers below SSH are not counted.
     """
 
     def __init__(self, target: Target, trust: Trust | None = None) -> None:
@@ -69,14 +72,14 @@ class SshTransport:
         """Connect and log in, through all jump hosts.
 
         Raises:
-            ConnectionFailed: what happened and what to do.
+            ConnectionFailed: A hop could not be connected; the error says why and what to do.
         """
         try:
             with config.copied() as files:
                 hops = await route(self._target, files)
                 notes: dict[str, None] = {}
                 for hop in hops:
-                    # Each line of a jump host's block says whose it is.
+                    # Notes on a jump host name it.
                     prefix = "" if hop is hops[-1] else f"{hop.name}: "
                     notes.update(dict.fromkeys(prefix + note for note in hop.notes))
                     self._chain.append(await self._open(hop, ask))
@@ -87,7 +90,11 @@ class SshTransport:
         self._trust.reached = True
 
     async def spawn(self, argv: Sequence[str], *, env: dict[str, str] | None = None) -> SshProcess:
-        """Run a program in a channel without terminal. The only place where arguments are quoted for a shell."""
+        """Start a program in a channel without a terminal; only here are arguments quoted for a shell.
+
+        Raises:
+            ConnectionFailed: There is no connection, or the host refused to run the program.
+        """
         if not self._chain:
             raise ConnectionFailed("Not connected", self._target.name)
         words = [*(["env", *(f"{name}={value}" for name, value in env.items())] if env else []), *argv]
@@ -103,7 +110,7 @@ class SshTransport:
         return process
 
     async def aclose(self) -> None:
-        """Close all hops, the last first."""
+        """Close the connections to all hops, the last one first."""
         while self._chain:
             connection = self._chain.pop()
             connection.close()
@@ -114,7 +121,11 @@ class SshTransport:
                 connection.abort()
 
     async def _open(self, hop: Hop, ask: Ask) -> asyncssh.SSHClientConnection:
-        """Connect to one hop, again after each host key that the operator accepted."""
+        """Connect to one hop; make a new attempt after each host key that the operator accepted.
+
+        Raises:
+            ConnectionFailed: The hop could not be connected.
+        """
         paths = hop.identities + hop.certificates
         if paths not in self._trust.keys:
             self._trust.keys[paths] = await asyncio.to_thread(
@@ -127,15 +138,15 @@ class SshTransport:
                 return await self._attempt(hop, door, ask, self._trust.keys[paths], algorithms)
             except asyncssh.HostKeyNotVerifiable as error:
                 if door.offered is None and door.revoked is None and not algorithms:
-                    # The certificate of an authority that is not known: the host's plain key may be.
+                    # The host offered a certificate of an unknown authority; its plain key may still be known.
                     algorithms = "-*-cert-*"
                 else:
                     await self._unknown_key(hop, door, ask, error)
             except (asyncssh.DisconnectError, ConnectionResetError, BrokenPipeError) as error:
                 if not door.known or door.passed or algorithms == "default":
                     raise self._explain(hop, door, error) from error
-                # Perhaps none of the known kinds of key is offered, and either side may be the first to hang up:
-                # see which key there is instead, to name it.
+                # The host may offer none of the known kinds of key, and either side may then hang up. Try again with
+                # any kind, to name the key that the host offers.
                 algorithms = "default"
             except (asyncssh.Error, OSError, ValueError) as error:
                 raise self._explain(hop, door, error) from error
@@ -182,7 +193,11 @@ class SshTransport:
                 login.close()
 
     async def _unknown_key(self, hop: Hop, door: _Door, ask: Ask, error: Exception) -> None:
-        """Refuse a key that is revoked or another than the known one; ask about one that nobody knows."""
+        """Ask the operator about an unknown host key, and store the answer; refuse a revoked or changed key.
+
+        Raises:
+            ConnectionFailed: The key is revoked, changed or was not accepted, or cannot be saved.
+        """
         if door.revoked is not None and door.offered is None:
             raise ConnectionFailed(
                 f"The host key of {hop.label} is revoked",
@@ -230,29 +245,30 @@ class SshTransport:
 
 
 class _Door:
-    """Decides on the host key of one attempt, from the known_hosts files of its hop."""
+    """Decides on the host key in one attempt, by the known_hosts files of the hop."""
 
     def __init__(self, hop: Hop, trust: Trust) -> None:
         self._hop = hop
         self._trust = trust
         self.opened: Callable[[], None] = lambda: None
-        """Called when there is a connection and the host's turn to speak."""
+        """Called once TCP is connected, when the host is expected to speak."""
         self.passed = False
-        """The host key was accepted, the login began."""
+        """Whether the host key was accepted, so that the login began."""
         self.unanswered: list[str] = []
-        """Questions of the login that were answered wrongly or not at all."""
+        """Questions of the login that were answered wrongly or not at all, in words."""
         self.host = hop.host
         self.port = hop.port
         self.known: list[known_hosts.KnownKey] = []
-        """Ordinary keys on file for this very name and port."""
+        """Ordinary known keys for exactly this name and port."""
         self.revoked: known_hosts.KnownKey | None = None
+        """First revoked key for this name; None if there is none."""
         self.offered: tuple[str, str] | None = None
-        """Algorithm and public key that the host showed and no file vouches for."""
+        """Algorithm and public key (base64) that the host offered and no known_hosts file contains; None: none yet."""
 
     def look_up(
         self, host: str, address: str, port: int | None
     ) -> tuple[list[asyncssh.SSHKey], list[asyncssh.SSHKey], list[asyncssh.SSHKey]]:
-        """Trusted keys, trusted authorities and revoked keys, for the library."""
+        """Return trusted keys, trusted authorities and revoked keys; called by the library."""
         self.opened()
         self.host = host
         self.port = known_hosts.DEFAULT_PORT if self._hop.host_key_alias else (port or known_hosts.DEFAULT_PORT)
@@ -260,7 +276,7 @@ class _Door:
         plain = [key for key in found if not key.marker]
         revoked = [key for key in found if key.marker == "revoked"]
         self.revoked = revoked[0] if revoked else None
-        # A key of the bare name may vouch for another port, but another key there is no change.
+        # A key of the bare name is trusted for other ports too, but a different key there is not a changed key.
         self.known = [key for key in plain if known_hosts.is_for(key, self.host, self.port)]
         accepted = [
             (algorithm, blob)
@@ -274,14 +290,14 @@ class _Door:
         )
 
     def consider(self, key: asyncssh.SSHKey) -> bool:
-        """Remember a key that nothing vouches for. The attempt ends with it."""
+        """Store an unknown host key and return False, which ends the attempt."""
         algorithm, blob = key.export_public_key("openssh").decode().split()[:2]
         self.offered = (algorithm, blob)
         return False
 
 
 def _public(*keys: tuple[str, str]) -> list[asyncssh.SSHKey]:
-    """Keys of known_hosts lines; kinds that the library does not know are left out."""
+    """Convert keys of known_hosts lines for the library; kinds that it does not support are left out."""
     result = []
     for algorithm, blob in keys:
         with contextlib.suppress(asyncssh.KeyImportError):
@@ -290,7 +306,7 @@ def _public(*keys: tuple[str, str]) -> list[asyncssh.SSHKey]:
 
 
 class SshProcess(asyncssh.SSHClientSession[bytes]):
-    """A program on the host, in one channel."""
+    """A program on the host, running in one channel."""
 
     def __init__(self, owner: SshTransport) -> None:
         self._owner = owner
@@ -301,14 +317,14 @@ class SshProcess(asyncssh.SSHClientSession[bytes]):
         self._closed = asyncio.Event()
 
     async def read(self, limit: int = 262_144) -> bytes:
-        """Next bytes of stdout; empty at its end and when the link is lost."""
+        """Return the next bytes of stdout; empty at its end and after a lost link."""
         return await self._inbox.read(limit)
 
     async def write(self, data: bytes) -> None:
-        """Write to stdin, waiting while the window is closed.
+        """Write to stdin, waiting while the channel's window is closed.
 
         Raises:
-            ConnectionFailed: the channel is closed.
+            ConnectionFailed: The channel is closed.
         """
         try:
             self._open_channel().write(data)
@@ -318,16 +334,16 @@ class SshProcess(asyncssh.SSHClientSession[bytes]):
         await self._writable.wait()
 
     def errors(self) -> str:
-        """The end of stderr."""
+        """Return the end of stderr."""
         return self._inbox.errors()
 
     def close_stdin(self) -> None:
-        """Send end of file."""
+        """Send end of file to the program's stdin."""
         if self._channel is not None and not self._closed.is_set():
             self._channel.write_eof()
 
     async def wait(self) -> int | None:
-        """Exit status; None after a signal or a lost link."""
+        """Wait for the end and return the exit status; None after a signal or a lost link."""
         await self._closed.wait()
         status = self._channel.get_exit_status() if self._channel else None
         return status if status is not None and status >= 0 else None
@@ -344,14 +360,14 @@ class SshProcess(asyncssh.SSHClientSession[bytes]):
         except TimeoutError:
             self._channel.abort()
 
-    # What asyncssh calls.
+    # Callbacks of asyncssh.
 
     def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
-        """The channel is open."""
+        """Store the channel once it is open."""
         self._channel = chan
 
     def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
-        """One packet of stdout or stderr."""
+        """Buffer one packet of stdout or stderr."""
         self._owner.received_bytes += len(data) + PACKET_OVERHEAD_BYTES
         if datatype == asyncssh.EXTENDED_DATA_STDERR:
             self._inbox.put_error(data)
@@ -359,22 +375,22 @@ class SshProcess(asyncssh.SSHClientSession[bytes]):
             self._inbox.put(data)
 
     def eof_received(self) -> bool:
-        """The program closed its output; it may still read."""
+        """Mark the end of stdout and keep the channel open, since the program may still read."""
         self._inbox.end()
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The channel is gone."""
+        """Note that the channel is closed."""
         self._inbox.end()
         self._writable.set()
         self._closed.set()
 
     def pause_writing(self) -> None:
-        """The window is closed."""
+        """Block `write`, since the channel's window is closed."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """The window is open."""
+        """Unblock `write`, since the channel's window is open."""
         self._writable.set()
 
     def _open_channel(self) -> asyncssh.SSHClientChannel[bytes]:

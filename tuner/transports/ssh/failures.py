@@ -1,4 +1,4 @@
-"""One clear line for each way in which a connection fails: what happened, and what to do."""
+"""Explain each failure of a connection in one line: what happened, and what to do."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _NO_SUCH_NAME = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NON
 
 
 def explain(hop: Hop, error: Exception, reached_before: bool, unanswered: Sequence[str] = ()) -> ConnectionFailed:
-    """What an error of the library or the system means to the operator.
+    """Translate an error of the SSH library or the system for the operator.
 
     Args:
-        hop: The host at which it happened.
+        hop: The hop at which the error occurred.
         error: The error.
-        reached_before: The host was reached earlier in this session: a name that is unknown now is the network's
-            trouble, not a spelling mistake.
+        reached_before: Whether the host was reached earlier in this session. If so, an unknown name is a problem of the
+            network, not a spelling mistake.
         unanswered: Questions of the login that were answered wrongly or not at all, in words.
     """
     label = hop.label
@@ -88,11 +88,14 @@ def explain(hop: Hop, error: Exception, reached_before: bool, unanswered: Sequen
 
 
 def _with_number(error: Exception) -> Exception:
-    """Several addresses were tried: the event loop then says what happened in words only."""
+    """Return the error with its `errno` restored.
+
+    If several addresses were tried, the event loop raises an error that has the numbers in its text only.
+    """
     numbers = [int(number) for number in re.findall(r"\[Errno (\d+)\]", str(error))]
     if not isinstance(error, OSError) or error.errno is not None or not numbers:
         return error
-    # Refused says more than unreachable: the host is there.
+    # A refusal is more informative than an unreachable address: it shows that the host is up.
     number = errno.ECONNREFUSED if errno.ECONNREFUSED in numbers else numbers[0]
     return OSError(number, os.strerror(number))
 
@@ -119,6 +122,6 @@ def _unreachable(hop: Hop, error: OSError, words: str) -> ConnectionFailed:
 
 
 def _words(error: Exception) -> str:
-    """The error's own words on one line, without the number the system puts in front. They may be the server's."""
+    """Return the error's text in one line, cleaned since it may come from the server, without the system's number."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return clean(" ".join(text.split()))[:MAX_WORDS]

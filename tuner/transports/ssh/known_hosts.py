@@ -1,4 +1,4 @@
-"""Files of known host keys as OpenSSH keeps them: who is known by which line, and adding a line."""
+"""Read OpenSSH's known_hosts files, and add lines to them."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ DEFAULT_PORT = 22
 
 
 class KnownKey(NamedTuple):
-    """One line that speaks of a host."""
+    """One line of a known_hosts file."""
 
     file: Path
     line: int
+    """Line number, from 1."""
     marker: str
     """Empty, `cert-authority` or `revoked`."""
     algorithm: str
     blob: str
-    """The public key, base64."""
+    """Public key in base64."""
 
     @property
     def where(self) -> str:
-        """`~/.ssh/known_hosts line 12`, as an editor wants it."""
+        """File and line in words: `/home/me/.ssh/known_hosts line 12`."""
         return f"{self.file} line {self.line}"
 
 
 def find(files: Iterable[Path], host: str, port: int) -> list[KnownKey]:
-    """Lines for a host, in file order.
+    """Return the lines for a host, in file order.
 
-    A port other than 22 is looked up as `[host]:port`; without such a line, keys of the bare name count as well, as
-    they do for ssh. Files that do not exist and lines that are no host keys are skipped.
+    A port other than 22 is looked up as `[host]:port`; without such a line keys of the bare name count as well, as they
+    do for ssh. Files that do not exist and lines that are not host keys are skipped.
     """
     exact: list[KnownKey] = []
     bare: list[KnownKey] = []
@@ -54,31 +55,31 @@ def find(files: Iterable[Path], host: str, port: int) -> list[KnownKey]:
 
 
 def is_for(key: KnownKey, host: str, port: int) -> bool:
-    """Whether the line names this host with this port, not just the bare name."""
+    """Return whether the line names this host with this port, not just the bare name."""
     return any(found == key and _matches(patterns, name_of(host, port)) for found, patterns in _read(key.file))
 
 
 def name_of(host: str, port: int) -> str:
-    """How a host is written in the file."""
+    """Return a host's name as it is written in the file."""
     return host.lower() if port == DEFAULT_PORT else f"[{host.lower()}]:{port}"
 
 
 def save(file: Path, host: str, port: int, algorithm: str, blob: str, *, hashed: bool = False) -> bool:
-    """Append a host's key, once.
+    """Append a host's key unless the file has it already.
 
     Args:
-        file: Created, with its folder, readable by the user only, where it does not exist.
-        host: As it was connected to.
-        port: 22 is not written.
+        file: The known_hosts file; created with its folder, readable by the user only, if it does not exist.
+        host: Name of the host as it was connected to.
+        port: Port; 22 is not written.
         algorithm: Key type as the file spells it, e.g. `ssh-ed25519`.
-        blob: The public key, base64.
-        hashed: Hide the name, as ssh does with `HashKnownHosts yes`.
+        blob: Public key in base64.
+        hashed: Hash the name, as ssh does with `HashKnownHosts yes`.
 
     Returns:
-        False when the very same line was there already.
+        False if the file had this key for this host already.
 
     Raises:
-        OSError: the file cannot be read or written.
+        OSError: The file cannot be read or written.
     """
     if any(
         (known.algorithm, known.blob, known.marker) == (algorithm, blob, "") and is_for(known, host, port)
@@ -99,7 +100,7 @@ def save(file: Path, host: str, port: int, algorithm: str, blob: str, *, hashed:
 
 
 def fingerprint(blob: str) -> str:
-    """`SHA256:...` of a public key, as ssh-keygen prints it."""
+    """Return the fingerprint of a public key (base64) as ssh-keygen prints it: `SHA256:...`."""
     digest = hashlib.sha256(base64.b64decode(blob)).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
@@ -138,7 +139,10 @@ def _matches(patterns: str, name: str) -> bool:
 
 
 def matches_list(patterns: Sequence[str], name: str) -> bool:
-    """OpenSSH's pattern list: `*` and `?`, a pattern after `!` excludes whatever the others say."""
+    """Return whether a name matches OpenSSH's pattern list.
+
+    Wildcards are `*` and `?`; a match of a pattern that begins with `!` excludes the name whatever the others say.
+    """
     found = False
     for pattern in patterns:
         negated = pattern.startswith("!")
@@ -150,11 +154,11 @@ def matches_list(patterns: Sequence[str], name: str) -> bool:
 
 
 def _wildcard(pattern: str) -> re.Pattern[str]:
-    # Brackets are no wildcard here: they enclose the name of a host with a port.
+    # Brackets are not wildcards here but enclose the name of a host with a port.
     return re.compile(fnmatch.translate(re.sub(r"\[", "[[]", pattern)))
 
 
 def _hash(name: str, salt: bytes) -> str:
-    # SHA-1 is the format's choice; it hides names and protects nothing else.
+    # The file format prescribes SHA-1; it only hides names.
     digest = hmac.new(salt, name.encode(), hashlib.sha1).digest()
     return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"

@@ -1,7 +1,7 @@
-"""Proves to a server who we are: agent, key files, keyboard-interactive, password, in this order.
+"""Authenticate to a server by agent, key files, keyboard-interactive and password, in this order.
 
-Nothing typed is kept. A passphrase is asked for only when the server would take the key; the key that it unlocked
-stays in memory, so that a lost link comes back by itself.
+Nothing typed is kept. A passphrase is only asked for if the server would accept the key; the unlocked key stays in
+memory, so that a lost link can be restored without the operator.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from tuner.transports import Ask
 from tuner.transports.ssh.route import Hop
 
 MAX_PROMPT = 500
+"""Largest number of characters shown of a server's question."""
 ATTEMPTS = 3
-"""How often a wrong passphrase, password or answer may be given again."""
+"""Number of attempts for a passphrase, a password or an answer."""
 LOGIN_S = 20.0
-"""For the server's next step of the login, once TCP is up. Time that the operator thinks does not count."""
+"""Longest wait for the server's next step of the login, seconds, once TCP is connected; time in which the operator is
+asked does not count."""
 
 
 class Patience:
-    """A time limit that knows what it is waiting for.
+    """A time limit, as an async context, whose error names what was waited for.
 
     Args:
-        connect_s: For the connection itself.
-        message: What to say when it was exceeded.
+        connect_s: Limit for the connection itself, seconds.
+        message: Message of the error if this limit was exceeded.
 
     Raises:
-        TimeoutError: with the message, at the end of the block.
+        TimeoutError: The limit was exceeded; raised with the message at the end of the block.
     """
 
     def __init__(self, connect_s: float, message: str) -> None:
@@ -55,12 +57,12 @@ class Patience:
             raise TimeoutError(self._message) from expired
 
     def connected(self, message: str) -> None:
-        """The connection is up; now the server has to say something."""
+        """Note that TCP is connected; from now on `LOGIN_S` limits the server's silence, with this message."""
         self._message = message
         self._restart()
 
     async def ask(self, question: Awaitable[str | None]) -> str | None:
-        """Wait for the operator, however long it takes."""
+        """Wait for the operator's answer without a time limit; then start the server's limit anew."""
         self._limit.reschedule(None)
         try:
             return await question
@@ -73,24 +75,26 @@ class Patience:
 
 
 class KeyFile:
-    """A private key on disk, perhaps locked.
+    """A private key on disk, perhaps locked by a passphrase.
 
     Args:
-        path: Of the private key; certificate and public key lie beside it.
-        certificates: Further certificates, one of which may be this key's.
+        path: Path of the private key; certificate and public key are searched beside it.
+        certificates: Paths of further certificates, one of which may be for this key.
     """
 
     def __init__(self, path: Path, certificates: Sequence[Path] = ()) -> None:
         self.path = path
         self.pairs: list[asyncssh.SSHKeyPair] = []
-        """Ready to sign; empty while locked."""
+        """Key pairs ready to sign; empty while the key is locked."""
         self.public: asyncssh.SSHKey | None = None
+        """Public key; None if it cannot be read without the passphrase."""
         self.locked = False
+        """Whether the file needs a passphrase, also after it was unlocked."""
         self._certificates = certificates
         try:
             self.pairs = self._load(None)
         except asyncssh.KeyImportError as error:
-            # The library has no other sign of it.
+            # The library reports a missing passphrase only in the text of its error.
             self.locked = "assphrase" in str(error)
         except (OSError, ValueError):
             return
@@ -103,7 +107,7 @@ class KeyFile:
 
     @property
     def certificate(self) -> asyncssh.SSHCertificate | None:
-        """The certificate that goes with the key, where there is one."""
+        """The certificate for this key; None if there is none."""
         for candidate in (self.path.with_name(self.path.name + "-cert.pub"), *self._certificates):
             with contextlib.suppress(OSError, asyncssh.KeyImportError):
                 certificate = asyncssh.read_certificate(candidate)
@@ -112,7 +116,7 @@ class KeyFile:
         return None
 
     def unlock(self, passphrase: str) -> bool:
-        """Try a passphrase. Slow on purpose of the file format: call it in a thread."""
+        """Try a passphrase; return whether it was right. Call it in a thread: the file format makes it slow."""
         try:
             self.pairs = self._load(passphrase)
         except (ValueError, asyncssh.Error):
@@ -126,7 +130,7 @@ class KeyFile:
 
 
 class LockedKey(asyncssh.SSHKeyPair):
-    """Offers a public key, and unlocks the private one only when the server asks for a signature."""
+    """A key pair that offers the public key and unlocks the private one only if the server asks for a signature."""
 
     _key_type = "locked"
 
@@ -148,7 +152,11 @@ class LockedKey(asyncssh.SSHKeyPair):
         self._unlock = unlock
 
     async def sign_async(self, data: bytes) -> bytes:
-        """Sign, with the operator's help."""
+        """Unlock the key, asking the operator, and sign.
+
+        Raises:
+            ValueError: The key was not unlocked.
+        """
         for pair in await self._unlock():
             if pair.public_data == self.public_data:
                 pair.set_sig_algorithm(self.sig_algorithm)
@@ -157,15 +165,15 @@ class LockedKey(asyncssh.SSHKeyPair):
 
 
 class Login(asyncssh.SSHClient):
-    """Answers what one server asks during one login.
+    """Answers the requests of one server during one login.
 
     Args:
         hop: The server.
-        target: The tab that a question belongs to.
-        ask: Puts a question to the operator.
-        patience: Stops while the operator thinks.
-        files: The hop's key files.
-        trusted: Decides on a host key that the known_hosts files do not vouch for.
+        target: Name of the target that questions belong to.
+        ask: Function that puts a question to the operator.
+        patience: Time limit, which is suspended while the operator is asked.
+        files: Key files of the hop.
+        trusted: Function that decides on a host key that the known_hosts files do not contain.
     """
 
     def __init__(
@@ -188,45 +196,45 @@ class Login(asyncssh.SSHClient):
         self._asked = {"password": 0, "keyboard-interactive": 0}
         self._answered: set[str] = set()
         self.given_up = False
-        """The operator declined to answer."""
+        """Whether the operator declined to answer."""
         self.unanswered: list[str] = []
-        """What could not be tried, or was wrong as often as it may be: for the words about a refusal."""
+        """Methods that could not be tried or failed too often, in words, for the message about a refused login."""
         self.began = False
-        """The host key was accepted, and the login proper has begun."""
+        """Whether the host key was accepted, so that authentication has begun."""
 
     def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
-        """A key that the files do not vouch for."""
+        """Decide on a host key that the known_hosts files do not contain."""
         return self._trusted(key)
 
     def begin_auth(self, username: str) -> None:
-        """The host key was accepted."""
+        """Note that the host key was accepted."""
         self.began = True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The login is over."""
+        """Release the agent after the connection was lost."""
         self.close()
 
     def auth_completed(self) -> None:
-        """The login succeeded."""
+        """Release the agent after the login succeeded."""
         self.close()
 
     def close(self) -> None:
-        """Let go of the agent."""
+        """Close the connection to the agent."""
         if self._agent is not None:
             self._agent.close()
             self._agent = None
 
     async def public_key_auth_requested(self) -> list[asyncssh.SSHKeyPair] | None:
-        """The next key to try."""
+        """Return the next key to try; None after the last one."""
         pair = await anext(self._offers, None)
         return [pair] if pair is not None else None
 
     async def password_auth_requested(self) -> str | None:
-        """A password, typed anew each time."""
+        """Ask for the password, anew each time; None if the operator declines or after the last attempt."""
         return await self._secret("password", f"Password of {self._hop.label}")
 
     async def kbdint_auth_requested(self) -> str | None:
-        """Whether to try keyboard-interactive."""
+        """Return an empty text to try keyboard-interactive, None after the last attempt."""
         if not self._may_ask("keyboard-interactive", "what was typed"):
             return None
         return ""
@@ -234,10 +242,10 @@ class Login(asyncssh.SSHClient):
     async def kbdint_challenge_received(
         self, name: str, instructions: str, lang: str, prompts: Sequence[tuple[str, bool]]
     ) -> list[str] | None:
-        """Put the server's own questions to the operator."""
+        """Put the server's questions to the operator; None if they decline."""
         answers: list[str] = []
         for prompt, echo in prompts:
-            # The server's words, for our terminal.
+            # The text comes from the server and is shown on the terminal, so control sequences are removed.
             text = clean(" ".join(" ".join((name, instructions, prompt)).split()))[:MAX_PROMPT]
             answer = await self._question(
                 "keyboard-interactive", f"{self._hop.label}: {text}", self._asked["keyboard-interactive"], echo
@@ -248,7 +256,7 @@ class Login(asyncssh.SSHClient):
         return answers
 
     async def _pairs(self) -> AsyncIterator[asyncssh.SSHKeyPair]:
-        """Keys in the order ssh tries them: those in the agent, named ones first; then files; locked files last."""
+        """Yield keys in the order in which ssh tries them: the agent's (configured ones first), files, locked files."""
         named = [file.public.public_data for file in self._files if file.public]
         held = await self._agent_pairs()
         held.sort(key=lambda pair: named.index(pair.public_data) if pair.public_data in named else len(named))
@@ -264,7 +272,7 @@ class Login(asyncssh.SSHClient):
             if not file.locked or file.pairs:
                 continue
             if file.public is None:
-                # An old format that hides the public key too: there is nothing to offer before it is open.
+                # An old format encrypts the public key too, so the file must be unlocked before anything is offered.
                 for pair in await self._unlock(file):
                     yield pair
             elif file.public.public_data not in offered:
@@ -278,7 +286,7 @@ class Login(asyncssh.SSHClient):
             self._agent = await asyncssh.connect_agent(self._hop.agent)
             return list(await self._agent.get_keys())
         except (OSError, ValueError, asyncssh.Error):
-            # An agent that died leaves its socket's name behind; the files are still there.
+            # An agent that ended may leave its socket behind; the key files still work.
             return []
 
     async def _unlock(self, file: KeyFile) -> Sequence[asyncssh.SSHKeyPair]:
@@ -301,11 +309,11 @@ class Login(asyncssh.SSHClient):
         return await self._question(kind, prompt, self._asked[kind], False)
 
     def _may_ask(self, kind: str, what: str) -> bool:
-        """Count an attempt; False after the last one."""
+        """Count an attempt and return whether it is allowed; False after the last one or if the operator gave up."""
         if self.given_up:
             return False
         if self._asked[kind] >= ATTEMPTS:
-            # A server may offer to ask, and refuse without a question.
+            # A server may offer the method and refuse without a question; then nothing was answered wrongly.
             if kind in self._answered:
                 self.unanswered.append(f"{what} was wrong {ATTEMPTS} times")
             return False
@@ -334,6 +342,6 @@ class Login(asyncssh.SSHClient):
 
 
 def _openssh(public_data: bytes) -> bytes:
-    """A public key as a line of a `.pub` file."""
+    """Format a public key as a line of a `.pub` file."""
     length = int.from_bytes(public_data[:4], "big")
     return public_data[4 : 4 + length] + b" " + base64.b64encode(public_data)

@@ -1,4 +1,4 @@
-"""From a target to the hops that lead there, with what OpenSSH's configuration says about each."""
+"""Resolve a target into the hops that lead to it, each with its settings from OpenSSH's configuration."""
 
 from __future__ import annotations
 
@@ -30,29 +30,32 @@ _ADDRESS = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Hop:
-    """One connection on the way, resolved."""
+    """One connection on the route to a target, with its resolved settings."""
 
     name: str
-    """As it was typed, or as ProxyJump names it."""
+    """Name as it was typed, or as ProxyJump gives it."""
     user: str
     host: str
-    """The name or address that is connected to."""
+    """Name or address to connect to."""
     port: int
     files: tuple[str, ...] = ()
-    """Configuration that the SSH library reads for this hop."""
+    """Configuration files that the SSH library reads for this hop."""
     asked_user: str | None = None
+    """User that was given with the name; None: by the configuration."""
     asked_port: int | None = None
+    """Port that was given with the name; None: by the configuration."""
     known_hosts: tuple[Path, ...] = ()
-    """The first is where a key is saved."""
+    """Known_hosts files; new keys are saved in the first."""
     host_key_alias: str | None = None
     hash_known_hosts: bool = False
     identities: tuple[Path, ...] = ()
+    """Private key files."""
     certificates: tuple[Path, ...] = ()
     identities_only: bool = False
     agent: str | None = None
-    """Socket of the agent."""
+    """Path of the agent's socket; None: no agent."""
     proxied: bool = False
-    """A ProxyCommand carries the connection."""
+    """Whether a ProxyCommand carries the connection."""
     connect_timeout_s: float | None = None
     keep_alive_s: float | None = None
     keep_alive_missed: int | None = None
@@ -60,21 +63,21 @@ class Hop:
 
     @property
     def label(self) -> str:
-        """`user@host:port` with the alias where that is another name."""
+        """`user@host:port`, or `alias (user@host:port)` if the name is an alias; port 22 is left out."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         text = f"{self.user}@{host}" + (f":{self.port}" if self.port != DEFAULT_PORT else "")
         return text if self.name in (self.host, text) or "@" in self.name else f"{self.name} ({text})"
 
 
 async def route(target: Target, files: config.Copy) -> list[Hop]:
-    """The hops to a target, the target last.
+    """Return the hops to a target; the last one is the target itself.
 
     Args:
-        target: As the operator named it.
-        files: The configuration; must be there as long as the hops are connected to.
+        target: Target as the operator named it.
+        files: Copy of the configuration; it must exist while the hops are being connected.
 
     Raises:
-        ConnectionFailed: the configuration cannot be read, or jumps in a circle.
+        ConnectionFailed: The configuration cannot be read, or its jump hosts form a circle.
     """
     if target.options.get("config") == "none":
         return [_own_host(target)]
@@ -82,7 +85,7 @@ async def route(target: Target, files: config.Copy) -> list[Hop]:
 
 
 def _own_host(target: Target) -> Hop:
-    """A host that gputuner itself started: nothing of the user's configuration, keys or agent is used."""
+    """Return the hop to a host that gputuner started itself, without the user's configuration, keys and agent."""
     return Hop(
         name=target.name,
         user=target.user or "root",
@@ -104,7 +107,7 @@ async def _hops(
     hop, jumps = await _resolve(files, host, user, port)
     way: list[Hop] = []
     if follow and jumps:
-        # As with ssh -J: only the first of several jump hosts may itself need one.
+        # As with ssh -J, only the first of several jump hosts may itself be reached through another.
         for number, jump in enumerate(jumps.split(",")):
             form = _ADDRESS.fullmatch(jump.strip())
             if form is None:
@@ -121,7 +124,7 @@ async def _hops(
 
 
 async def _resolve(copy: config.Copy, host: str, user: str | None, port: int | None) -> tuple[Hop, str | None]:
-    """What the configuration says about a name, and its ProxyJump."""
+    """Return the hop that a name is configured as, and its ProxyJump (None if it has none)."""
     files = list(copy.files)
     notes: list[str] = []
     try:
@@ -130,7 +133,7 @@ async def _resolve(copy: config.Copy, host: str, user: str | None, port: int | N
         system = [file for file in files if copy.originals([file]) == [config.SYSTEM_FILE]]
         if not system:
             raise _unreadable(copy, error) from error
-        # A system file that the library does not understand must not keep the operator out.
+        # A system file that the library does not understand must not prevent a connection; leave it out.
         files = [file for file in files if file not in system]
         try:
             options = await _read(files, host, user, port)
@@ -169,7 +172,7 @@ async def _resolve(copy: config.Copy, host: str, user: str | None, port: int | N
 
 
 async def _read(files: Sequence[str], host: str, user: str | None, port: int | None) -> Any:
-    """The library's view of the configuration. In a thread of its own: `Match exec` runs programs."""
+    """Let the library read the configuration; it does so in a thread of its own, since `Match exec` runs programs."""
     options = await asyncssh.SSHClientConnectionOptions.construct(
         config=list(files),
         host=host,
@@ -200,7 +203,10 @@ def _paths(names: Sequence[str]) -> tuple[Path, ...]:
 
 
 def _agent(setting: object) -> str | None:
-    """Socket of the agent: IdentityAgent, which may name a variable, or SSH_AUTH_SOCK."""
+    """Return the path of the agent's socket: IdentityAgent, which may name a variable, or SSH_AUTH_SOCK.
+
+    None if IdentityAgent is `none`, or if the variable is not set.
+    """
     if setting is None:
         return None
     name = setting if isinstance(setting, str) else "SSH_AUTH_SOCK"
