@@ -181,7 +181,7 @@ def test_answers_that_come_while_the_log_is_still_read_end_no_phase_of_it() -> N
     assert state.servers[0].phase is Phase.KV_ALLOC
     state, _ = run(log(rest, len(loading)), state=state)
     (server,) = state.servers
-    assert (server.phase, server.started_in_s) == (Phase.READY, 30.0)
+    assert (server.phase, server.started_in_s) == (Phase.READY, 31.0)
     assert [record.phase for record in server.phases][-2:] == [Phase.KV_ALLOC, Phase.WARMUP]
 
 
