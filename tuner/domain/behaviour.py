@@ -61,3 +61,15 @@ class Behaviour(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a stack tells of the phase: the first entry that any of its frames contains decides."""
     serving_frames: tuple[str, ...] = ()
     """Parts of `path:function` that are on the stack while a forward pass for requests, or for the warm-up, runs."""
+    argument_frames: tuple[str, ...] = ()
+    """Likewise: while it reads and checks its arguments."""
+    core_frames: tuple[str, ...] = ()
+    """Likewise: in the process that runs the engine proper, behind the arguments."""
+    child_frames: tuple[str, ...] = ()
+    """Likewise: in any process that its main one starts."""
+    process_title: str = ""
+    """How the titles of its processes begin."""
+    llm_flag: str = "--model"
+    """The argument that names the LLM. It is no knob: a forecast for another LLM is another forecast."""
+    adapters_flag: str = "--lora-paths"
+    """The argument that names LoRA adapters."""

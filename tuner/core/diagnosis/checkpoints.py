@@ -60,7 +60,7 @@ def _from_hub(case: Case, sign: Sign) -> bool:
 def _words(case: Case, named: str, sign: Sign, *, adapter: bool) -> tuple[str, list[Remedy | None]]:
     """Return the explanation of a sign and its remedies, for an LLM or for an adapter of one."""
     why = "an absolute path inside the container that holds config.json and the weights, or NAMESPACE/NAME"
-    flag = "--model" if case.start.engine == "vllm" else "--model-path"
+    flag = case.engine.behaviour().llm_flag
     path = _path_of_adapter(case) if adapter else option(case, "model_path", flag, Move.SET, why)
     token = variable(case, "HF_TOKEN", Move.SET, "a token of an account that was granted access")
     if sign.id == "llm-gated":
@@ -109,8 +109,8 @@ def _words(case: Case, named: str, sign: Sign, *, adapter: bool) -> tuple[str, l
 
 def _path_of_adapter(case: Case) -> Remedy:
     why = "NAME=PATH, an absolute path inside the container that holds adapter_config.json and its weights"
-    name = "lora_modules" if case.start.engine == "vllm" else "lora_paths"
-    return option(case, name, f"--{name.replace('_', '-')}", Move.SET, why)
+    flag = case.engine.behaviour().adapters_flag
+    return option(case, flag.lstrip("-").replace("-", "_"), flag, Move.SET, why)
 
 
 def _file_of_llm(case: Case) -> Sign | None:

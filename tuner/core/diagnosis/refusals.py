@@ -21,14 +21,11 @@ _NAMED = re.compile(r"\b[a-z][a-z0-9]*(?:_[a-z0-9]+)+\b")
 _WORD_IN_NAME = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _WORDS = re.compile(r"[a-z]+(?: [a-z]+)+")
 _NOT_TAKEN = re.compile(r"unexpected keyword argument '(\w+)'")
-_VARIABLE = re.compile(r"\b(?:SGLANG|SGL|VLLM|NCCL|HF|CUDA|FLASHINFER)_[A-Z0-9_]{3,60}\b")
+_OF_LIBRARIES = ("NCCL_", "HF_", "CUDA_", "FLASHINFER_")
+"""Prefixes of environment variables that libraries of every engine read."""
 _CHECKS = frozenset({"ValueError", "AssertionError", "ValidationError", "NotImplementedError", "TypeError", "KeyError",
                      "ArgumentError", "JSONDecodeError"})  # fmt: skip
 _REFUSALS = _CHECKS | {"RuntimeError", "AttributeError", "FileNotFoundError", "NotADirectoryError"}
-_IN_ARGUMENTS = ("server_args.py", "arg_groups", "arg_utils.py", "prepare_server_args", "parse_args", "argparse.py",
-                 "create_engine_config", "vllm/config", "check_server_args")  # fmt: skip
-_OF_A_RANK = ("run_scheduler_process", "run_engine_core", "event_loop", "worker_main", "run_data_parallel_controller",
-              "run_detokenizer_process")  # fmt: skip
 _TELLING = 5
 """Least length, characters, of a value searched for in a message: shorter ones occur by chance."""
 _OTHER_MATTERS = ("memory", "CUDA", "NCCL", "timed out", "timeout")
@@ -43,9 +40,10 @@ def by_its_checks(case: Case) -> Finding | None:
     if case.root_sign(*_REFUSED) is not None:
         return _refusal(case, failure, sure=True)
     validated = case.root_sign("validation-error") is not None or failure.exception == "ValidationError"
-    if not validated and not (case.phase in ("args", "none") and case.on_stack(*_IN_ARGUMENTS)):
+    behaviour = case.engine.behaviour()
+    if not validated and not (case.phase in ("args", "none") and case.on_stack(*behaviour.argument_frames)):
         return None
-    if case.start.ready_at is not None or case.on_stack("run_scheduler_process", "run_engine_core"):
+    if case.start.ready_at is not None or case.on_stack(*behaviour.core_frames):
         return None
     if (case.start.ranks and not validated) or _known(case, failure):
         return None
@@ -64,8 +62,9 @@ def by_its_words(case: Case) -> Finding | None:
     if POSSIBLE_SOLUTIONS in text or any(word in text for word in _OTHER_MATTERS):
         return None
     quoted = _quoted(case, text)
-    named = bool(quoted or _CHOSEN_BY_ARGUMENT.search(text) or _VARIABLE.search(text))
-    main = failure.rank is None and not failure.header and not case.start.ranks and not case.on_stack(*_OF_A_RANK)
+    named = bool(quoted or _CHOSEN_BY_ARGUMENT.search(text) or _variables(case, text))
+    child = case.on_stack(*case.engine.behaviour().child_frames)
+    main = failure.rank is None and not failure.header and not case.start.ranks and not child
     if not (named and (failure.exception in _CHECKS or (main and quoted))) and not main:
         return None
     return _refusal(case, failure, quoted=quoted, guess=not named)
@@ -113,7 +112,7 @@ def _refusal(
     spoken = _in_words(failure.message)
     named = dict.fromkeys((*_NAMED.findall(failure.message), *spoken))
     known = [n for n in named if n in case.start.settings or _is_knob(case, n)]
-    variables = list(dict.fromkeys(_VARIABLE.findall(failure.message)))
+    variables = _variables(case, failure.message)
     names = [*quoted, *known]
     remedies = list(_for_names(case, flags, names if not variables else quoted, variables))
     untaken = _NOT_TAKEN.search(failure.message)
@@ -142,6 +141,12 @@ def _refusal(
         confidence=Confidence.LOW if guess else
         Confidence.HIGH if (flags or known or sure) and case.phase in ("none", "args") else Confidence.MEDIUM,
     )  # fmt: skip
+
+
+def _variables(case: Case, text: str) -> list[str]:
+    """Return the environment variables that a text names, of the engine and of libraries, each once."""
+    prefixes = "|".join(map(re.escape, (*case.engine.behaviour().variables, *_OF_LIBRARIES)))
+    return list(dict.fromkeys(re.findall(rf"\b(?:{prefixes})[A-Z0-9_]{{3,60}}\b", text)))
 
 
 def _of_a_config(case: Case) -> list[str]:

@@ -43,7 +43,7 @@ def without_effect(case: Case) -> Finding | None:
         words,
         title=title,
         severity=Severity.INFO,
-        phase="dist-init" if found[0].name.startswith(("NCCL", "SGLANG", "VLLM")) else "args",
+        phase="dist-init" if found[0].name.startswith(("NCCL", *case.engine.behaviour().variables)) else "args",
         ranks=None,
         evidence=[part for each in found for part in _shown(each)],
         remedies=[_instead(case, each, patched) for each in found],

@@ -265,6 +265,7 @@ def utilization_check(case: Case) -> Finding | None:
         case.derived("used by others", round(taken, 2), "GiB"),
     ]
     if taken > FOREIGN_GIB:
+        title = case.engine.behaviour().process_title
         return case.finding(
             "foreign-process-on-gpu",
             f"{taken:.2f} of {total:g} GiB were in use on this GPU before anything was loaded. That is another process:"
@@ -272,7 +273,7 @@ def utilization_check(case: Case) -> Finding | None:
             evidence=facts,
             remedies=[
                 case.advice(
-                    "gpu-processes", "see who holds the memory: nvidia-smi; workers left over are titled VLLM::"
+                    "gpu-processes", f"see who holds the memory: nvidia-smi; workers left over are titled {title}"
                 ),
                 lower,
             ],
