@@ -1,4 +1,4 @@
-"""Reads `behaviour.toml`: how an engine behaves where no line of its log tells."""
+"""Read `behaviour.toml`: properties of an engine that no line of its log states."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tuner.errors import CatalogError
 
 @functools.cache
 def load_behaviour(path: Path) -> Behaviour:
-    """The behaviour of an engine.
+    """Load and check the behaviour of an engine.
 
     Raises:
-        CatalogError: The file cannot be read, is not TOML, or has a value that does not fit.
+        CatalogError: The file cannot be read, is not TOML, or has an invalid value.
     """
     try:
         behaviour = msgspec.toml.decode(path.read_bytes(), type=Behaviour)
