@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -20,9 +20,16 @@ def from_gib(value_gib: float) -> int | None:
     return whole(value_gib * GIB)
 
 
-def whole(value: float | None) -> int | None:
-    """Round a number that a server reported; None for None, infinity, NaN and what is beyond `MOST`."""
-    if value is None or not math.isfinite(value) or abs(value) > MOST:
+def real(value: object) -> float | None:
+    """Return a number of a setting or an answer as float; None for anything else, a bool, infinity or NaN."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        return None
+    return float(value)
+
+
+def whole(value: object) -> int | None:
+    """Round a number of a setting or an answer; None for anything else, a bool, NaN and what is beyond `MOST`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST:
         return None
     return round(value)
 

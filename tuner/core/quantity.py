@@ -1,13 +1,12 @@
-"""Amounts as logs print them: `448.00 MiB`, `40.00 GB`, `0 bytes`. Evidence is quoted so, arithmetic needs numbers."""
+"""Reads amounts as logs print them: `448.00 MiB`, `40.00 GB`, `0 bytes`."""
 
 from __future__ import annotations
 
-import math
 import re
 
 from msgspec import Struct
 
-from tuner.units import GIB
+from tuner.units import GIB, real
 
 _AMOUNT = re.compile(r"\s*(?P<value>[-+]?\d[\d,]*(?:\.\d+)?)\s*(?P<unit>[A-Za-z]+)?\s*")
 _BYTES = {
@@ -47,9 +46,10 @@ class Quantity(Struct, frozen=True):
 
 
 def quantity(text: object) -> Quantity | None:
-    """Split an amount into value and unit; None for what is none. A number alone has no unit."""
-    if isinstance(text, int | float) and not isinstance(text, bool):
-        return Quantity(float(text)) if math.isfinite(text) else None
+    """Split an amount into value and unit; None if it is none. A number alone has no unit."""
+    number = real(text)
+    if number is not None:
+        return Quantity(number)
     found = _AMOUNT.fullmatch(text) if isinstance(text, str) and len(text) < 64 else None
     if found is None:
         return None
@@ -57,6 +57,6 @@ def quantity(text: object) -> Quantity | None:
 
 
 def to_gib(text: object) -> float | None:
-    """An amount as printed in GiB, by the letter of its unit; None for what is none."""
+    """Return a printed amount in GiB, by the letter of its unit; None if it is none."""
     amount = quantity(text)
     return None if amount is None else amount.gib

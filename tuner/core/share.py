@@ -16,11 +16,12 @@ import msgspec
 from msgspec import Struct
 
 from tuner.domain.starts import Figure, RankStory, Start
+from tuner.units import real
 
 KNOBS = ("mem_fraction_static", "gpu_memory_utilization")
-"""How the engines name the fraction."""
+"""Canonical names of the fraction: SGLang's and vLLM's."""
 SAME = 0.002
-"""Fractions that differ by less are one: a log prints sizes with two decimals."""
+"""Fractions that differ by no more are the same: a log prints sizes with two decimals."""
 
 
 class Share(Struct, frozen=True, kw_only=True):
@@ -28,63 +29,65 @@ class Share(Struct, frozen=True, kw_only=True):
 
     knob: str
     slope: float
-    """What the pool grows by when the fraction grows by one: free before the weights, or the whole card."""
+    """GiB by which the pool grows when the fraction grows by 1: free before the weights, or the whole card."""
     rest: float
-    """What the pool lacks at fraction zero."""
+    """GiB that the pool lacks at a fraction of 0."""
     formula: str
-    """With the numbers, and `{f}` for the fraction."""
+    """The formula with its numbers, and `{f}` for the fraction."""
     after: Figure | None = None
-    """Free when the pool is sized, where the log tells it."""
+    """Free when the pool is sized (A), if the log tells it."""
     before: Figure | None = None
+    """Free before the weights (T); for vLLM the whole card."""
 
     def pool(self, fraction: float) -> float:
-        """The pool that this fraction gives; negative: what is lacking."""
+        """Return GiB of the pool at a fraction; negative: what is lacking."""
         return self.slope * fraction - self.rest
 
     @property
     def f_min(self) -> float:
-        """At or below it there is no pool."""
+        """Fraction at or below which there is no pool."""
         return self.rest / self.slope
 
     def fraction(self, pool: float) -> float:
-        """The fraction that gives this pool."""
+        """Return the fraction that gives a pool of so many GiB."""
         return (pool + self.rest) / self.slope
 
     def shortest(self, pool: float) -> float:
-        """The same, as somebody would have typed it: the fewest digits that the log's two decimals leave possible."""
+        """Return that fraction with the fewest digits that the log's two decimals leave possible, as somebody would
+        type it."""
         return shortest(self.fraction(pool), 0.02 / self.slope)
 
     def told(self, fraction: float) -> str:
-        """The arithmetic in one line: `21.70 - 94.04 x (1 - 0.55) = -20.62 GiB`."""
+        """Return the arithmetic in one line: `21.70 - 94.04 x (1 - 0.55) = -20.62 GiB`."""
         return f"{self.formula.format(f=f'{fraction:g}')} = {self.pool(fraction):.2f} GiB"
 
 
 def line_of(before: float, after: float) -> Share:
-    """SGLang's line, of T and A: free before the weights, and when the pool is sized, GiB; T is more than nothing."""
+    """Return SGLang's pool formula for T (`before`) and A (`after`) in GiB; T > 0."""
     formula = f"{after:.2f} - {before:.2f} x (1 - {{f}})"
     return Share(knob=KNOBS[0], slope=before, rest=before - after, formula=formula)
 
 
 def up(fraction: float, digits: int = 3) -> float:
-    """A fraction as it is told to people: rounded, never below."""
+    """Round a fraction up, as a lower bound is shown to people."""
     scale = 10.0**digits
     return math.ceil(round(fraction * scale, 6)) / scale
 
 
 def down(fraction: float, digits: int = 3) -> float:
-    """The same, never above."""
+    """Round a fraction down, as an upper bound is shown to people."""
     scale = 10.0**digits
     return math.floor(round(fraction * scale, 6)) / scale
 
 
 def share_of(start: Start) -> Share | None:
-    """The static share of a start; None where its log does not tell enough."""
+    """Return the static share of a start; None if its log does not tell enough."""
     before = least(start.ranks, lambda rank: rank.before_weights)
     after = least(start.ranks, lambda rank: rank.after_weights)
     if before is not None and after is not None and before.value > 0:
         return msgspec.structs.replace(line_of(before.value, after.value), before=before, after=after)
     total_gib = least(start.ranks, lambda rank: rank.total_gib)
-    pool, fraction = pool_of(start), _number(start.setting(KNOBS[1]))
+    pool, fraction = pool_of(start), real(start.setting(KNOBS[1]))
     if total_gib is None or pool is None or fraction is None or total_gib.value <= 0:
         return None
     taken = total_gib.value * fraction - pool
@@ -98,7 +101,7 @@ def share_of(start: Start) -> Share | None:
 
 
 def pool_of(start: Start) -> float | None:
-    """GiB of the weakest rank's pool as it was allocated, with all that came out of the same budget."""
+    """Return GiB of the weakest rank's pool as allocated, with all of the same budget; None before that."""
     sizes = []
     for rank in start.ranks:
         if rank.kv_gib is None:
@@ -111,39 +114,35 @@ def pool_of(start: Start) -> float | None:
 
 
 def shortest(exact: float, unsure: float) -> float:
-    """The number with the fewest digits, four at most, that is no further from another than that is unsure."""
+    """Return `exact` with the fewest digits, four at most, that stay within `unsure` of it."""
     return next((round(exact, n) for n in (1, 2, 3) if abs(round(exact, n) - exact) <= unsure), round(exact, 4))
 
 
 def effective(start: Start, share: Share | None) -> float | None:
-    """The fraction that gives the pool which was allocated; None where either is not known.
+    """Return the fraction that gives the pool which was allocated; None if either is not known.
 
-    With a cap on the tokens it is only the least it can have been.
+    With a cap on the tokens it is only a lower bound.
     """
     pool = pool_of(start)
     return None if share is None or pool is None else share.shortest(pool)
 
 
 def asked(start: Start) -> tuple[str, float] | None:
-    """The fraction that the arguments or the engine's own words tell, and its name."""
+    """Return name and value of the fraction in the settings; None if it is not there."""
     for knob in KNOBS:
-        value = _number(start.setting(knob))
+        value = real(start.setting(knob))
         if value is not None:
             return knob, value
     return None
 
 
 def least(ranks: Iterable[RankStory], of: Callable[[RankStory], Figure | None]) -> Figure | None:
-    """The smallest figure of any rank, and where it is."""
+    """Return the smallest figure of any rank, with its place; None if no rank has one."""
     figures = [figure for figure in map(of, ranks) if figure is not None and math.isfinite(figure.value)]
     return min(figures, key=lambda figure: figure.value, default=None)
 
 
 def least_value(ranks: Iterable[RankStory], of: Callable[[RankStory], Figure | None]) -> float | None:
-    """The same without its place."""
+    """Return the smallest value of any rank; None if no rank has one."""
     figure = least(ranks, of)
     return None if figure is None else figure.value
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -15,6 +15,7 @@ from tuner.domain.comparison import Difference, Group, Measure, Origin, Role, Si
 from tuner.domain.findings import Confidence, Finding, Move, Outcome, Remedy
 from tuner.domain.knobs import Part
 from tuner.domain.server import Phase
+from tuner.units import real
 
 NETWORK = re.compile(r"NCCL|CUSTOM_AR|ALL_?REDUCE|MSCCLPP|SYMM_MEM|NVLS|P2P|MNNVL|QUICK_REDUCE", re.IGNORECASE)
 """What decides how ranks talk to each other: its memory is what distributed initialisation takes. Libraries read many
@@ -243,7 +244,7 @@ def _by_remedy(each: Difference, remedy: Remedy, case: Case) -> Difference:
 
 
 def _mends(kept: Any, lost: Any, remedy: Remedy) -> bool:
-    numbers = _numeric(kept) and _numeric(lost)
+    numbers = real(kept) is not None and real(lost) is not None
     if numbers and remedy.min is not None and kept < remedy.min:
         return False
     if numbers and remedy.max is not None and kept > remedy.max:
@@ -341,10 +342,6 @@ def _is(each: Difference, role: Role, weight: float, note: str) -> Difference:
 
 def _fraction(side: Side) -> float:
     return 0.0 if side.fraction is None else side.fraction
-
-
-def _numeric(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _moved(measure: Measure) -> bool:

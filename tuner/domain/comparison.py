@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from tuner.domain.findings import Outcome
 from tuner.domain.server import START_PHASES, Phase
+from tuner.units import real
 
 Value = int | float | str | bool | tuple[int, ...] | None
 
@@ -110,9 +111,14 @@ class Difference(Struct, frozen=True, kw_only=True):
         return self.role is Role.EXPLAINS
 
     @property
+    def half_known(self) -> bool:
+        """Only one log mentions it, so whether it changed is unknown."""
+        return Origin.UNKNOWN in (self.good_origin, self.bad_origin)
+
+    @property
     def untold(self) -> bool:
         """Only one log tells of it, and nothing more is known: of a variable no number or remedy either."""
-        if Origin.UNKNOWN not in (self.good_origin, self.bad_origin) or self.role is Role.EXPLAINS:
+        if not self.half_known or self.role is Role.EXPLAINS:
             return False
         if self.group is not Group.ENVIRONMENT:
             return self.role is Role.NOISE
@@ -152,8 +158,12 @@ class Side(Struct, frozen=True, kw_only=True):
     outcome: Outcome = Outcome.UNKNOWN
     phase: str = "unknown"
     """The furthest it came."""
+    failed_in: str = ""
+    """The phase in which its root cause shows; empty: no finding names one."""
     ranks: int = 0
     files: tuple[str, ...] = ()
+    shows_arguments: bool = False
+    """Whether its log prints its arguments."""
     fraction: float | None = None
     """The memory fraction that was in effect."""
     fraction_origin: Origin = Origin.UNKNOWN
@@ -208,8 +218,5 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 def ratio(good: Value, bad: Value) -> float | None:
     """`bad / good` where both are numbers above zero."""
-    if isinstance(good, bool) or isinstance(bad, bool):
-        return None
-    if isinstance(good, int | float) and isinstance(bad, int | float) and good > 0 and bad > 0:
-        return bad / good
-    return None
+    before, after = real(good), real(bad)
+    return after / before if before is not None and after is not None and before > 0 and after > 0 else None

@@ -9,6 +9,7 @@ from tuner.domain.starts import Start
 from tuner.engines.sglang import memory
 from tuner.engines.sglang.defaults import AutoInputs, auto_fraction, card_of
 from tuner.engines.sglang.shape import Shape
+from tuner.units import real
 
 _SAME = 0.0006
 """Largest difference from the automatic fraction at which a fraction counts as chosen by SGLang itself."""
@@ -77,9 +78,9 @@ def new_fraction(base: Start, old: Shape, new: Shape, changes: Mapping[str, Any]
             if abs(before - said) < _SAME and abs(after - before) >= _SAME:
                 notes.append(f"{said:g} is what SGLang chooses by itself; if none is given, it takes {after:g} now")
         return (None if effective is None else effective.value), notes
-    given = changes["mem_fraction_static"]
-    if isinstance(given, (int, float)) and not isinstance(given, bool):
-        return float(given) * factor, notes
+    given = real(changes["mem_fraction_static"])
+    if given is not None:
+        return given * factor, notes
     if gpu_mib is None:
         return None, [*notes, "which fraction SGLang chooses depends on the card's memory, which no line tells"]
     value = chosen(new, gpu_mib)

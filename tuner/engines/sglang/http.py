@@ -6,7 +6,6 @@ are 18 metrics in 0.4.6 and 177 in 0.5.23. Sizes named gb are GiB.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from tuner.core.redact import mask_json
@@ -15,7 +14,7 @@ from tuner.domain.plan import NUMBERS_EVERY_S, NUMBERS_IDLE_S, EndpointPlan
 from tuner.domain.readings import MemoryTerms, Reading
 from tuner.engines import series as s
 from tuner.engines.argv import as_int
-from tuner.units import from_gib, whole
+from tuner.units import from_gib, real, whole
 
 _SUMS = {
     "sglang:num_running_reqs": "running",
@@ -221,7 +220,7 @@ def _loads(body: Any) -> Reading:
     if metrics is not None:
         _drop_idle_speculation(metrics)
         _drop_unmeasured_speed(metrics)
-    capacity = _number(rows[0].get("max_total_num_tokens")) if rows else None
+    capacity = real(rows[0].get("max_total_num_tokens")) if rows else None
     return Reading(
         ready=True if (values["tok_s"] or 0.0) > 0 else None,
         version=_text(body.get("version")),
@@ -256,7 +255,7 @@ def _info(body: dict[str, Any]) -> Reading:
     # 0.4.6 has a single state, whose keys are at the top level.
     rows = [row for row in states if isinstance(row, dict)] if isinstance(states, list) else [body]
     settings = {key: value for key, value in body.items() if key not in _NOT_SETTINGS}
-    tokens = _number(body.get("max_total_num_tokens"))
+    tokens = real(body.get("max_total_num_tokens"))
     return Reading(
         version=_text(body.get("version")),
         model=_text(body.get("model_path")),
@@ -275,9 +274,9 @@ def _state_terms(row: dict[str, Any]) -> MemoryTerms | None:
 
 def _terms(weights: Any, kv: Any, graphs: Any) -> MemoryTerms | None:
     if isinstance(graphs, dict):
-        parts = [value for value in map(_number, graphs.values()) if value is not None]
+        parts = [value for value in map(real, graphs.values()) if value is not None]
         graphs = sum(parts) if parts else None
-    sizes = [None if (gib := _number(value)) is None else from_gib(gib) for value in (weights, kv, graphs)]
+    sizes = [None if (gib := real(value)) is None else from_gib(gib) for value in (weights, kv, graphs)]
     if sizes == [None, None, None]:
         return None
     return MemoryTerms(weights_bytes=sizes[0], kv_bytes=sizes[1], graphs_bytes=sizes[2])
@@ -306,22 +305,16 @@ def _replica_memory(replicas: list[MemoryTerms | None], settings: dict[str, Any]
 
 
 def _total(rows: list[dict[str, Any]], key: str) -> float | None:
-    values = [value for value in (_number(row.get(key)) for row in rows) if value is not None]
+    values = [value for value in (real(row.get(key)) for row in rows) if value is not None]
     return sum(values) if values else None
 
 
 def _average(rows: list[dict[str, Any]], key: str) -> float | None:
-    return s.mean([value for value in (_number(row.get(key)) for row in rows) if value is not None])
+    return s.mean([value for value in (real(row.get(key)) for row in rows) if value is not None])
 
 
 def _present(values: dict[str, float | None]) -> dict[str, float] | None:
     return {key: value for key, value in values.items() if value is not None} or None
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return float(value)
 
 
 def _text(value: Any) -> str | None:

@@ -17,7 +17,7 @@ from tuner.core.share import least_value, line_of
 from tuner.core.versions import in_range, parse_version, since
 from tuner.domain.forecast import Effective
 from tuner.domain.starts import RankStory, Start
-from tuner.units import GIB
+from tuner.units import GIB, real, whole
 
 _REDUCED = re.compile(r"Automatically reduce --mem-fraction-static to ([\d.]+) because this is a multimodal model")
 _SAID = re.compile(r"mem[-_]fraction[-_]static=([\d.]+)")
@@ -107,9 +107,9 @@ def effective_fraction(start: Start) -> Effective | None:
 
 def said_fraction(start: Start) -> tuple[float | None, int | None]:
     """Return the fraction in the server args, else the one quoted by an error, and its log position."""
-    said = start.setting("mem_fraction_static")
-    if isinstance(said, (int, float)) and not isinstance(said, bool) and 0 <= said <= 1:
-        return float(said), start.settings_at
+    said = real(start.setting("mem_fraction_static"))
+    if said is not None and 0 <= said <= 1:
+        return said, start.settings_at
     for failure in start.failures:
         for text, at in ((failure.final_message, failure.final_at), (failure.message, failure.message_at)):
             if (found := _SAID.search(text)) is not None and (value := _fraction(found[1])) is not None:
@@ -190,13 +190,6 @@ def request_slots(version: str | None, tokens: int, context: int, asked: int | N
     estimated = int(tokens / context * 512) if context > 0 else 4096
     slots = max(min(estimated, 4096), 2048)
     return min(slots, tokens // 2) if since(version, "0.5.10") else slots
-
-
-def whole(value: Any) -> int | None:
-    """Return a numeric setting as int; None for anything else."""
-    return (
-        int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1 << 62 else None
-    )
 
 
 def _shown(start: Start) -> Effective | None:

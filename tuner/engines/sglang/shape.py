@@ -13,7 +13,7 @@ from tuner.core.versions import in_range, parse_version, since
 from tuner.domain.starts import Start
 from tuner.engines.sglang import memory
 from tuner.engines.sglang.defaults import auto_chunk, auto_graph_bs, graph_sizes, prefill_sizes
-from tuner.engines.sglang.memory import whole
+from tuner.units import real, whole
 
 GATED = "0.5.16 - 0.5.17"
 """Versions that leave prefill graphs out if less than `GATE_GIB` is free: 0.5.16 does, 0.5.14 and 0.5.18 do not."""
@@ -396,4 +396,4 @@ def _real(value: Any) -> float | None:
             value = float(value)
         except ValueError:
             return None
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return real(value)

@@ -15,7 +15,7 @@ from tuner.core.share import least_value
 from tuner.core.versions import since
 from tuner.domain.forecast import Effective
 from tuner.domain.starts import RankStory, Start
-from tuner.units import GIB
+from tuner.units import GIB, real
 
 _LARGEST_GRAPH = 512
 """Largest batch size of a CUDA graph that vLLM chooses by itself."""
@@ -33,9 +33,8 @@ def utilisation(start: Start) -> float:
 
 def share_of(said: object, version: str | None) -> float:
     """Return `said` if it is a valid U (above 0, at most 1), else the default of the version."""
-    if isinstance(said, (int, float)) and not isinstance(said, bool) and 0 < said <= 1:
-        return float(said)
-    return default_utilisation(version)
+    fraction = real(said)
+    return fraction if fraction is not None and 0 < fraction <= 1 else default_utilisation(version)
 
 
 def effective_fraction(start: Start) -> Effective | None:
