@@ -58,7 +58,7 @@ def _has_all(name: str, values: Sequence[Any], word: Any, takes: Mapping[str, in
 
 
 def as_int(value: Any, default: int) -> int:
-    """Convert a setting to int; return `default` if it is none or too large to be a size of a server."""
+    """Convert a setting to int; return `default` if it is not a number, or too large to be a size of a server."""
     if isinstance(value, bool) or value is None:
         return default
     try:

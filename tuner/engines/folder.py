@@ -22,7 +22,7 @@ from tuner.engines.signs import COMMON, SignSet, read_signs
 
 
 class EngineFolder:
-    """An engine as far as data tells it; see `core.engine.Engine`. Files are read when they are first needed."""
+    """Base class of engines: the methods of `core.engine.Engine` that data files answer, read at first use."""
 
     def __init__(
         self,

@@ -264,7 +264,9 @@ def _sane(entries: Iterable[journal.Entry]) -> Generator[journal.Entry, None, No
             last = this.at if after is None else min(this.at, after.at)
         at = sorted((last, this.at, this.at if after is None else after.at))[1]
         head = _head_of(this)
-        strange = _strange(head, known) and (odd is None or _strange(head, odd))  # two that agree are believed
+        strange = _strange(head, known) and (
+            odd is None or _strange(head, odd)
+        )  # two successive ones that agree are plausible
         odd = head if strange else None
         if at - last <= _LONGEST_PAUSE_S and not strange:
             last = at

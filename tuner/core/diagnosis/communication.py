@@ -20,8 +20,10 @@ _NCCL = (
 )  # fmt: skip
 _SHM = ("shm-full", "shm-short")
 _BEFORE_POOL = frozenset({"args", "cuda-init", "dist-init", "weight-load", "none"})
+"""Phases before the KV pool is allocated."""
 _STARTING = frozenset({*_BEFORE_POOL, "kv-alloc", "draft-init", "autotune", "graph-capture", "warmup"})
 _IPC_ERRORS = ("invalid argument", "invalid device context", "invalid resource handle", "mapping of buffer")
+"""CUDA error texts of memory that cannot be shared between processes."""
 
 
 def shm_too_small(case: Case) -> Finding | None:
@@ -215,7 +217,7 @@ def capture_hangs(case: Case) -> Finding | None:
         wrong_advice=no_memory_advice(case),
         refuted_by="an error of another rank before this line, in this log or in another node's",
         ranks=tuple(hung) or case.ranks,
-        phase="graph-capture",  # of the server, where the rank's own lines are missing
+        phase="graph-capture",  # the server's phase, since the rank's own lines may be missing
         confidence=Confidence.MEDIUM,
     )  # fmt: skip
 

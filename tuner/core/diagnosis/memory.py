@@ -1,4 +1,4 @@
-"""Judges of GPU out-of-memory failures, by phase: it tells what lacked memory and which way the fraction has to go."""
+"""Judges of GPU out-of-memory failures; the phase decides what lacked memory and which way the fraction should go."""
 
 from __future__ import annotations
 

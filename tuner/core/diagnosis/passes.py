@@ -45,9 +45,9 @@ def of_images(case: Case) -> bool:
 
 
 def _leak(case: Case, oom: Oom) -> Finding | None:
-    """Return the finding for a memory leak; None if it is none.
+    """Return the finding for a memory leak; None if the failure is not one.
 
-    It is one if free memory shrank while serving although batches as large as the failed one succeeded before.
+    A leak is free memory that shrank while serving, although batches as large as the failed one succeeded before.
     """
     rank = case.story
     ready = rank.available_at_ready if rank is not None else None
