@@ -2,7 +2,7 @@
 
 What is looked for: tokens by their shape (`hf_...`, `sk-...`, `AKIA...`), values after a name that says so
 (`api_key=...`, `--admin-api-key ...`, `HF_TOKEN=...`, `"password": "..."`), `Authorization`, `Bearer` and cookies, and
-credentials in URLs. Text is masked by whole lines: who cuts text elsewhere passes what stood before on the line.
+credentials in URLs. Text is masked by whole lines: a caller that cuts elsewhere passes what stood before on the line.
 
 Speed matters, because every log byte passes here: searches for plain words find the few places worth a closer look.
 The text is a stranger's, so the work must grow with its length and no faster: what runs on without bound (a name, a
@@ -25,8 +25,8 @@ _STRONG_WORDS = ("secret", "credential", "_pwd", "_auth", "-signature")
 _HEADS = ("hf_", "sk-", "github_pat_", "glpat-", "nvapi-", "xox")
 _CODE_HOST = re.compile(r"gh[pousr]_")
 _CLOUD = re.compile(r"A(?:[KS]IA|Iza)")
-"""Where a secret may begin. Many searches for plain words and expressions that begin with one: together they read
-50 MB/s, one expression with all of it would read 15."""
+"""Where a secret may begin. Many searches for plain words, and expressions that begin with one, read 50 MB/s
+together; a single expression with all of it would read 15."""
 
 _SHAPE = re.compile(
     r"""(?x)
@@ -90,7 +90,7 @@ _LONG_NUMBER = 8
 _IDENTIFIER_BEFORE = re.compile(r"(?<![\w.-])[\w.-]*\Z")
 _NAME_BEFORE = 64
 _NAME_KEPT = 256
-"""Of a name, characters that are read before what makes it secret, and that its values are compared with."""
+"""Characters of a name that are read before its telling part, and characters of a name that are kept."""
 _TEXT_TOKENS = frozenset(
     re.findall(
         r"\w+",
@@ -98,7 +98,7 @@ _TEXT_TOKENS = frozenset(
         "cached draft verify next last first out output input prompt text speculative s tool reasoning mm",
     )
 )
-"""`eos_token` and its like are words of the LLM's vocabulary or counts, not secrets."""
+"""Words before `token` that make it a word of the LLM's vocabulary or a count, not a secret: `eos_token`."""
 _HARMLESS_END = re.compile(r"(?i)(?:file|path|dir|len|length|count|type|name)\Z")
 _HARMLESS_LONGEST = len("length")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -109,7 +109,7 @@ _ENV_ITEM = re.compile(r"([A-Za-z_]\w*)=(.+)", re.S)
 
 
 def mask(text: str, before: str = "", *, torn: bool = False) -> str:
-    """Text with its secrets replaced.
+    """Return text with its secrets replaced.
 
     Args:
         text: Lines, or a part of one.
@@ -130,10 +130,10 @@ def mask(text: str, before: str = "", *, torn: bool = False) -> str:
 
 
 def mask_argv(argv: Sequence[str]) -> tuple[str, ...]:
-    """Arguments with their secrets replaced: `--api-key X Y`, `--api-key=X`, `-e HF_TOKEN=X` and what `mask` finds."""
+    """Return arguments with secrets replaced: `--api-key X Y`, `--api-key=X`, `-e HF_TOKEN=X` and what `mask` finds."""
     result: list[str] = []
     stop = ""
-    """What the next argument must begin with to be none of the secret values; empty: it is none anyway."""
+    """Beginning by which the next argument is no secret value; empty: no secret value is expected."""
     for word in argv:
         if stop and not word.startswith(stop):
             result.append(MASK if word else word)
@@ -152,7 +152,7 @@ def mask_argv(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def mask_env(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment with its secrets replaced: by the variable's name, else by what its value looks like."""
+    """Return an environment with secrets replaced: by the variable's name, else by what its value looks like."""
     return {
         name: MASK if value and secret_name(name, anywhere=True) and not _harmless(name, value) else mask(value)
         for name, value in env.items()
@@ -160,11 +160,11 @@ def mask_env(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def mask_json(value: Any, name: str = "") -> Any:
-    """Decoded JSON, or settings, with secrets replaced: a value by its name as a whole, else what `mask` finds in it.
+    """Return decoded JSON, or settings, with secrets replaced: by a value's name, else as `mask` does.
 
     Args:
         value: Anything that JSON can say.
-        name: Under which it stands.
+        name: Key under which it stands.
     """
     if name and value and not isinstance(value, bool) and secret_name(name) and not _harmless(name, str(value)):
         return MASK
@@ -182,10 +182,10 @@ def mask_json(value: Any, name: str = "") -> Any:
 
 
 def secret_name(name: str, *, anywhere: bool = False) -> bool:
-    """Whether a name says that its value is secret.
+    """Return whether a name says that its value is secret.
 
     Args:
-        name: Of a flag, setting or variable, in any spelling (`--api-key`, `apiKey`, `API_KEY`).
+        name: A flag, setting or variable, in any spelling (`--api-key`, `apiKey`, `API_KEY`).
         anywhere: `KEY` and `TOKEN` count at any place in the name, as befits environment variables.
     """
     if _STRONG.search(name):
@@ -209,7 +209,7 @@ def secret_name(name: str, *, anywhere: bool = False) -> bool:
 
 
 def _harmless(name: str, value: str) -> bool:
-    """A value that cannot be a secret: nothing, a switch, the name itself, or a number where numbers are expected."""
+    """Return whether a value cannot be a secret: nothing, a switch, the name itself, or a number where one fits."""
     if _PLAIN.fullmatch(value) or value == name.lstrip("-").replace("-", "_").upper():
         return True
     if not _NUMBER.fullmatch(value) or _STRONG.search(name):
@@ -218,7 +218,7 @@ def _harmless(name: str, value: str) -> bool:
 
 
 def _spans(text: str, lower: str, torn: bool) -> Iterator[tuple[int, int]]:
-    """Where the secrets are. They may overlap."""
+    """Yield where the secrets are; spans may overlap."""
     names = [place.start() for form in (_KEY, _TOKEN, _PASS) for place in form.finditer(lower)]
     names += [start for word in _STRONG_WORDS for start in _places(lower, word)]
     yield from _named(text, sorted(names), torn)
@@ -251,7 +251,7 @@ def _places(text: str, word: str) -> Iterator[int]:
 def _runs(
     text: str, starts: Iterable[int], head: re.Pattern[str], rest: re.Pattern[str], but: re.Pattern[str] | None = None
 ) -> Iterator[tuple[int, int]]:
-    """What follows a head, as long as `rest`, unless it begins like `but`. A head inside it adds nothing."""
+    """Yield what follows each head, as long as `rest`, unless it begins like `but`. A head inside it adds nothing."""
     reach = 0
     for start in starts:
         if (found := head.match(text, start)) is None or found.end() < reach:
@@ -262,7 +262,7 @@ def _runs(
 
 
 def _in_urls(text: str) -> Iterator[tuple[int, int]]:
-    """Passwords, up to the last `@` of the word, and tokens in place of a user."""
+    """Yield passwords in URLs, up to the last `@` of the word, and tokens in place of a user."""
     reach = last = 0
     for start in _places(text, "://"):
         if (found := _URL.match(text, start)) is None:
@@ -278,7 +278,7 @@ def _in_urls(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _torn(text: str) -> Iterator[tuple[int, int]]:
-    """What may be the beginning of a secret at the very end."""
+    """Yield what may be the beginning of a secret at the very end."""
     if not text or text[-1].isspace():
         return
     word = text.rsplit(None, 1)[-1]
@@ -290,7 +290,7 @@ def _torn(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _shaped(text: str, starts: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Tokens by their shape."""
+    """Yield tokens that are recognised by their shape."""
     reach = 0
     for start in starts:
         if start >= reach and (found := _SHAPE.match(text, start)):
@@ -300,7 +300,7 @@ def _shaped(text: str, starts: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def _jwt_heads(text: str) -> Iterator[int]:
-    """Where a JWT may begin: once in a run of its letters, because the first dot decides for all of them."""
+    """Yield where a JWT may begin: once in a run of its letters, because the first dot decides for all of them."""
     reach = 0
     for start in _places(text, "eyJ"):
         if start >= reach and (run := _JWT_HEAD.match(text, start)):
@@ -309,18 +309,18 @@ def _jwt_heads(text: str) -> Iterator[int]:
 
 
 def _named(text: str, starts: Iterable[int], torn: bool) -> Iterator[tuple[int, int]]:
-    """The value, or the values, after each name that says so.
+    """Yield the value, or the values, after each name that marks them as secret.
 
     Args:
         text: Lines.
-        starts: Where in it a name may have its telling part, in order.
+        starts: Where the telling part of a name may begin, in order.
         torn: As for `mask`.
     """
     name_end = gap_start = reach = 0
     kinds: dict[str, tuple[bool, ...]] = {}
-    """Of each name what decides over its values; empty when they are no secrets."""
+    """By name: what decides over its values; empty if they are no secrets."""
     walked: set[tuple[object, ...]] = set()
-    """Where in a list of values this was already, and what it would hide there."""
+    """Positions in lists of values that were processed, and by which rule."""
     for start in starts:
         if start < name_end or (found := _NAME.match(text, start)) is None:
             continue
@@ -333,12 +333,12 @@ def _named(text: str, starts: Iterable[int], torn: bool) -> Iterator[tuple[int, 
         gap_start = name_end
         at = gap.end()
         if at < reach:
-            # Inside a bare value, which ends for both at the same place.
+            # The name is inside a bare value that is hidden and ends at the same place.
             continue
         name = (left[0] if left else "") + found[0]
         is_flag = name.startswith("--")
         if (kind := kinds.get(name)) is None:
-            # In text a mere `key` is any key.
+            # In free text a bare `key` names no secret.
             is_secret = name.lower() != "key" and secret_name(name)
             kind = kinds[name] = (is_flag, bool(_STRONG.search(name)), name.isupper()) if is_secret else ()
         if not kind or not (assign or is_flag):
@@ -374,13 +374,13 @@ def _is_name_part(text: str, start: int) -> bool:
 
 
 def _after_head(text: str, start: int) -> int:
-    """The kind of a token stays readable."""
+    """Return where a token's secret part begins: its head, which tells its kind, stays readable."""
     head = _SHAPE_HEAD.match(text, start)
     return head.end() if head else start
 
 
 def _replace(text: str, cut: int, spans: Sequence[tuple[int, int]]) -> str:
-    """`text[cut:]` with the spans masked; spans may overlap and may begin before the cut."""
+    """Return `text[cut:]` with the spans masked; spans may overlap and may begin before the cut."""
     parts: list[str] = []
     done = cut
     reach = -1

@@ -24,7 +24,7 @@ from tuner.domain.server import ServerIdentity
 from tuner.domain.state import HostState, LinkState, ServerState
 
 KEEP_ENDED = 8
-"""Servers that ended and are still described."""
+"""Most ended servers that are kept."""
 KEEP_XIDS = 20
 
 Engines = Mapping[str, Engine]
@@ -46,7 +46,7 @@ def reduce(state: HostState, event: e.AnyEvent, engines: Engines) -> Result:
     Args:
         state: What was known before; never changed.
         event: What happened.
-        engines: By name; a server of an unknown engine is shown as far as the process table tells.
+        engines: Engines by name; a server of an unknown engine is shown as far as the process table tells.
 
     Returns:
         The new state, sharing every part that did not change, and what the shell is asked to do.
@@ -141,13 +141,13 @@ def _gpu_samples(state: HostState, event: e.GpuSamples, engines: Engines) -> Res
 
 
 def _all_looked_at(state: HostState, mono: float, engines: Engines) -> tuple[ServerState, ...]:
-    """With every reading of the host and of its GPUs: a host may have none, and a driver may hang."""
+    """Re-evaluate all servers on each host or GPU sample, since either may be missing."""
     seen = tuple(_looked_at(state, metrics.decay(server, mono), engines) for server in state.servers)
     return state.servers if all(a is b for a, b in zip(seen, state.servers, strict=True)) else seen
 
 
 def _looked_at(state: HostState, server: ServerState, engines: Engines) -> ServerState:
-    """Diagnose what waits for its time, and look at the numbers."""
+    """Diagnose a server if that is due, and renew the advice from its numbers."""
     engine = engines.get(server.identity.engine)
     if engine is None:
         return server
@@ -171,7 +171,7 @@ def _gpu_processes(state: HostState, event: e.GpuProcesses, engines: Engines) ->
 
 
 def _xid(state: HostState, event: e.GpuXid, engines: Engines) -> Result:
-    """Every probe reads the kernel's log from its beginning again."""
+    """Keep an Xid error once, although every probe reads the kernel's log from its beginning again."""
     same = (event.bus_id, event.xid, event.text)
     if any((x.bus_id, x.xid, x.text) == same and _close(x.at, event.at) for x in state.xids):
         return state, ()
@@ -179,14 +179,14 @@ def _xid(state: HostState, event: e.GpuXid, engines: Engines) -> Result:
 
 
 def _killed(state: HostState, event: e.ProcessKilled, engines: Engines) -> Result:
-    """Every probe reads the kernel's log from its beginning again."""
+    """Keep a kill once, although every probe reads the kernel's log from its beginning again."""
     if any(x.pid == event.pid and x.text == event.text and _close(x.at, event.at) for x in state.killed):
         return state, ()
     return msgspec.structs.replace(state, killed=(*state.killed, event)[-KEEP_XIDS:]), ()
 
 
 def _close(a: float | None, b: float | None) -> bool:
-    """The same moment, as two readings of the kernel's clock give it."""
+    """Return whether two readings of the kernel's clock, within a second, mean the same moment."""
     return a == b or (a is not None and b is not None and abs(a - b) < 1.0)
 
 
@@ -219,7 +219,7 @@ def _server_seen(state: HostState, event: e.ServerSeen, engines: Engines) -> Res
 
 
 def _leader_of(state: HostState, identity: ServerIdentity) -> ServerState | None:
-    """The server that is known to have ended and of which these processes are left: they are no server of their own."""
+    """Return the ended server that these processes are left over from; None if they are a server of their own."""
     left = {(member.pid, member.start_ticks) for member in identity.members}
     for server in state.servers:
         ended = server.gone or server.identity.key not in state.seen
@@ -252,7 +252,7 @@ def _adopted(identity: ServerIdentity, engine: Engine | None) -> ServerState:
 
 
 def _server_gone(state: HostState, event: e.ServerGone, engines: Engines) -> Result:
-    """The leader ended, or some of what it left over did."""
+    """Fold the end of a leader, or of processes that it left over."""
     server = _find(state, event.key) or next((x for x in state.servers if x.left_key == event.key), None)
     if server is None:
         return state, ()
@@ -265,7 +265,7 @@ def _server_gone(state: HostState, event: e.ServerGone, engines: Engines) -> Res
 
 
 def _scanned(state: HostState, event: e.ScanEnded, engines: Engines) -> Result:
-    """The first look has ended: servers known from before and not found again ended while nobody watched."""
+    """Fold the end of the first look: servers known from before and not found again ended while nobody watched."""
     servers = tuple(
         server if server.gone or server.identity.key in state.seen else lifecycle.apply_gone(server, (), state.now)
         for server in state.servers
@@ -305,7 +305,7 @@ def _http(state: HostState, event: e.HttpAnswer, engines: Engines) -> Result:
         event = msgspec.structs.replace(event, series={**merged})
     reading = engine.read(event)
     new = _apply_reading(new, reading, event)
-    # The line that says it may come a moment later. A phase that was not watched from its beginning ended any time.
+    # The line that says ready may come later. When a phase ended whose beginning nobody watched is not known.
     watched = new.phases and state.hello is not None and new.phases[-1].started >= state.hello.at
     words = f"/{event.endpoint} answers {event.status}"
     new = lifecycle.apply_ready(new, reading.ready, words, event.mono, state.now if watched else None)
@@ -361,7 +361,7 @@ def _problem(state: HostState, event: e.ProblemSeen, engines: Engines) -> Result
 
 
 def _finish(state: HostState, old: ServerState, new: ServerState, engines: Engines) -> Result:
-    """Put a changed server back, keep its start when it has just become ready or failed, and redo placements."""
+    """Put a changed server back, redo placements, ask the history once the LLM is known, and keep an ended start."""
     if new is old:
         return state, ()
     servers = tuple(new if x is old else x for x in state.servers)
@@ -370,7 +370,7 @@ def _finish(state: HostState, old: ServerState, new: ServerState, engines: Engin
     state = msgspec.structs.replace(state, servers=servers)
     if new.ranks is not old.ranks or new.settings is not old.settings:
         state = ranks.placed(state, engines)
-    # What starts of its LLM took can be asked for once it is known which that is.
+    # The history can be asked for starts of the same LLM once it is known which that is.
     asked = (remembered.look_up(new),) if new.model is not None and old.model is None else ()
     return state, (*asked, *remembered.ended_start(state, old, new))
 

@@ -1,4 +1,4 @@
-"""How ranks add up their tensors, in words: the same on paper and on the screen."""
+"""Words for the all-reduce paths of a start, shared by the command line and the screens."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tuner.core.gates import ASKED
 from tuner.domain.gates import AllReduce, Gate, GateState, Path, PathState
 
 _ENOUGH = 40
-"""Characters of a line's own words that need no more."""
+"""Characters from which a quoted line is reason enough, without what the gate asks for."""
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """One line of the section."""
+    """One line of the section on all-reduce."""
 
     name: str
     words: str
@@ -22,11 +22,11 @@ class Row(Struct, frozen=True, kw_only=True):
     good: bool | None = None
     """True: it runs. False: it does not. None: neither, or not known."""
     below: bool = False
-    """It belongs to the row before."""
+    """True: it is a detail of the row before."""
 
 
 def headline(told: AllReduce) -> str:
-    """What takes a tensor, in one sentence."""
+    """Return which paths reduce which tensors, in one sentence."""
     *ways, last = told.used
     sure = [way for way in ways if way.state is not PathState.UNKNOWN]
     perhaps = [way for way in ways if way.state is PathState.UNKNOWN]
@@ -39,12 +39,12 @@ def headline(told: AllReduce) -> str:
 
 
 def rows(told: AllReduce, *, gates: bool = False, unasked: bool = False) -> Iterator[Row]:
-    """Ways in the order in which they are tried, then what NCCL did.
+    """Yield the paths in the order in which they are tried, then the notes on NCCL.
 
     Args:
-        told: Of one start.
-        gates: Every gate below its way.
-        unasked: Also ways that nobody asked for; else they are named together.
+        told: All-reduce paths of one start.
+        gates: Also yield every gate below its path.
+        unasked: Yield opt-in paths that nobody asked for one by one; else they are named together.
     """
     left_out: list[str] = []
     for path in told.paths:
@@ -63,7 +63,7 @@ def rows(told: AllReduce, *, gates: bool = False, unasked: bool = False) -> Iter
 
 
 def row(path: Path, *, last: bool = False) -> Row:
-    """One way."""
+    """Return the row of one path."""
     closed, unsure = path.closed, path.unsure
     if path.state is PathState.PROVEN:
         return Row(name=path.title, words=f"runs, {path.takes}: {path.told}", at=path.at, good=True)
@@ -78,7 +78,7 @@ def row(path: Path, *, last: bool = False) -> Row:
 
 
 def _why(gate: Gate) -> str:
-    """The gate's own words where they say enough, else with what it asks for."""
+    """Return why a gate is closed: its evidence, and what it asks for unless the evidence says enough."""
     if "=" in gate.told or len(gate.told) > _ENOUGH or gate.told.endswith("comes first"):
         return gate.told
     return f"{gate.told}, not {gate.what}" if gate.told else f"not {gate.what}"

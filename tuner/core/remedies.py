@@ -7,11 +7,11 @@ import shlex
 from tuner.domain.findings import Move, Number, Remedy
 
 _COMMANDS = frozenset({"dmesg", "nvidia-smi", "process", "py-spy"})
-"""Subjects of advice whose value is a command to run; that of another, as of `version`, is what it is about."""
+"""Subjects of advice whose value is a command to run; the value of others, as of `version`, is words."""
 
 
 def as_typed(value: Number | str | bool | None) -> str:
-    """A value as one types it."""
+    """Return a value as one types it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -20,7 +20,7 @@ def as_typed(value: Number | str | bool | None) -> str:
 
 
 def typed(remedy: Remedy) -> str:
-    """What can be typed as it stands: a part of a command line, a variable, a command. Empty where nothing can."""
+    """Return what can be typed as it stands: a part of a command line, a variable, a command; empty if nothing can."""
     value = as_typed(remedy.value)
     if remedy.env or remedy.flag:
         value = shlex.quote(value) if value else ""
@@ -34,7 +34,7 @@ def typed(remedy: Remedy) -> str:
 
 
 def order(remedy: Remedy) -> str:
-    """What to do: `raise --mem-fraction-static to 0.88`, `set NCCL_P2P_LEVEL=SYS`, a command."""
+    """Return what to do: `raise --mem-fraction-static to 0.88`, `set NCCL_P2P_LEVEL=SYS`, a command."""
     name = remedy.flag or remedy.env or remedy.knob.replace("_", " ").replace("-", " ")
     value = "" if isinstance(remedy.value, bool) else as_typed(remedy.value)
     if remedy.move in (Move.RAISE, Move.LOWER):
@@ -50,7 +50,7 @@ def order(remedy: Remedy) -> str:
 
 
 def safe(remedy: Remedy) -> str:
-    """Where the value is safe; empty where nothing is known, or where it is the value itself."""
+    """Return where the value is safe, in words; empty if that is unknown, or the value itself."""
     least, most = (None if end == remedy.value else end for end in (remedy.min, remedy.max))
     if remedy.min is not None and remedy.max is not None and (least is not None or most is not None):
         return f"{as_typed(remedy.min)} to {as_typed(remedy.max)} is safe"

@@ -1,4 +1,4 @@
-"""Starts that are worth remembering: what they took, so that later ones can be shown beside it."""
+"""What starts took, kept in the history so that later ones can be shown beside it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tuner.domain.state import HostState, ServerState
 _DAY_S = 86_400.0
 _WESTMOST_S, _EASTMOST_S = -12 * 3600.0, 14 * 3600.0
 _FIRST_LINES = 300
-"""Some of an older log tell their time."""
+"""First lines of an older log that are searched for a timestamp."""
 
 
 def ended_start(state: HostState, old: ServerState, new: ServerState) -> tuple[AnyCommand, ...]:
-    """Keep a start that has just succeeded or failed."""
+    """Return commands to keep a start that has just succeeded or failed, and to look up those like it."""
     if old.phase is new.phase or new.phase not in (Phase.READY, Phase.FAILED) or new.log.source is None:
         return ()
     record = _record(state, new, new.log.source.path or "", new)
@@ -32,13 +32,13 @@ def ended_start(state: HostState, old: ServerState, new: ServerState) -> tuple[A
 
 
 def look_up(server: ServerState) -> LookUpStarts:
-    """Ask for what earlier starts like this server's took."""
+    """Return the command that asks for what earlier starts like this server's took."""
     identity = server.identity
     return LookUpStarts(key=identity.key, engine=identity.engine, model=server.model, began_at=identity.started_at)
 
 
 def old_log(state: HostState, server: ServerState, event: e.OldLog, engine: Engine) -> tuple[AnyCommand, ...]:
-    """An older log beside the current one: its start, folded on its own, goes into the history."""
+    """Return commands to keep the start in an older log beside the current one, folded on its own."""
     size = len(event.data.encode("utf-8", "surrogatepass"))
     past = ServerState(identity=msgspec.structs.replace(server.identity, members=(), ports=(), started_at=None))
     source = server.log.source or LogSource(kind="file")
@@ -57,22 +57,22 @@ def old_log(state: HostState, server: ServerState, event: e.OldLog, engine: Engi
 
 
 def _clock(state: HostState, server: ServerState, data: str, engine: Engine) -> float:
-    """What to take from an older log's times to have the host's wall clock: its zone, and the year it does not tell."""
+    """Return seconds to subtract from an older log's times for the host's wall clock: its zone and missing year."""
     lines = data.splitlines()[:_FIRST_LINES]
     at = next((at for line in lines if (at := engine.prefix(clean(line)).at) is not None), None)
     if at is None or state.now is None:
         return 0.0
     zone = (state.hello.utc_offset_s if state.hello is not None else None) or 0.0
     if server.log_clock is not None:
-        # The running server's own log tells it best. Its missing year is whole days; of two zones that are a day apart,
-        # as Hawaii and the Line Islands are, it is the one nearer to the host's.
+        # The running server's own log tells it best. A missing year is whole days; of two zones a day apart, as Hawaii
+        # and the Line Islands are, the one nearer to the host's is taken.
         alike = (server.log_clock % _DAY_S, server.log_clock % _DAY_S - _DAY_S)
         zone = min((each for each in alike if _WESTMOST_S <= each <= _EASTMOST_S), key=lambda each: abs(each - zone))
     return at - with_year(at, state.now) + zone
 
 
 def _memory(state: HostState, past: ServerState, record: StartRecord, engine: Engine) -> tuple[KeepMemory, ...]:
-    """What an earlier start that worked measured, for the forecasts of later ones."""
+    """Return the command to keep what an earlier start that worked measured, for the forecasts of later ones."""
     lines = [(line.offset, line.text) for block in past.log.blocks for line in block.lines if not line.marker]
     starts = starts_of(lines, {engine.name: engine})
     if not starts or starts[-1].ready_at is None or not starts[-1].ranks:
@@ -90,12 +90,12 @@ def _memory(state: HostState, past: ServerState, record: StartRecord, engine: En
 
 
 def _told_model(server: ServerState) -> str | None:
-    """The LLM as the log names it."""
+    """Return the LLM as the log names it; None if it does not."""
     return named_model(server.settings) or server.model
 
 
 def _record(state: HostState, server: ServerState, path: str, known: ServerState) -> StartRecord | None:
-    """What is worth remembering of a start, if its beginning was seen."""
+    """Return what is kept of a start; None unless its beginning and its outcome were seen."""
     if not server.phases or server.phases[0].phase is not Phase.ARGS:
         return None
     born = server.identity.started_at

@@ -35,7 +35,7 @@ from tuner.domain.starts import Figure, PhaseSpan, RankStory, Start
 from tuner.units import GIB
 
 Cite = Callable[[int], tuple[str | None, int | None]]
-"""File and line of a place; no line where nobody counts them."""
+"""Returns file and line of a place; the line is None if lines are not counted, as in a followed log."""
 
 
 class EvidenceReport(Struct, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class FindingReport(Struct, frozen=True, kw_only=True):
 
 
 class StartReport(Struct, frozen=True, kw_only=True):
-    """A start that is in the log before the one that is judged."""
+    """An earlier start in the same log."""
 
     engine: str | None
     engine_version: str | None
@@ -167,7 +167,7 @@ class Report(Struct, frozen=True, kw_only=True):
     files: tuple[str, ...]
     findings: tuple[FindingReport, ...]
     failures: int
-    """Exceptions in the log of this start; those beyond the root follow from it or say the same."""
+    """Number of exceptions in the log of this start; those beside the root follow from it or say the same."""
     starts: tuple[StartReport, ...]
     rank_report: tuple[RankReport, ...]
     plan: PlanReport
@@ -175,7 +175,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
     @property
     def proven(self) -> bool:
-        """Something is broken: there is a fatal or an error finding."""
+        """Whether something is broken: there is a fatal or an error finding."""
         return any(finding.severity in (Severity.FATAL, Severity.ERROR) for finding in self.findings)
 
 
@@ -188,15 +188,15 @@ def report(
     earlier: Iterable[Start] = (),
     comparison: ComparisonReport | None = None,
 ) -> Report:
-    """What is promised of one start.
+    """Build the report of one start.
 
     Args:
         start: The one that is judged.
-        findings: Of it, the root cause first.
-        forecast: Of the same start once more; None: none can be made.
-        locate: Where a place of the log is.
+        findings: Its findings, the root cause first.
+        forecast: Forecast of the same start once more; None: none can be made.
+        locate: Returns file and line of a place in the log.
         earlier: Starts in the same log before it.
-        comparison: With the baseline, where one was given.
+        comparison: Comparison with the baseline, if one was given.
     """
     findings = tuple(findings)
     return Report(
@@ -217,23 +217,23 @@ def report(
 
 
 def finding_reports(findings: Iterable[Finding], cite: Cite) -> tuple[FindingReport, ...]:
-    """What is promised of findings.
+    """Build the reports of findings.
 
     Args:
         findings: The root cause first.
-        cite: Where a place of their log is.
+        cite: Returns file and line of a place in their log.
     """
     return tuple(_finding(each, cite) for each in findings)
 
 
 def as_data(value: Report | ComparisonReport | FindingReport) -> dict[str, Any]:
-    """Values that JSON knows."""
+    """Return a report as plain data that JSON can hold."""
     data: dict[str, Any] = _plain(msgspec.to_builtins(value))
     return data
 
 
 def _plain(value: Any) -> Any:
-    """Without what JSON has no word for: numbers that are none, and half characters, as odd file names have them."""
+    """Replace what JSON cannot hold: NaN and infinity by None, lone surrogates, as odd file names have them, by `?`."""
     if isinstance(value, dict):
         return {_plain(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -244,7 +244,7 @@ def _plain(value: Any) -> Any:
 
 
 def model_of(start: Start) -> str | None:
-    """The LLM as the start's arguments name it."""
+    """Return the LLM as the start's arguments name it, secrets masked; None if they do not."""
     return None if start.model is None else mask(start.model)
 
 
@@ -355,12 +355,12 @@ def _phase(span: PhaseSpan, locate: Locate) -> PhaseReport:
 
 
 def _furthest(start: Start) -> str:
-    """The furthest it came; `none` where nothing tells of one."""
+    """Return the furthest phase of a start; `none` if nothing tells of one."""
     return "none" if start.phase == Phase.UNKNOWN else str(start.phase)
 
 
 def plan_report(forecast: Forecast | None) -> PlanReport:
-    """A forecast with its sizes in GiB, as people and scripts read it."""
+    """Return a forecast with its sizes in GiB; None gives an empty one whose fit is unknown."""
     if forecast is None:
         return PlanReport(
             fit=Fit.UNKNOWN, fraction=None, f_min=None, f_max=None, kv_tokens=None, rows=(), warnings=(), unknown=()
@@ -378,7 +378,7 @@ def plan_report(forecast: Forecast | None) -> PlanReport:
 
 
 def _as_seen(plan: PlanReport, findings: tuple[Finding, ...]) -> PlanReport:
-    """The interval without what the failure has ruled out: a pass that did not fit asks for more than was forecast."""
+    """Narrow the safe interval by what the failure has shown: a pass that did not fit needs more than was forecast."""
     if not findings or findings[0].severity is not Severity.FATAL or plan.f_max is None:
         return plan
     moves = [each for each in findings[0].remedies if each.knob in KNOBS]

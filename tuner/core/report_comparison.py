@@ -16,10 +16,11 @@ from tuner.domain.comparison import Comparison, Difference, Measure, Role, Side,
 from tuner.domain.findings import Outcome
 
 SCHEMA = 1
-"""Of both commands. Grows when a key is renamed, removed or changes its meaning; new keys do not count."""
+"""Version of the keys of both commands. Grows when a key is renamed, removed or changes its meaning; new keys do not
+count."""
 
 Locate = Callable[[int], tuple[str, int]]
-"""File and line (from 1) of a place in a log, as `Evidence.at` counts."""
+"""Returns file and line (from 1) of a place in a log, as `Evidence.at` counts."""
 
 
 class SideReport(Struct, frozen=True, kw_only=True):
@@ -71,7 +72,7 @@ class DifferenceReport(Struct, frozen=True, kw_only=True):
 
 
 class MeasureReport(Struct, frozen=True, kw_only=True):
-    """A number that both starts have, the same or not."""
+    """One number of the two starts, the same or not; None if a log does not tell it."""
 
     group: str
     name: str
@@ -99,13 +100,13 @@ class ComparisonReport(Struct, frozen=True, kw_only=True):
 def report_comparison(
     comparison: Comparison, locate_baseline: Locate, locate_this: Locate, *, noise: bool = False
 ) -> ComparisonReport:
-    """What is promised of two starts.
+    """Build the report of a comparison.
 
     Args:
-        comparison: Of the two.
-        locate_baseline: Where a place of the baseline's log is.
-        locate_this: Where a place of the other log is.
-        noise: With what differs between any two starts.
+        comparison: The comparison of the two starts.
+        locate_baseline: Returns file and line of a place in the baseline's log.
+        locate_this: Returns file and line of a place in the other log.
+        noise: Also report what differs between any two starts.
     """
     differences = tuple(
         _difference(each, locate_baseline, locate_this)
@@ -187,12 +188,12 @@ def _place(at: int | None, locate: Locate) -> tuple[str, int] | tuple[None, None
 
 
 def _shown(value: Any) -> Any:
-    """A value without secrets, and without digits that are only of binary arithmetic."""
+    """Return a value with secrets masked, and with four digits at most."""
     if isinstance(value, str):
         return mask(value)
     return round(value, 4) if isinstance(value, float) and math.isfinite(value) else value
 
 
 def digits(value: float | None) -> float | None:
-    """Four, as many as a fraction is told with."""
+    """Round to four digits, as many as a fraction is shown with."""
     return None if value is None else round(value, 4)

@@ -1,6 +1,6 @@
-"""Which of the things that went wrong in a log was the first: everything else is its consequence.
+"""Finds the root failure of a log: of all that went wrong the first, of which everything else is a consequence.
 
-The first exception is not always the first line: survivors of a dead rank raise too, an engine's main process repeats
+The first exception in the log is not always it: survivors of a dead rank raise too, an engine's main process repeats
 what its workers raised, and a stop looks like a crash to the processes that see their children go.
 """
 
@@ -20,7 +20,7 @@ from tuner.domain.starts import Failure, Sign, Start
 STOP_SIGNALS = frozenset({-15, -2, 15, 2, 143, 130})
 """Exit codes of processes that were asked to end."""
 _WRAPPERS = frozenset({"graph-capture-failed", "prefill-capture-failed", "scheduler-exception"})
-"""Signs that only announce another message."""
+"""Ids of signs that only announce another message."""
 _ENDS = re.compile(
     r"hit an exception|fatal|failed to start|\AProcess |background task|output_handler|died|[Ii]nitialization"
 )
@@ -33,27 +33,28 @@ _PASSES = re.compile(
 _HANDLERS = re.compile(
     r"/(?:starlette|fastapi)/|/uvicorn/protocols/|/entrypoints/openai/|/serving_\w+\.py|/api_router\.py"
 )
-"""Code that answers a client."""
+"""Files of code that answers HTTP clients."""
 _CLIENT_LEFT = frozenset({"ConnectionResetError", "BrokenPipeError", "ClientDisconnect", "ConnectionAbortedError"})
+"""Exceptions that a client causes by leaving."""
 _MAINS = re.compile(
     r":<module>\Z|:(?:run_engine_core|worker_main|run_scheduler_process|run_detokenizer_process|run_server|output_handler)\Z"
 )
-"""Functions that a process ends with."""
+"""Main functions of processes: an exception that passes through one ends the process."""
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python[\d.]+/|/bin/")
-"""What is before it is an environment, which may be called like an engine."""
+"""End of an environment's path, which may contain the name of an engine; packages follow."""
 _CHILD = re.compile(r"\A<string>\Z|/multiprocessing/spawn\.py\Z")
-"""Files that a spawned child begins in: an engine's ranks are such, before any of its own code runs."""
+"""Files in which a spawned child begins, as an engine's ranks do before any of its own code runs."""
 _STEPS = frozenset({f.PHASE_BEGIN, f.PHASE_END, f.PROGRESS, f.WEIGHTS, f.KV_POOL, f.POOL_END, f.GRAPHS, f.LIMITS,
                     f.HTTP_UP, f.READY})  # fmt: skip
-"""What only a server prints that goes on with its start."""
+"""Kinds of facts that only a server prints which goes on with its start."""
 _LIFE = 2
-"""Batch lines behind an exception: whoever printed it goes on."""
+"""Fewest batch lines after an exception that show that the server goes on."""
 _FORERUNNER = 400
-"""Lines: a message so near before an exception is its forerunner."""
+"""Lines between a message and an exception up to which the message is its forerunner."""
 _TELLING = 90
-"""Characters of a message that tell what it says."""
+"""First characters of a message by which failures of ranks are compared."""
 _TOGETHER_S = 60.0
-"""Ranks that fail alike fail within so long; what is alike and later is another failure."""
+"""Seconds: equal failures further apart are separate failures."""
 
 
 class Root(Struct, frozen=True, kw_only=True):
@@ -62,9 +63,9 @@ class Root(Struct, frozen=True, kw_only=True):
     at: int
     failure: Failure | None = None
     sign: Sign | None = None
-    """Where a line says it and no exception."""
+    """The line that shows it, if no exception does."""
     died: LogFact | None = None
-    """Where all there is, is that a process died."""
+    """The death of a process, if the log has nothing else."""
     alike: tuple[Failure, ...] = ()
     """Failures of other ranks that say the same, in the order of the log."""
     alike_signs: tuple[Sign, ...] = ()
@@ -77,24 +78,24 @@ class Root(Struct, frozen=True, kw_only=True):
 
 
 def stop_asked(start: Start) -> int | None:
-    """Where the operator's wish that it ends is first seen; None: never."""
+    """Return the place where the operator first asks the server to end; None: never."""
     return next((fact.offset for fact in start.facts if fact.kind in (f.STOP_ASKED, f.STOPPING)), None)
 
 
 def is_consequence(start: Start, failure: Failure) -> bool:
-    """An exception that only tells of somebody else's end."""
+    """Return whether an exception only tells of another process's end, or is harmless."""
     kinds = _kinds(start, failure)
     return "harmless" in kinds or ("secondary" in kinds and "failure" not in kinds)
 
 
 def _kinds(start: Start, failure: Failure) -> set[str]:
-    """Of the signs that an exception says itself: between its lines others print theirs."""
+    """Return the kinds of the signs in an exception's own messages; other processes may print between its lines."""
     own = (failure.message_at, failure.final_at)
     return {sign.kind for at in own for sign in signs_at(start, at) if sign.id not in _WRAPPERS}
 
 
 def signs_at(start: Start, at: int) -> Sequence[Sign]:
-    """Signs stand in the order of the log: thousands of exceptions do not search all of them."""
+    """Return the signs at a place by binary search: a log may have thousands of exceptions."""
     first = bisect.bisect_left(start.signs, at, key=_place)
     return start.signs[first : bisect.bisect_right(start.signs, at, lo=first, key=_place)]
 
@@ -104,7 +105,7 @@ def _place(sign: Sign) -> int:
 
 
 def parent_gone(start: Start) -> Failure | None:
-    """A child that cannot reach its parent any more: the main process ended first, while loading."""
+    """Return the failure of a child that lost its parent: the main process ended first, while loading."""
     return next(
         (
             failure
@@ -117,16 +118,16 @@ def parent_gone(start: Start) -> Failure | None:
 
 
 def root_of(start: Start) -> Root | None:
-    """The root failure of a start; None when nothing failed, or its operator ended it."""
+    """Return the root failure of a start; None if nothing failed, or its operator ended it."""
     failures = [x for x in start.failures if not outlived(start, x)]
     own = [x for x in failures if not _of_a_script(start, x)]
     root = _root_among(start, own)
-    # What may be another program's is the root only where nothing else is.
+    # An exception that may be another program's is the root only if there is no other.
     return root if root is not None or len(own) == len(failures) else _root_among(start, failures)
 
 
 def _root_among(start: Start, failures: Sequence[Failure]) -> Root | None:
-    """The root of a start whose server ended by one of some exceptions, or by what no exception says."""
+    """Return the root failure among these exceptions, the failure lines and the deaths of processes."""
     end = stop_asked(start)
     gone = parent_gone(start)
     failures = [x for x in failures if (end is None or x.at < end) and x is not gone]
@@ -154,7 +155,7 @@ def _root_among(start: Start, failures: Sequence[Failure]) -> Root | None:
     if failures and is_consequence(start, failures[0]):
         return _of_failure(start, failures, failures[0])
     left = [sign for sign in start.signs if sign.kind == "secondary" and (end is None or sign.at < end)]
-    # An engine core that is told to end without its API server being told has lost it.
+    # An engine core that is asked to end although the server is not has lost its API server.
     left = [sign for sign in left if end is None or sign.id != "engine-core-signalled"]
     left = [sign for sign in left if not _goes_on(start, sign.at) and not inside(sign.at)]
     if left and gone is None:
@@ -163,7 +164,7 @@ def _root_among(start: Start, failures: Sequence[Failure]) -> Root | None:
 
 
 def _within(failures: Sequence[Failure]) -> Callable[[int], bool]:
-    """Whether a place lies between the lines of exceptions, which stand in the order of the log."""
+    """Return a test whether a place lies within an exception; `failures` are in the order of the log."""
     begins = [failure.at for failure in failures]
     ends = list(accumulate((failure.end for failure in failures), max))
 
@@ -175,12 +176,12 @@ def _within(failures: Sequence[Failure]) -> Callable[[int], bool]:
 
 
 def ends(failure: Failure) -> bool:
-    """Whether an exception says that its process ends with it."""
+    """Return whether an exception's header says that its process ends with it."""
     return _ENDS.search(failure.header) is not None
 
 
 def outlived(start: Start, failure: Failure) -> bool:
-    """An exception after which the server went on: of a request, a client that left, an optional package."""
+    """Return whether the server outlived an exception: of a request, a client that left, an optional package."""
     if ends(failure):
         return False
     if _foreign(start, failure):
@@ -191,7 +192,7 @@ def outlived(start: Start, failure: Failure) -> bool:
 
 
 def _foreign(start: Start, failure: Failure) -> bool:
-    """A traceback of another program in the same log, a client's or a sidecar's, which the server outlives."""
+    """Return whether a traceback is another program's, a client's or a sidecar's, which the server outlived."""
     if not failure.whole or not _of_a_script(start, failure):
         return False
     step = next((fact.offset for fact in reversed(start.facts) if fact.kind in _STEPS), failure.at)
@@ -200,8 +201,8 @@ def _foreign(start: Start, failure: Failure) -> bool:
 
 
 def _of_a_script(start: Start, failure: Failure) -> bool:
-    """None of its frames is the engine's: of its package, or of a child that Python's multiprocessing spawned."""
-    # Its header may be the last line that somebody else printed before it.
+    """Return whether a traceback is of a script: no frame is the engine's or of a child that it spawned."""
+    # Only a header that ends a process counts: any other may be a line that another process printed before.
     if ends(failure) or failure.rank is not None:
         return False
     script = any(frame.endswith(":<module>") for frame in failure.frames)
@@ -214,14 +215,14 @@ def _of_engine(engine: str, frame: str) -> bool:
 
 
 def _served(start: Start) -> bool:
-    """Whether clients were answered, by all that is left of the log: its head may be cut off."""
+    """Return whether clients were answered, as far as the log shows: its beginning may be cut off."""
     return start.ready_at is not None or (start.settings_at is None and not start.ranks)
 
 
 def _of_a_request(start: Start, failure: Failure) -> bool:
-    """Raised where a client is answered: the server lives, even where the log ends there.
+    """Return whether an exception was raised where a client is answered: the server lives, even if the log ends there.
 
-    What ends a process says so in its header, or stands on the stack of the loop that it ran.
+    An exception that ends a process says so in its header, or passes through the process's main loop.
     """
     if any(_MAINS.search(frame) for frame in failure.frames):
         return False
@@ -235,13 +236,13 @@ def _of_a_request(start: Start, failure: Failure) -> bool:
 
 
 def _goes_on(start: Start, at: int) -> bool:
-    """Whether the server became ready, or served, behind a line."""
+    """Return whether the server became ready, or served, after a place."""
     ready = start.ready_at is not None and start.ready_at > at
     return ready or len(start.batches) - bisect.bisect_right(start.batches, at, key=lambda batch: batch.at) >= _LIFE
 
 
 def survived(start: Start, sign: Sign) -> bool:
-    """A line that ends a server as a rule, and did not end this one.
+    """Return whether a line that usually ends a server did not end this one.
 
     The soft watchdog only dumps stacks, and newer versions warn of lost slots and go on.
     """
@@ -253,19 +254,19 @@ def survived(start: Start, sign: Sign) -> bool:
 
 
 def _lines_between(start: Start, first: int, last: int) -> int:
-    """Places are lines of a file or bytes of a live log; how far two are apart is a number of lines in both."""
+    """Return the number of lines between two places, which are lines of a file or bytes of a live log."""
     return bisect.bisect_left(start.places, last) - bisect.bisect_left(start.places, first)
 
 
 def _stands_alone(sign: Sign) -> bool:
-    """The line is a failure of its own and not the forerunner of the exception behind it."""
+    """Return whether a line is a failure of its own, not the forerunner of the exception after it."""
     return sign.id in ("watchdog-timeout", "port-in-use", "argument-error", "killed", "native-crash", "host-oom")
 
 
 def _rank_of_witness(failure: Failure) -> tuple[bool, int, int]:
-    """Workers know best, the engine's core repeats them, and the API server repeats that.
+    """Sort key: workers before engine core before API server; no exception text last.
 
-    One whose exception was never printed says less than any other.
+    Workers know the cause, the engine core repeats it, and the API server repeats that, without a header.
     """
     header, mute = failure.header, not failure.exception
     repeats = 0 if failure.rank is not None or "Worker" in header or "Scheduler" in header else 1
@@ -287,12 +288,12 @@ def _of_failure(start: Start, raised: list[Failure], first: Failure) -> Root:
 
 
 def _words(message: str) -> str:
-    """The beginning of a message without its numbers: ranks differ in those, and in what they had allocated."""
+    """Return the beginning of a message without digits: ranks differ in numbers, and in what they had allocated."""
     return "".join(c for c in message.partition("\n")[0][:_TELLING] if not c.isdigit())
 
 
 def _counts(start: Start, fact: LogFact, end: int | None) -> bool:
-    """A process died, and not because it was asked to."""
+    """Return whether the death of a process counts: it was not asked to end."""
     if end is not None and fact.offset > end:
         return False
     if fact.fields.get("what") == "server" and (end is not None or _goes_on(start, fact.offset)):

@@ -1,7 +1,7 @@
-"""What a host shows of a start beside its log: ranks that vanished, tenants of its GPUs, what the kernel said.
+"""Completes findings by what a live host shows beside the log: vanished ranks, tenants of the GPUs, kernel messages.
 
-A log does not tell who went in silence, nor whose memory it was that it missed. Where a server is followed live the
-process table, the driver and the kernel do, and findings that only the log made are completed here.
+A log does not tell which process vanished in silence, nor who holds the memory that was missing. Where a server is
+followed live, the process table, the driver and the kernel do.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from tuner.domain.state import ForeignProcess, HostState, ServerState
 from tuner.units import GIB
 
 _BY_XID = ("illegal-memory-access", "rank-died", "peer-rank-died", "watchdog-hang", "nccl-init-failure", "inconclusive")
-"""Causes of which the driver's own word may say more."""
+"""Causes that an Xid error of the driver may explain."""
 _MISSING = ("rank-died", "peer-rank-died", "inconclusive")
 """Causes that a vanished rank makes certain."""
 _SHOWN_TENANTS = 4
+"""Most tenants that a finding names."""
 _COMM = 15
 """Bytes of a process's name that the kernel keeps."""
 _QUOTED = 160
+"""Most characters of a kernel line that are quoted."""
 _BY_KILLER = ("rank-died", "peer-rank-died", "host-oom-killed", "inconclusive")
-"""Causes that the kernel's word about a kill explains."""
+"""Causes that a kill by the kernel explains."""
 
 
 class Xid(Struct, frozen=True):
-    """An error that the driver reported, of a GPU of this server."""
+    """An Xid error of a GPU of this server; `gpu` is None if it is not known of which."""
 
     code: int
     gpu: int | None
@@ -43,34 +45,35 @@ class Xid(Struct, frozen=True):
 
 
 class Scene(Struct, frozen=True, kw_only=True):
-    """What is known beside the log."""
+    """What the host shows of a server beside its log."""
 
     silent: tuple[str, ...] = ()
     """Tags of ranks that vanished from the process table while others lived, and had printed no error."""
     lost: bool = False
-    """Its leader vanished, with all the others or not; nobody had asked for it, and no line says why."""
+    """The leader vanished, with or without the others, although nobody asked for it, and no line says why."""
     orphan: bool = False
-    """It had ended before it was first seen, and others of its processes lived on."""
+    """The leader had ended before the server was first seen, and others of its processes lived on."""
     left: tuple[int, ...] = ()
-    """Processes of it that live on after its leader."""
+    """PIDs of its processes that outlive the leader."""
     gpus: tuple[tuple[str, int], ...] = ()
-    """Tag and GPU of each rank."""
+    """Tag and NVML index of each rank."""
     pids: tuple[tuple[str, int], ...] = ()
+    """Tag and PID of each rank."""
     tenants: tuple[ForeignProcess, ...] = ()
     """Processes of others on its GPUs."""
     xids: tuple[Xid, ...] = ()
-    """Since it began."""
+    """Xid errors of its GPUs since it began."""
     killed: tuple[ProcessKilled, ...] = ()
-    """Processes of it that the kernel killed for want of memory."""
+    """Its processes that the kernel killed for want of host memory."""
 
     @property
     def failed(self) -> bool:
-        """The host alone shows that it did."""
+        """Whether the host alone shows that the server failed."""
         return bool(self.silent or self.lost or self.orphan or self.killed)
 
     @property
     def news(self) -> tuple[object, ...]:
-        """What makes a new diagnosis worth while when it changes."""
+        """Values of which a change calls for a new diagnosis."""
         return (self.silent, self.lost, self.orphan, self.left, len(self.xids), len(self.killed))
 
 
@@ -78,7 +81,7 @@ NOTHING = Scene()
 
 
 def scene_of(state: HostState, server: ServerState) -> Scene:
-    """What a host shows of a server."""
+    """Return what the host shows of a server beside its log."""
     silent = tuple(tag for error in server.errors if error.silent for tag in error.ranks)
     lost = server.gone and server.phase is Phase.FAILED and not server.errors and not server.identity.orphaned
     orphan = server.identity.orphaned
@@ -100,7 +103,7 @@ def scene_of(state: HostState, server: ServerState) -> Scene:
 
 
 def _killed(state: HostState, server: ServerState) -> tuple[ProcessKilled, ...]:
-    """Those of its own, by their PID, or by their name where a container counts otherwise."""
+    """Return the kills of its processes, by PID, or by name where a container has PIDs of its own."""
     since = server.identity.started_at
     events = [each for each in state.killed if since is not None and each.at is not None and each.at >= since]
     if not events:
@@ -112,7 +115,7 @@ def _killed(state: HostState, server: ServerState) -> tuple[ProcessKilled, ...]:
 
 
 def _xids(state: HostState, server: ServerState, used: set[int]) -> tuple[Xid, ...]:
-    """Those of its GPUs, since it began."""
+    """Return the Xid errors since the server began, of its GPUs or of one that is not known."""
     if not state.xids:
         return ()
     table = state.gpu_table.gpus if state.gpu_table is not None else ()
@@ -127,7 +130,7 @@ def _xids(state: HostState, server: ServerState, used: set[int]) -> tuple[Xid, .
 
 
 def _bus(bus_id: str) -> str:
-    """`00000000:3B:00.0` of NVML and `0000:3b:00` of the kernel as one spelling."""
+    """Return one spelling for `00000000:3B:00.0` of NVML and `0000:3b:00` of the kernel."""
     return ":".join(bus_id.lower().partition(".")[0].split(":")[-2:])
 
 
@@ -147,7 +150,7 @@ def with_host(start: Start, server: ServerState) -> Start:
 
 
 def completed(findings: tuple[Finding, ...], start: Start, engine: Engine, scene: Scene) -> tuple[Finding, ...]:
-    """Findings of a log with what the host shows.
+    """Complete the findings of a log by what the host shows.
 
     Args:
         findings: The root cause first.
@@ -173,7 +176,7 @@ def completed(findings: tuple[Finding, ...], start: Start, engine: Engine, scene
 
 
 def _vanished(case: Case, root: Finding | None, scene: Scene) -> Finding:
-    """Ranks that the process table does not show any more, and that said nothing: they went first."""
+    """Return the root finding for ranks that vanished from the process table in silence: they went first."""
     numbers = tuple(sorted({case.layout.number(tag) for tag in scene.silent}))
     pids = dict(scene.pids)
     names = ", ".join(f"{tag} (pid {pids[tag]})" if tag in pids else tag for tag in scene.silent)
@@ -204,7 +207,7 @@ def _vanished(case: Case, root: Finding | None, scene: Scene) -> Finding:
 
 
 def _lost(case: Case, scene: Scene) -> Finding:
-    """The whole server is gone, or its leader, and its log just ends."""
+    """Return the root finding for a server that is gone, or its leader, and whose log just ends."""
     who = "The server's leader is" if scene.left else "All processes of the server are"
     pids = " ".join(str(pid) for pid in scene.left)
     words = f"{who} gone, no line asks it to stop, and its log just ends: it was killed from outside, by a person, an"
@@ -236,7 +239,7 @@ def _lost(case: Case, scene: Scene) -> Finding:
 
 
 def _by_killer(case: Case, root: Finding | None, scene: Scene) -> Finding:
-    """The kernel says that it was it, and why."""
+    """Return the root finding for a process that the kernel says it killed."""
     killed = scene.killed[0]
     tags = [tag for tag, pid in scene.pids if pid == killed.pid]
     ranks = tuple(sorted(case.layout.number(tag) for tag in tags)) or (root.ranks if root is not None else None)
@@ -260,7 +263,7 @@ def _by_killer(case: Case, root: Finding | None, scene: Scene) -> Finding:
 
 
 def _phase(case: Case) -> str:
-    """When it ended, of a start whose log does not tell."""
+    """Return the phase in which a start ended whose log does not tell."""
     if case.start.ready_at is not None:
         return "runtime"
     return "none" if case.start.phase == Phase.UNKNOWN else str(case.start.phase)
@@ -274,7 +277,7 @@ def _who_killed(case: Case) -> list[Remedy | None]:
 
 
 def _by_driver(case: Case, root: Finding, scene: Scene) -> Finding:
-    """What the driver says of a GPU; a fault of the card is the cause, whatever the log makes of it."""
+    """Add an Xid error to the root finding; one that means a fault of the card takes its place."""
     fault = next((xid for xid in scene.xids if xid.code in HARDWARE_XIDS), None)
     told = fault if fault is not None else scene.xids[-1]
     ranks = tuple(sorted(case.layout.number(tag) for tag, gpu in scene.gpus if gpu == told.gpu))
@@ -297,7 +300,7 @@ def _by_driver(case: Case, root: Finding, scene: Scene) -> Finding:
 
 
 def _named(case: Case, finding: Finding, scene: Scene) -> Finding:
-    """Whose memory it is that a start misses."""
+    """Add the tenants to a finding about memory of others."""
     shown = {gpu for tag, gpu in scene.gpus if finding.ranks is None or case.layout.number(tag) in finding.ranks}
     tenants = [each for each in scene.tenants if each.gpu in shown or not shown][:_SHOWN_TENANTS]
     if not tenants:
@@ -313,7 +316,7 @@ def _named(case: Case, finding: Finding, scene: Scene) -> Finding:
 
 
 def tenant_words(tenant: ForeignProcess) -> str:
-    """A process of somebody else in words."""
+    """Return a tenant in words."""
     whose = f" of {tenant.user}" if tenant.user else ""
     what = f" ({tenant.command})" if tenant.command else ""
     size = f"{tenant.memory_bytes / GIB:.2f} GiB" if tenant.memory_bytes is not None else "memory"
@@ -321,7 +324,7 @@ def tenant_words(tenant: ForeignProcess) -> str:
 
 
 def tenant_amount(tenant: ForeignProcess) -> Evidence | None:
-    """What it holds; None where the driver does not tell."""
+    """Return what a tenant holds, as evidence; None if the driver does not tell."""
     held = tenant.memory_bytes
     if held is None:
         return None

@@ -7,10 +7,10 @@ from tuner.domain.server import SeriesPoint
 from tuner.domain.state import Series
 
 KEEP_S = 600.0
-"""Ten minutes: what the charts show."""
+"""Seconds that a series holds: the ten minutes that charts show."""
 
 HOLD_S = NUMBERS_IDLE_S + 5.0
-"""A value stands for so long when no other comes; longer than an idle server is not asked."""
+"""Seconds for which a value stands if no other comes: longer than the pauses between questions to an idle server."""
 
 
 def append(series: Series, t: float, value: float, keep_s: float = KEEP_S) -> Series:
@@ -25,11 +25,11 @@ def append(series: Series, t: float, value: float, keep_s: float = KEEP_S) -> Se
 
 
 def rate(series: Series, window_s: float) -> float | None:
-    """Increase per second of a counter over the last `window_s` seconds; None with fewer than two points.
+    """Return the increase per second of a counter over the last `window_s` seconds; None with fewer than two points.
 
-    A counter that fell was reset by a restart: only what followed the fall counts. Of an idle server points lie farther
-    apart than the window; as soon as there are closer ones, what came before is not mixed in. When it moved meanwhile,
-    nobody knows since when: None until the next point.
+    A counter that fell was reset by a restart: only what followed the fall counts. Points of an idle server lie farther
+    apart than the window; as soon as there are closer ones, older ones are not mixed in. None if it moved after a gap
+    longer than the window: it is not known when.
     """
     if len(series) < 2:
         return None
@@ -50,7 +50,7 @@ def rate(series: Series, window_s: float) -> float | None:
 
 
 def columns(series: Series, start: float, end: float, width: int) -> list[tuple[float, float] | None]:
-    """Least and greatest value of each of `width` equal slices of [start, end), so that spikes survive.
+    """Return the least and greatest value of each of `width` equal slices of [start, end), so that spikes survive.
 
     A value stands until the next one if that comes within `HOLD_S`: idle servers are asked seldom.
 

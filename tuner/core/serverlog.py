@@ -1,4 +1,4 @@
-"""A server's log: bytes in, lines to show and facts to fold out."""
+"""Turns the bytes of a server's log into lines to show and facts to fold."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tuner.units import format_bytes
 KEEP_LINES = 40_000
 """Lines held for scrolling; older ones are read from the host again when asked for."""
 KEEP_CHARACTERS = 12_000_000
+"""Most characters of these lines."""
 NEVER = 1 << 62
 """An offset no log reaches."""
 _BATCHES = (f.DECODE, f.PREFILL, f.STATS)
@@ -31,7 +32,7 @@ _OPENED = {
 
 
 def opened(server: ServerState, event: LogOpened) -> ServerState:
-    """The probe opened the log, or says that it is another file now."""
+    """Fold that the probe opened the log, or that it is another file now."""
     log = server.log
     source = LogSource(kind=event.kind, path=event.path, device=event.device, inode=event.inode, note=event.note)
     size = None if event.kind == "journal" else event.size  # its offsets tell the order of lines, not how much there is
@@ -51,7 +52,7 @@ def opened(server: ServerState, event: LogOpened) -> ServerState:
 
 
 def gap(server: ServerState, event: LogGap) -> ServerState:
-    """Bytes that were not sent, shown as what they are."""
+    """Fold a gap of bytes that were not sent; a marker line shows it."""
     size = event.end - event.offset
     how_much = format_bytes(size) if size > 0 else "an unknown part of the log"
     log = _marked(server.log, event.offset, f"{how_much} not shown: {event.reason}")
@@ -62,7 +63,7 @@ def gap(server: ServerState, event: LogGap) -> ServerState:
 def received(
     server: ServerState, event: LogBytes, engine: Engine | None, *, live: bool, doubt: Doubt | None = None
 ) -> ServerState:
-    """New bytes of a log, in order.
+    """Fold new bytes of a log, in order.
 
     Args:
         server: The server they belong to.
@@ -70,7 +71,7 @@ def received(
         engine: Reads them; None for an engine this version does not know: lines are shown, nothing is concluded.
         live: False for the backlog of a log that was opened late: its batch lines describe the past and must not
             be drawn as if they happened now.
-        doubt: That the lines are the server's own: those that are an earlier process's are only shown.
+        doubt: Set while lines may be an earlier process's: those that are, are only shown.
     """
     log = server.log
     # Runs of the start-up section have gaps between them: a line torn before a gap ends there.
@@ -101,7 +102,7 @@ def received(
                 line_at = None if earlier else at
             if earlier:
                 predecessor = True
-                facts.clear()  # what stands before it has no time and is as old
+                facts.clear()  # lines before it have no time and are as old
                 own.clear()
             else:
                 facts.extend(found)
@@ -130,7 +131,7 @@ def received(
         log = _kept(log, LogBlock(start=lines[0].offset, end=event.end, lines=tuple(lines)))
     server = msgspec.structs.replace(server, log=log)
     if server.gone and any(fact.kind == f.ARGS and fact.rank is None for fact in facts):
-        # Its successor appends to the same file: what it says is not about this server, whose end is to be explained.
+        # Its successor appends to the same file: those lines are not about this server.
         successor = next(fact for fact in facts if fact.kind == f.ARGS and fact.rank is None)
         facts = facts[: facts.index(successor)]
         own = [line for line in own if line.offset < successor.offset]
@@ -154,12 +155,12 @@ def received(
 
 
 def _says_something(lines: list[LogLine]) -> bool:
-    """Whether new bytes are more than the lines of requests; a bar that is drawn has no line yet."""
+    """Return whether new lines are more than access-log lines; none yet, as of a progress bar, counts as more."""
     return not lines or any(not logtext.of_a_request(line.text) for line in lines)
 
 
 def _of_work(fact: LogFact) -> bool:
-    """A batch, or statistics that are not all zero, which are printed of a server that hangs too."""
+    """Return whether a fact is of work: a batch, or statistics that are not all zero, as a hung server prints them."""
     if fact.kind == f.STATS:
         return any(fact.fields.get(name) for name in ("tok_s", "prompt_tok_s", "accept_length"))
     return fact.kind in _BATCHES
@@ -174,7 +175,10 @@ def _read_line(
     facts: list[LogFact],
     line_at: float | None,
 ) -> float | None:
-    """Read one line into `lines` and `facts`; returns its own time, or None, and then what it says is of `line_at`."""
+    """Read one line into `lines` and `facts` and return its own time.
+
+    None if it has none; its facts then get `line_at`.
+    """
     text = logtext.cut(text)
     if engine is None:
         lines.append(LogLine(offset=offset, text=text))

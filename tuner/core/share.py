@@ -53,8 +53,7 @@ class Share(Struct, frozen=True, kw_only=True):
         return (pool + self.rest) / self.slope
 
     def shortest(self, pool: float) -> float:
-        """Return that fraction with the fewest digits that the log's two decimals leave possible, as somebody would
-        type it."""
+        """Return that fraction as somebody would type it: the fewest digits that the log's two decimals allow."""
         return shortest(self.fraction(pool), 0.02 / self.slope)
 
     def told(self, fraction: float) -> str:

@@ -16,7 +16,7 @@ class StartChoice(Struct, frozen=True, kw_only=True):
     """A start that is known, to compare with."""
 
     id: str
-    """`server:KEY` of this host, `past:N` of its history, newest first, or `file:PATH` of this machine."""
+    """`server:KEY` of this host, `past:TIME` of its history, or `file:PATH` of this machine."""
     title: str
     outcome: Outcome = Outcome.UNKNOWN
     same_llm: bool = True
