@@ -202,7 +202,7 @@ def planted(engine: str, folder: Path, size: int, seed: int) -> Planted:
 
 
 class Cost(NamedTuple):
-    """What a command took, in seconds."""
+    """The time that a command took, in seconds."""
 
     wall: float
     cpu: float

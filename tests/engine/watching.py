@@ -58,7 +58,7 @@ async def beat() -> None:
 
 
 class Watch:
-    """What a session has shown, in order."""
+    """The states that a session has shown, in order."""
 
     def __init__(self, session: Session) -> None:
         self.session = session

@@ -13,6 +13,7 @@ from tuner.domain.events import HttpAnswer
 from tuner.domain.forecast import Effective, Fit, Forecast
 from tuner.domain.gates import GateRules
 from tuner.domain.knobs import Spelling
+from tuner.domain.layout import Layout
 from tuner.domain.logs import Level, LogFact
 from tuner.domain.plan import EnginePlan
 from tuner.domain.readings import MemoryTerms, Reading
@@ -105,8 +106,8 @@ class PlainEngine:
     def forecast(self, base: Start, changes: Mapping[str, Any], past: Sequence[Start] = ()) -> Forecast:
         return Forecast(fit=Fit.UNKNOWN)
 
-    def layout(self, settings: dict[str, Any]) -> tuple[int, int, int, bool]:
-        return 1, 1, 1, False
+    def layout(self, settings: dict[str, Any]) -> Layout:
+        return Layout()
 
     def infer_version(self, start: Start) -> tuple[str | None, bool]:
         return start.version, False

@@ -13,7 +13,7 @@ from tuner.cli import FINE, PROBLEM
 from tuner.cli.inputs import once, say_broken
 from tuner.cli.paper import Paper
 from tuner.core.compare import compare as compared
-from tuner.core.compare import findings_that_weigh, same_llm
+from tuner.core.compare import failed_phase, findings_that_weigh, same_llm
 from tuner.core.engine import Engine
 from tuner.core.gates import all_reduce
 from tuner.core.reading import starts_of
@@ -161,7 +161,8 @@ def _compared(good: Told, bad: Told, engines: dict[str, Engine]) -> Comparison:
             raise UsageProblem(told.findings[0].title, ", ".join(told.start.files), told.findings[0].explanation)
     engine = engines[bad.start.engine] if good.start.engine == bad.start.engine else None
     findings = findings_that_weigh(good.start, bad.start, good.findings, bad.findings)
-    return compared(good.start, bad.start, engine, findings)
+    failed_in = (failed_phase(good.findings), failed_phase(bad.findings))
+    return compared(good.start, bad.start, engine, findings, failed_in)
 
 
 def _print_all_reduce(told: Told, engines: dict[str, Engine], paper: Paper, *, everything: bool) -> None:

@@ -164,7 +164,7 @@ def _told(file: str, engines: dict[str, Engine]) -> list[Start]:
     starts = starts_of(log, engines)
     if not starts:
         raise UsageProblem(
-            "No start of an inference server is told in there", log.files[0], "Give the log of a start that worked"
+            "no line of an inference server is in this file", log.files[0], "Give the log of a start that worked"
         )
     return starts
 

@@ -30,7 +30,7 @@ _PARTS = {
     "findings": "the findings",
     "speed": "the speed",
 }
-"""What each part that may be missing is called in the text."""
+"""Words for each part of a reading that may be missing."""
 
 
 def lines(reading: dict[str, Any]) -> Iterator[str]:

@@ -94,7 +94,7 @@ class Decoder:
         self._size = 0
         self._skipping = False
         self.started = False
-        """Whether the probe's first line has come."""
+        """True once the probe's first line has come."""
         self.garbage_lines = 0
         """Lines since the first event that were no events."""
         self._preamble: deque[str] = deque(maxlen=PREAMBLE_LINES)
@@ -312,6 +312,6 @@ _CLEAN: dict[type, Callable[[Any], Incoming]] = {
     e.CheckResult: lambda v: replace(v, checks=mask_json(v.checks)),
     e.LinkChanged: lambda v: replace(v, reason=_text(v.reason)),
 }
-"""How an event is masked, by type. Types that are missing here have no free text."""
+"""Masking functions by type of event. Types that are missing here have no free text."""
 
 __all__ = ["MAX_LINE_BYTES", "PROTOCOL", "Decoder", "Incoming", "NeedNvml", "encode"]

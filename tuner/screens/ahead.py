@@ -32,7 +32,7 @@ class Ahead:
         self._app = app
         self._left = list(names)
         self.put_off = 0
-        """How often a screen was due while a dialog was open: no screen is switched below a dialog."""
+        """Number of times that a screen was due while a dialog was open: no screen is switched below a dialog."""
         self.done = asyncio.Event()
 
     async def begin(self) -> None:

@@ -46,7 +46,7 @@ class TunerScreen(Screen[None]):
     """Heading of this screen's keys in the help."""
 
     COPIES = ""
-    """What `copy_text` returns, in words."""
+    """Name of what `copy_text` returns, for the notification."""
 
     def __init__(self) -> None:
         super().__init__()

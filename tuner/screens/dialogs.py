@@ -44,7 +44,7 @@ class Dialog(Modal[str | None]):
     Dialog { align: center middle; }
     """
     withdrawn = False
-    """Whether the answer is no longer needed."""
+    """True once the answer is no longer needed."""
 
     def withdraw(self) -> None:
         """Close without an answer, as soon as no other screen is on top."""

@@ -75,9 +75,9 @@ class FindingsScreen(Explained):
         super().on_mount()
         self._at = 0
         self._moved = False
-        """Whether the reader has selected a line. Until then the worst finding is selected, also if it comes late."""
+        """True once the reader has selected a line. Until then the worst finding is selected, also if it comes late."""
         self._folded: bool | None = None
-        """Whether ranks with equal values share a row; None: decided by the terminal's height."""
+        """True where ranks with equal values share a row; None: decided by the terminal's height."""
         self._tops: list[int] = []
         self._places: list[Place] = []
 

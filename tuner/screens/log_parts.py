@@ -12,7 +12,7 @@ from tuner.widgets.log_view import LogView
 PART_BYTES = 262_144
 """Bytes that are fetched at a time."""
 OLDER_LINES_MAX = 20_000
-"""Most fetched lines held in front of the live part; farther back one gets by search."""
+"""Most fetched lines kept in front of the live part; search leads farther back."""
 
 
 class Wanted(Struct, frozen=True):
@@ -55,12 +55,12 @@ class LogParts:
 
     @property
     def full(self) -> bool:
-        """Return whether no more lines may be held in front of the live part."""
+        """Return whether no more lines may be kept in front of the live part."""
         view = self._view
         return view.index is view.live and sum(len(each.lines) for each in view.live.fetched) >= OLDER_LINES_MAX
 
     def reached_live(self, server: ServerState) -> int | None:
-        """Return the offset at which the part shown apart meets the lines held; None while it does not."""
+        """Return the offset at which the part shown apart meets the lines in memory; None while it does not."""
         return self._part[1] if self._part is not None and held(server.log, self._part[1]) else None
 
     def newer(self) -> Wanted | None:

@@ -13,7 +13,7 @@ from tuner.widgets.log_view import LogView
 
 
 class LogTraveller(Explained):
-    """A screen with a log of which only a part is held in memory."""
+    """A screen with a log of which only a part is in memory."""
 
     _of: tuple[str, str] | None
     """Host and server key of the log on screen; None for none."""
@@ -75,7 +75,7 @@ class LogTraveller(Explained):
             self.post_message(message)
 
     def on_older_lines_requested(self, message: OlderLinesRequested) -> None:
-        """Fetch lines before the oldest one held."""
+        """Fetch lines before the oldest one in memory."""
         message.stop()
         server = self.shell.server()
         if self._parts.full:
@@ -84,7 +84,7 @@ class LogTraveller(Explained):
             self._fetch(self._parts.older(server))
 
     def on_newer_lines_requested(self, message: NewerLinesRequested) -> None:
-        """Continue behind a part that is shown apart: with the lines held if they follow, or else by fetching."""
+        """Continue behind a part that is shown apart: with the lines in memory if they follow, or else by fetching."""
         message.stop()
         server = self.shell.server()
         offset = self._parts.reached_live(server) if server is not None else None

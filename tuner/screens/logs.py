@@ -269,7 +269,7 @@ class LogsScreen(LogTraveller):
     # Search --------------------------------------------------------------------------------------------------
 
     def search(self, text: str) -> None:
-        """Search for a text, first in the lines held, then on the host in the whole log."""
+        """Search for a text, first in the lines in memory, then on the host in the whole log."""
         if self.entry.regex and (why := regex_problem(text)):
             self.notify(f"Not a regular expression: {why}", severity="error")
             return
@@ -306,7 +306,7 @@ class LogsScreen(LogTraveller):
             panel.focus_hits()
 
     def on_search_panel_chosen(self, message: SearchPanel.Chosen) -> None:
-        """Go to a hit, fetching its part of the log when that is not held."""
+        """Go to a hit, fetching its part of the log when that is not in memory."""
         message.stop()
         self.set_focus(self.view)
         self.go_to_offset(message.hit.offset)

@@ -28,7 +28,7 @@ _locks: list[int] = []
 
 @dataclass(frozen=True)
 class Address:
-    """How to connect to a simulated host."""
+    """The address of a simulated host, and the keys to log in with."""
 
     host: str
     port: int

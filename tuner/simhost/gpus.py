@@ -53,7 +53,7 @@ class Driver:
     paths: tuple[Path, ...]
     rng: random.Random
     mode: str | None = None
-    """How the driver as a whole fails: missing, error or hang; None for not."""
+    """Failure of the driver as a whole: missing, error or hang; None for none."""
     lost: set[int] = field(default_factory=set)
     gpus: list[_Gpu] = field(default_factory=lambda: [_Gpu(i) for i in range(COUNT)])
     at: float = 0.0

@@ -67,14 +67,14 @@ class Tenant:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scenario does."""
+    """The launches, earlier runs and foreign process of a scenario."""
 
     steps: tuple[Step, ...] = ()
     repeat: bool = False
     older: tuple[OldRun, ...] = ()
     tenant: Tenant | None = None
     fast: bool = True
-    """Whether starts are quick. Otherwise they take their ten minutes, and lie in the past."""
+    """True where starts are quick. Otherwise they take their ten minutes, and lie in the past."""
 
 
 _BASE = Launch("base-88")

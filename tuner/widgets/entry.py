@@ -33,7 +33,7 @@ class Entry(Field):
         super().__init__(id=id, compact=True, select_on_focus=False)
         self.display = False
         self.regex = False
-        """Whether the search term is a regular expression."""
+        """True where the search term is a regular expression."""
         self._purpose = ""
 
     @property

@@ -128,8 +128,8 @@ class _Folder:
 class LogIndex:
     """The rows of one log under one filter.
 
-    A row keeps its id for as long as it is held: `first` is the id of `rows[0]`, older rows are inserted before it with
-    smaller ids, and the ids of dropped rows are not used again.
+    A row keeps its id for as long as it is in the index: `first` is the id of `rows[0]`, and older rows are inserted
+    before it with smaller ids.
     """
 
     def __init__(self, *, keep_rows: int | None = None) -> None:
@@ -169,7 +169,7 @@ class LogIndex:
 
     @property
     def start(self) -> int:
-        """Return the byte offset of the first line held, shown or not."""
+        """Return the byte offset of the first line in the index, shown or not."""
         return next((block.start for block in (*self.fetched, *self._blocks)), 0)
 
     def __getitem__(self, row_id: int) -> Row:
@@ -277,7 +277,7 @@ class LogIndex:
         return found
 
     def below(self, offset: int) -> int | None:
-        """Return the id of the row to show a card under for the line at an offset; None where that line is not held."""
+        """Return the id of the row below which a card about an offset is shown; None where its line is not there."""
         blocks = (*self.fetched, *self._blocks)
         held = any(block.start <= offset < block.end for block in reversed(blocks))
         return self.at_offset(offset) if held else None

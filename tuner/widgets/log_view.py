@@ -62,7 +62,7 @@ class LogView(LogCanvas, can_focus=True):
         self._findings: tuple[Card, ...] = ()
         self._placed_for: tuple[object, ...] = ()
         self._unplaced: tuple[Card, ...] = ()
-        """Cards whose line is not held."""
+        """Cards whose line is not in the index."""
 
     # What is shown -------------------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class LogView(LogCanvas, can_focus=True):
             self.repaint()
 
     def row_of(self, card: Card) -> int | None:
-        """Return the id of the row under which a card stands; None where its line is not held."""
+        """Return the id of the row below which a card is shown; None where its line is not in the index."""
         return next((row_id for row_id, each in self.cards.items() if each.finding.at == card.finding.at), None)
 
     @property
@@ -271,7 +271,7 @@ class LogView(LogCanvas, can_focus=True):
         self.action_move(direction * max(1, len(pages) - 1))
 
     def action_oldest(self) -> None:
-        """Go to the oldest line held, once all are indexed."""
+        """Go to the oldest line in memory, once all are indexed; the screen then fetches older ones."""
         self.when_built(lambda: self.go_to(self.index.first))
 
     def action_slide(self, direction: int) -> None:

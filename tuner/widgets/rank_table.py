@@ -38,7 +38,7 @@ class Row(Struct, frozen=True, kw_only=True):
     total_bytes: int | None = None
     used_bytes: int | None = None
     note: Span = ("", "dim")
-    """What is out of the ordinary, in a word or two."""
+    """A word or two about anything unusual, and its style."""
     trouble: str = ""
     """Text shown in place of the bar when there is nothing to draw."""
     is_rank: bool = True
@@ -262,7 +262,7 @@ def columns_for(rows: Sequence[Row], glyphs: Glyphs) -> list[Column]:
 
 
 class Layout(Struct, frozen=True, kw_only=True):
-    """How the table's width is divided. It depends only on the width and the rows' contents, so that nothing jumps."""
+    """The division of the table's width. It depends only on the width and the rows' contents, so that nothing jumps."""
 
     label: int
     pid: int

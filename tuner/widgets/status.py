@@ -42,7 +42,7 @@ PHASE_DOING: dict[Phase, str] = {
     Phase.READY: "while serving",
     Phase.STOPPING: "while stopping",
 }
-"""What a server was doing in each phase, as words that follow a verb."""
+"""Activity of a server in each phase, as words that follow a verb."""
 _EDITION = re.compile(r"(?: Blackwell)?(?: (?:Server|Workstation|Max-Q Workstation))? Edition$")
 
 
@@ -60,7 +60,7 @@ def model_name(model: str | None) -> str:
 
 
 def server_name(server: ServerState) -> str:
-    """Return engine and LLM, by which a server is told from others."""
+    """Return engine and LLM as the name of a server."""
     return f"{server.title} {model_name(server.model)}".strip()
 
 

@@ -11,10 +11,10 @@ class Wording(Struct, frozen=True):
     """The text for one problem code."""
 
     what: str
-    """What is wrong; empty where the problem's detail says it in a sentence."""
+    """Description of the problem; empty where the problem's own detail is a full sentence."""
     todo: str
     serious: bool = False
-    """Whether something that the operator relies on is broken, as opposed to one number missing."""
+    """True where something that the operator relies on is broken, False where only a number is missing."""
 
 
 WORDING: dict[str, Wording] = {

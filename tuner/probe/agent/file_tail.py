@@ -302,7 +302,7 @@ class FileTail(Tail):
         self._go_to(to)
 
     def _within_limits(self, count: int) -> bool:
-        """Return whether so many bytes may be sent now; a log that grows faster still is skipped to its end."""
+        """Return whether `count` bytes may be sent now; a log that grows faster than that is skipped to its end."""
         now = time.monotonic()
         limit = self.probe.max_log_bytes_s
         size = os.fstat(self._fd).st_size
@@ -332,7 +332,7 @@ class FileTail(Tail):
         return True
 
     def _moved(self) -> bool:
-        """Switch to another file that the log has moved to, once the old one is read to its end."""
+        """Switch to another file that the log has moved to, once the old one is read. Return whether it did."""
         now = stat_of(self.target.watch)
         if now is None:
             if os.path.lexists(self.target.watch) and self._finish_at is None:

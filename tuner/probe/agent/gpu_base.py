@@ -1,4 +1,4 @@
-"""What both ways of reading GPUs have in common."""
+"""The common interface of both ways to read GPUs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class NoGpus(Exception):
 
 
 class Gpus(Protocol):
-    """A way to read GPUs. Every method may raise NoGpus."""
+    """A way to read GPUs. Construction and readings raise NoGpus where it does not work."""
 
     source: str
     """Name of the source in the `gpu_info` line."""
@@ -70,7 +70,7 @@ class Gpus(Protocol):
         """Return whether the driver of every GPU stays loaded without a client; None where unknown."""
 
     def close(self) -> None:
-        """Release what is held."""
+        """Release the driver."""
 
 
 def numa_node_of(bus_id: str) -> Optional[int]:

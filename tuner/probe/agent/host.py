@@ -97,7 +97,7 @@ class HostReader:
             alone = bool(self.probe.servers) and self.probe.gpu.silent
             every = self.ALONE_S if alone else self.EVERY_S
             if time.monotonic() >= said_at + every:
-                said_at = time.monotonic() - 0.5  # the moment at which it was due, however early it came
+                said_at = time.monotonic() - 0.5  # the next may come half a second early, in step with the beat
                 self.probe.out.put_sample(self.sample())
             kernel.poll()
             if self.probe.pause(until_beat(1.0 if kernel.readable or alone else self.EVERY_S)):

@@ -20,7 +20,7 @@ PODMAN_LOG = "containers/storage/overlay-containers/%s/userdata/ctr.log"
 
 
 class LogTarget:
-    """Where a server's output goes, and how it can be read."""
+    """The place where a server's output goes, and the paths by which it can be read."""
 
     __slots__ = ("code", "kind", "note", "opens", "path", "status", "watch")
 

@@ -1,4 +1,4 @@
-"""Where a process comes from: control groups, container, unit, and who may start it again."""
+"""Origin of a process: control groups, container, unit, and who may start it again."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Server(Followed):
         super().__init__(probe, engine, leader, "%d:%d" % (leader.pid, leader.ticks))
         self.orphaned = orphaned
         self._beside: List[Proc] = []
-        """For a server whose leader is gone: further processes that it left, besides the one that stands for it."""
+        """Further processes that a dead leader left, besides the one that stands for the server."""
         self.left: List[Json] = []
         """Members that lived on when the leader ended, as last reported."""
         self.dying_at: Optional[float] = None

@@ -1,4 +1,4 @@
-"""Who listens on which port, and in which network namespace a process is."""
+"""Listening sockets, and the network namespaces of processes."""
 
 from __future__ import annotations
 

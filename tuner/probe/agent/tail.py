@@ -26,7 +26,7 @@ class Followed:
         self.leader = leader
         self.key = key
         self.resume: Optional[Json] = probe.resume.get(key)
-        """Where the laptop was before the link broke; None for a new one. The first tail takes it."""
+        """Position of the laptop in the log before the link broke; None for a new server. The first tail takes it."""
         self.started_at: Optional[float] = None
         self.ended = threading.Event()
 
@@ -108,7 +108,7 @@ class Tail:
 
     @property
     def stopped(self) -> bool:
-        """Return whether it was told to end before it had read everything."""
+        """Return whether `stop` was called before everything was read."""
         return self._stopped
 
     @property

@@ -39,7 +39,7 @@ class Spec:
     """Earlier runs to write logs of, as objects with log, spec, started_at, served_s."""
     traffic: str = "office"
     foreign: dict[int, int] = field(default_factory=dict)
-    """Bytes held by a foreign process on each GPU when this server starts."""
+    """Bytes of a foreign process on each GPU when this server starts."""
     foreign_pid: int = 0
     """PID of that foreign process."""
     capacity_bytes: int = 0

@@ -24,9 +24,9 @@ class Ends:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.dying = False
-        """Whether one end has begun; no second one begins then."""
+        """True once one end has begun; no second one begins then."""
         self.draining = False
-        """Whether SIGTERM came: running requests are finished, new ones refused."""
+        """True once SIGTERM came: running requests are finished, new ones refused."""
         self._crash: asyncio.Task[None] | None = None
         """A reference, without which the task might be collected before it is done."""
 

@@ -95,7 +95,7 @@ def gib(size: int) -> float:
 
 @dataclass
 class RankMemory:
-    """What one rank holds on its GPU, in bytes by purpose."""
+    """Memory of one rank on its GPU, in bytes by purpose."""
 
     context: int = 0
     communicators: int = 0

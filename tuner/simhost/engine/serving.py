@@ -93,7 +93,7 @@ class Serving:
         self.rng = random.Random(machine.spec.seed + 1)  # noqa: S311 - a seeded play, no secret
         self.now = now
         self.used = 0
-        """KV tokens held by requests: the sum of their contexts, updated as they change."""
+        """KV tokens in use by requests: the sum of their contexts, updated as they change."""
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.prefilling: list[Request] = []

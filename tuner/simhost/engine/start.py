@@ -47,7 +47,7 @@ class Log:
 
 @dataclass
 class Load:
-    """What a GPU is busy with, for the simulated driver."""
+    """The load of a GPU, for the simulated driver."""
 
     utilization: float = 0.0
     watts: float = 0.12
@@ -70,7 +70,7 @@ class Machine:
     loads: list[Load]
     phase: str = "args"
     titled: bool = False
-    """Whether the ranks have set their process titles."""
+    """True once the ranks have set their process titles."""
     spawned: bool = False
     tokens: int = 0
     before: int = 0
