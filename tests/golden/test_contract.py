@@ -16,7 +16,7 @@ from tests.golden.mutations import MUTATIONS, Lines
 from tests.support.golden_starts import GOLDEN
 from tuner.cli import run
 from tuner.core.quoted import Quotes
-from tuner.core.story import Layout
+from tuner.core.story import layout_of
 from tuner.domain.findings import Evidence
 from tuner.domain.logs import LogLine
 from tuner.domain.starts import Failure, Start
@@ -107,11 +107,11 @@ def test_the_same_log_gives_the_same_bytes_however_it_is_packed_and_cut(tell: Te
 def test_ranks_of_replicas_are_global_without_the_arguments() -> None:
     engine = load_engines()["sglang"]
     tags = ["DP0 TP0", "DP0 TP1", "DP1 TP0", "DP1 TP1"]
-    assert [Layout.of(engine, {}, tags).number(tag) for tag in tags] == [0, 1, 2, 3]
+    assert [layout_of(engine, {}, tags).number(tag) for tag in tags] == [0, 1, 2, 3]
     shared = ["DP0 TP0", "DP1 TP1", "DP2 TP2", "DP3 TP3"]
-    assert [Layout.of(engine, {}, shared).number(tag) for tag in shared] == [0, 1, 2, 3]
+    assert [layout_of(engine, {}, shared).number(tag) for tag in shared] == [0, 1, 2, 3]
     alone = ["DP3 TP0", "DP3 TP1"]
-    assert [Layout.of(engine, {}, alone).number(tag) for tag in alone] == [0, 1]
+    assert [layout_of(engine, {}, alone).number(tag) for tag in alone] == [0, 1]
 
 
 def test_a_number_is_told_with_the_line_that_shows_it_or_with_none() -> None:

@@ -13,6 +13,7 @@ from tuner.domain.events import HttpAnswer
 from tuner.domain.forecast import Effective, Forecast
 from tuner.domain.gates import GateRules
 from tuner.domain.knobs import Spelling
+from tuner.domain.layout import Layout
 from tuner.domain.logs import Level, LogFact
 from tuner.domain.plan import EnginePlan
 from tuner.domain.readings import Reading
@@ -131,8 +132,8 @@ class Engine(Protocol):
             past: Other starts of the same LLM on the same host, which make estimates better.
         """
 
-    def layout(self, settings: dict[str, Any]) -> tuple[int, int, int, bool]:
-        """Return tensor, pipeline and data parallel size, and whether replicas share the TP ranks (attention DP)."""
+    def layout(self, settings: dict[str, Any]) -> Layout:
+        """Return the sizes of parallelism that server args ask for."""
 
     def infer_version(self, start: Start) -> tuple[str | None, bool]:
         """Return the version of a start, and True if it only follows from the wording of its log."""

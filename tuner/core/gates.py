@@ -83,7 +83,7 @@ class Held:
         self.env_known = start.env_read
         self.version = parse_version(start.version) or _NEWEST
         self.nccl = parts(start).get("nccl")
-        self.world = engine.layout(start.settings)[0] if start.settings else len(start.ranks)
+        self.world = engine.layout(start.settings).tp if start.settings else len(start.ranks)
         self.signs = signs if signs is not None else SignIndex(start.signs)
         if not self.hardware.capability:
             self.hardware = self._by_card()

@@ -11,7 +11,7 @@ from tuner.core.engine import Engine
 from tuner.core.lifecycle import dead, rank_order
 from tuner.core.measured import with_peak
 from tuner.core.memory import combine
-from tuner.core.story import Layout
+from tuner.core.story import layout_of
 from tuner.domain.gpu import GpuInfo
 from tuner.domain.readings import MemoryTerms
 from tuner.domain.server import Phase
@@ -38,7 +38,7 @@ def _with_ranks(server: ServerState, engine: Engine | None, gpus: tuple[GpuInfo,
         return server
     places = engine.ranks(server.identity, server.settings)
     tags = [*(place.tag for place in places), *(rank.tag for rank in server.ranks)]
-    layout = Layout.of(engine, server.settings, tags)
+    layout = layout_of(engine, server.settings, tags)
     by_tag = {rank.tag: rank for rank in server.ranks}
     alive = {*server.identity.living, server.identity.pid}
     titles = {m.pid: m.title for m in server.identity.members}

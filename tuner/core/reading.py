@@ -15,7 +15,7 @@ from tuner.core.failures import failures
 from tuner.core.outcome import outcome_of
 from tuner.core.phases import by_frames, serving_frames
 from tuner.core.records import Record, engine_of, record_of
-from tuner.core.story import Layout, stories
+from tuner.core.story import layout_of, stories
 from tuner.core.surroundings import environment, parts
 from tuner.domain.behaviour import Behaviour
 from tuner.domain.logs import LogFact, LogLine
@@ -98,7 +98,7 @@ def start_of(lines: Sequence[LineRead], engine: Engine) -> Start:
     facts.sort(key=lambda fact: fact.offset)
     read = [line.record for line in lines]
     settings, at = _settings(facts)
-    ranks = stories(facts, Layout.of(engine, settings, [fact.rank for fact in facts]))
+    ranks = stories(facts, layout_of(engine, settings, [fact.rank for fact in facts]))
     ready = next((fact.offset for fact in facts if fact.kind == f.READY), _other_node_ready(signs))
     start = Start(
         engine=engine.name,

@@ -11,56 +11,37 @@ import msgspec
 from tuner.core import facts as f
 from tuner.core.engine import Engine
 from tuner.core.lifecycle import rank_order
+from tuner.domain.layout import Layout, tag_parts
 from tuner.domain.logs import LogFact
 from tuner.domain.server import Phase
 from tuner.domain.starts import Figure, GraphCapture, PhaseSpan, RankStory
 
-_TAG = re.compile(r"(ATTN_CP|MOE_DP|DP|PP|TP|EP)(\d+)")
 _SIZES = re.compile(r"\d+")
 
 
-class Layout(msgspec.Struct, frozen=True):
-    """How ranks are numbered."""
+def layout_of(engine: Engine, settings: dict[str, Any], tags: Iterable[str | None]) -> Layout:
+    """Return the layout that server args ask for, and that the ranks of a log or a host confirm.
 
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    """With 1 a DP tag says nothing about the rank."""
-    shared: bool = False
-    """Attention data parallelism: replicas share the TP ranks."""
-
-    @property
-    def world(self) -> int:
-        """Ranks of the whole server."""
-        return self.tp * self.pp * (1 if self.shared else self.dp)
-
-    @classmethod
-    def of(cls, engine: Engine, settings: dict[str, Any], tags: Iterable[str | None]) -> Layout:
-        """The layout that server args ask for.
-
-        Args:
-            engine: Whose args they are.
-            settings: Server args.
-            tags: Of the ranks that the log shows. One replica alone is a server of its own, numbered by who started
-                it: Ray, or a router.
-        """
-        tp, pp, dp, shared = engine.layout(settings)
-        parts = [{name: int(number) for name, number in _TAG.findall(tag)} for tag in tags if tag]
-        replicas = {each["DP"] for each in parts if "DP" in each}
-        if len(replicas) < 2:
-            return cls(tp=tp, pp=pp, shared=shared)
-        within = {(each.get("PP", 0), each.get("TP", 0)) for each in parts}
-        if dp == 1 and not shared and len(within) < len({tuple(each.items()) for each in parts}):
-            # The line of arguments is missing, and the same TP rank in two replicas says that they share none.
-            dp = max(replicas) + 1
-            tp, pp = max(tp, *(rank + 1 for _, rank in within)), max(pp, *(stage + 1 for stage, _ in within))
-        return cls(tp=tp, pp=pp, dp=dp, shared=shared)
-
-    def number(self, tag: str | None) -> int:
-        """The global rank of a tag; 0 where there is none."""
-        parts = {name: int(number) for name, number in _TAG.findall(tag or "")}
-        replica = 0 if self.shared or self.dp == 1 else parts.get("DP", 0)
-        return (replica * self.pp + parts.get("PP", 0)) * self.tp + parts.get("TP", 0)
+    Args:
+        engine: The engine whose args they are.
+        settings: The server args.
+        tags: Tags of the ranks that are shown. One replica alone is a server of its own, numbered by who started it:
+            Ray, or a router.
+    """
+    asked = engine.layout(settings)
+    parts = [tag_parts(tag) for tag in tags if tag]
+    replicas = {each["DP"] for each in parts if "DP" in each}
+    if len(replicas) < 2:
+        return msgspec.structs.replace(asked, dp=1)
+    within = {(each.get("PP", 0), each.get("TP", 0)) for each in parts}
+    if asked.dp == 1 and not asked.shared and len(within) < len({tuple(each.items()) for each in parts}):
+        # The line of arguments is missing, and the same TP rank in two replicas says that they share none.
+        return Layout(
+            tp=max(asked.tp, *(rank + 1 for _, rank in within)),
+            pp=max(asked.pp, *(stage + 1 for stage, _ in within)),
+            dp=max(replicas) + 1,
+        )
+    return asked
 
 
 class _Rank:

@@ -17,7 +17,7 @@ from tuner.core.reading import serving_phase, start_phase
 from tuner.core.roots import Root, signs_at
 from tuner.core.share import Share, share_of
 from tuner.core.sign_index import SignIndex
-from tuner.core.story import Layout
+from tuner.core.story import layout_of
 from tuner.domain.findings import MOST_EVIDENCE, Confidence, Evidence, Finding, Meaning, Move, Number, Remedy, Severity
 from tuner.domain.gates import AllReduce
 from tuner.domain.starts import Figure, RankStory, Sign, Start
@@ -41,7 +41,7 @@ class Case:
         self.root = root
         self.engine = engine
         self.past = past
-        self.layout = Layout.of(engine, start.settings, [rank.tag for rank in start.ranks])
+        self.layout = layout_of(engine, start.settings, [rank.tag for rank in start.ranks])
         self.share: Share | None = share_of(start)
 
     @functools.cached_property

@@ -10,6 +10,7 @@ from typing import Any
 from tuner.core.engine import LinePrefix, RankPlace
 from tuner.domain.events import HttpAnswer
 from tuner.domain.forecast import Effective, Forecast
+from tuner.domain.layout import Layout
 from tuner.domain.logs import Level
 from tuner.domain.plan import EnginePlan
 from tuner.domain.readings import Reading
@@ -126,10 +127,11 @@ class SGLang(EngineFolder):
         """Forecast the memory of a start like `base` with some knobs changed."""
         return forecast.forecast(base, changes, past, self.knobs())
 
-    def layout(self, settings: dict[str, Any]) -> tuple[int, int, int, bool]:
-        """Return the sizes of tensor, pipeline and data parallelism, and whether replicas share the TP ranks."""
+    def layout(self, settings: dict[str, Any]) -> Layout:
+        """Return the sizes of parallelism that server args ask for."""
+        tp, pp = (as_int(settings.get(name), 1) for name in ("tp_size", "pp_size"))
         replicas, shared = _replicas(settings)
-        return as_int(settings.get("tp_size"), 1), as_int(settings.get("pp_size"), 1), replicas, shared
+        return Layout(tp=tp, pp=pp, dp=replicas, shared=shared)
 
     def ranks(self, identity: ServerIdentity, settings: dict[str, Any]) -> Sequence[RankPlace]:
         """Return the ranks by the titles of the scheduler processes.

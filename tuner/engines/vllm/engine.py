@@ -15,6 +15,7 @@ from tuner.core.engine import LinePrefix, RankPlace
 from tuner.domain.events import HttpAnswer
 from tuner.domain.forecast import Effective, Forecast
 from tuner.domain.knobs import KnobKind, KnobType
+from tuner.domain.layout import Layout
 from tuner.domain.logs import Level, LogFact
 from tuner.domain.plan import EnginePlan
 from tuner.domain.readings import Reading
@@ -163,11 +164,11 @@ class VLLM(EngineFolder):
         """Forecast the memory of a start like `base` with some knobs changed."""
         return forecast.forecast(base, changes, past, self.knobs())
 
-    def layout(self, settings: dict[str, Any]) -> tuple[int, int, int, bool]:
-        """Return the sizes of tensor, pipeline and data parallelism, and False: replicas never share ranks."""
+    def layout(self, settings: dict[str, Any]) -> Layout:
+        """Return the sizes of parallelism that server args ask for; replicas never share ranks."""
         sizes = (settings.get(f"{name}_parallel_size") for name in ("tensor", "pipeline", "data"))
         tp, pp, dp = (as_int(size, 1) for size in sizes)
-        return tp, pp, dp, False
+        return Layout(tp=tp, pp=pp, dp=dp)
 
     def ranks(self, identity: ServerIdentity, settings: dict[str, Any]) -> Sequence[RankPlace]:
         """Return the ranks by process title: workers, or engine cores if they have no workers.
