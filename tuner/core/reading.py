@@ -1,4 +1,4 @@
-"""A log's text to the starts it tells of. Pure: lines in, values out; the same for a file and for a live log."""
+"""Reads the starts in the lines of a log; the same for a file and for a live log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tuner.domain.server import START_PHASES, Phase
 from tuner.domain.starts import BatchLine, Failure, Figure, PhaseSpan, RankStory, Sign, Start
 
 KEPT_LINES = 20_000
-"""Lines of a start whose text is kept; the places of all of them are."""
+"""Most lines of a start whose text is kept; the places of all of them are."""
 _BATCHES = frozenset({f.DECODE, f.PREFILL, f.STATS})
 _PAST_ARGS = frozenset({f.WEIGHTS, f.KV_POOL, f.GRAPHS, f.READY, f.LIMITS, f.HTTP_UP, *_BATCHES})
 _ENDS = frozenset({f.STOPPED, f.STOPPING, f.STOP_ASKED, f.DIED, f.ERROR})
@@ -32,22 +32,22 @@ _LIMITS = {
     "context_length": "context_len",
     "available_gib": "available_gpu_mem",
 }
-"""Fields of the capacity line that the engine calls otherwise."""
+"""Names that the engine has for fields of the capacity line."""
 
 Line = tuple[int, str]
 
 
 class LineRead(Struct, frozen=True, gc=False):
-    """What one line says."""
+    """What was read of one line."""
 
     record: Record
     facts: tuple[LogFact, ...]
     signs: tuple[Sign, ...]
-    """Where the line stands alone; a traceback's are searched when it is whole."""
+    """Signs of the line by itself; those of a traceback are searched when it is whole."""
 
 
 def read_line(engine: Engine, at: int, text: str) -> LineRead:
-    """Read one line. Who reads a log again and again may remember the results."""
+    """Read one line; a caller that reads a log again and again may cache the results."""
     record = record_of(engine, at, text)
     facts = tuple(engine.facts(text, record.prefix, at)) if engine.interesting(text) else ()
     if facts and facts[0].kind in _BATCHES:
@@ -60,7 +60,7 @@ Read = Callable[[Engine, int, str], LineRead]
 
 
 def starts_of(lines: Iterable[Line], engines: Mapping[str, Engine], read: Read = read_line) -> list[Start]:
-    """Every start that a log tells of, oldest first; none where no engine printed anything.
+    """Return every start in a log, oldest first; empty if no engine is recognised.
 
     Args:
         lines: Place and text of each line that may matter, unwrapped and cleaned, in order.
@@ -75,11 +75,11 @@ def starts_of(lines: Iterable[Line], engines: Mapping[str, Engine], read: Read =
 
 
 def start_of(lines: Sequence[LineRead], engine: Engine) -> Start:
-    """The one start that some lines tell of.
+    """Build a start from its lines.
 
     Args:
-        lines: Of one start, in order.
-        engine: Whose log it is.
+        lines: All lines of the start, in order.
+        engine: Engine that printed them.
     """
     raised, others = failures((line.record for line in lines), engine.plan().package)
     alone = {id(record) for record in others}
@@ -132,17 +132,17 @@ def start_of(lines: Sequence[LineRead], engine: Engine) -> Start:
 
 
 def _asked(failure: Failure) -> LogFact:
-    """Ctrl-C: the operator's wish that it ends."""
+    """Return the fact that the operator asked for an end, made of a KeyboardInterrupt (Ctrl-C)."""
     return LogFact(kind=f.STOP_ASKED, rank=failure.rank, offset=failure.at, at=failure.time, text=failure.exception)
 
 
 def _other_node_ready(signs: Iterable[Sign]) -> int | None:
-    """Where a node that serves no clients says that its ranks are ready: it answers health checks from then on."""
+    """Return where a node that serves no clients says its ranks are ready: it then answers health checks."""
     return next((sign.at for sign in signs if sign.id == "non-zero-node"), None)
 
 
 def signs_of(failure: Failure, engine: Engine) -> Iterator[Sign]:
-    """What an exception says, in its own words and in those the engine made of it; each sign once."""
+    """Yield the signs of an exception, in its own words and in those the engine made of it, each sign once."""
     seen: set[str] = set()
     texts = [(failure.message_at, failure.exception, failure.message)]
     if failure.final_at != failure.message_at:
@@ -178,7 +178,7 @@ def _placed_in_phase(start: Start, failure: Failure, behaviour: Behaviour, marks
 
 
 def _phase_at(start: Start, failure: Failure, behaviour: Behaviour, marks: Marks) -> Phase | str:
-    """The phase in which an exception was raised."""
+    """Return the phase in which an exception was raised."""
     named = by_frames(failure.frames, behaviour)
     serving = failure.serving
     if named is not None and not (serving and named in ("graph-capture", "weight-load", "dist-init", "kv-alloc")):
@@ -192,7 +192,7 @@ def _phase_at(start: Start, failure: Failure, behaviour: Behaviour, marks: Marks
 
 
 def serving_phase(start: Start, at: int) -> str:
-    """What a serving engine did at a place in its log, by the batch line before it."""
+    """Return what a serving engine did at a place in its log, by the batch line before it."""
     last = _batch_before(start, at)
     return "runtime" if last is None or last.kind == f.STATS else last.kind
 
@@ -206,7 +206,7 @@ def _batch_before(start: Start, at: int) -> BatchLine | None:
 def start_phase(
     start: Start, rank: str | None, at: int, marks: Marks | None = None, *, one_speaks: bool = False
 ) -> Phase:
-    """The phase that a rank, or the rank that is furthest back, was in at a place in the log.
+    """Return the phase of a rank at a place in the log; without a rank, of the one that is furthest behind.
 
     Args:
         start: What its log tells.
@@ -228,7 +228,7 @@ def start_phase(
 
 
 def _by_bars(marks: Marks, at: int) -> Iterator[Phase]:
-    """The phase of the last progress bar before a place: a log may lack the line that begins it."""
+    """Yield the phase of the last progress bar before a place: a log may lack the line that begins it."""
     index = bisect.bisect_left(marks.bars, at, key=lambda fact: fact.offset)
     if index:
         yield Phase(marks.bars[index - 1].fields["phase"])
@@ -238,7 +238,7 @@ _NEXT = {Phase.DIST_INIT: Phase.WEIGHT_LOAD, Phase.KV_ALLOC: Phase.GRAPH_CAPTURE
 
 
 def _phase_after(span: PhaseSpan) -> Phase:
-    """What comes behind a phase that has ended is not announced at once."""
+    """Return the phase of a span, or the next one if it has ended: that is not announced at once."""
     return _NEXT.get(span.phase, span.phase) if span.ended else span.phase
 
 

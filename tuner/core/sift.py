@@ -1,13 +1,13 @@
-"""Tells the lines that may matter from those a busy log is full of, fast.
+"""Separates, fast, the lines that may matter from the routine lines of a busy log.
 
 Lines are compared by shape: what is left of their bytes without hexadecimal digits and common punctuation. A batch line
-has the shape of thousands of others; the shape of a line that something else was torn into, or that has an error behind
-it, is its own. So each shape is looked at once, by an expression that can afford to be strict, and after that a block
-of lines is dismissed by looking its shapes up in a set. Wrappers, colours and tags make other shapes, no other rules.
+has the shape of thousands of others; a line with other text torn into it, or with an error behind it, has its own. So
+each shape is tested once, by an expression that can afford to be strict, and after that a block of lines is dismissed
+by looking its shapes up in a set. Wrappers, colours and tags make other shapes, but need no other rules.
 
-Dismissed lines are not gone: some are kept everywhere, all of them around a line that may matter. What may matter is
-kept whole, unless there is more of it than anybody could read: then a shape that comes hundreds of times counts as
-routine after that, and the middle is thinned, errors and their surroundings last.
+Some routine lines are kept everywhere, and all of them around a line that may matter. Lines that may matter are all
+kept, unless there are more than anybody could read: then a shape that comes hundreds of times counts as routine after
+that, and the middle is thinned, errors and their surroundings last.
 """
 
 from __future__ import annotations
@@ -23,38 +23,42 @@ from tuner.core import logtext
 from tuner.core.wrapping import Wrapping
 
 _LEFT_OUT = b"0123456789abcdef .,:;#/()-"
-"""Of a shape: numbers and identifiers, and what stands between words."""
+"""Bytes that a shape leaves out: those of numbers and identifiers, and what stands between words."""
 _LONG = 2048
-"""Bytes from which a line is nobody's routine, and its shape not worth to be remembered."""
+"""Bytes: longer lines are never routine, and their shapes are not remembered."""
 _MOST_SHAPES = 4096
+"""Most routine shapes that are remembered."""
 _PATIENCE, _SPOT = 2000, 16
-"""After so many lines of new shapes, none of them routine, only one of some is looked at: to keep them is right too."""
+"""After `_PATIENCE` lines of new shapes without a routine one, only every `_SPOT`-th is tested and the rest are
+kept."""
 _MOST_COUNTED = 20_000
+"""Most other shapes of which the lines are counted."""
 
 CLOSE = 40
-"""Routine lines before and after one that may matter that are always kept."""
+"""Routine lines before and after a line that may matter that are always kept."""
 EDGE = 200
-"""Of those between two that may matter, how many are kept at the beginning and at the end."""
+"""Routine lines that are kept at the beginning and at the end of a run between two lines that may matter."""
 FLOOD = 500
-"""Lines of one shape in one piece of a log that are kept whole before the shape counts as routine."""
+"""Lines of one shape in one piece of a log after which the shape counts as routine."""
 BUNCH = 8
-"""Neighbours among the lines kept evenly: the ranks of one host print together."""
+"""Adjacent lines in each evenly kept sample: the ranks of one host print together."""
 
 _ALARMS = (
     "rror", "ERR", "xception", "Traceback", "atal", "FATAL", "illed", "bort", "SIG", "sigquit", "WARN", "memory",
     "died", "dead", "crash", "ailed", "ailure", "imeout", "timed out", "Xid",
 )  # fmt: skip
-"""Words of which one is in a line that nobody would leave out. Looked for one by one: that is ten times as fast as all
-in one expression."""
+"""Words that make a line alarming: nobody would leave it out. They are looked for one by one, which is ten times as
+fast as all in one expression."""
 _ALARM_BYTES = tuple(word.encode() for word in _ALARMS)
 _BEFORE_ALARM, _AFTER_ALARM = 10, 80
+"""Lines before and after an alarming one that are thinned last."""
 
 Kept = tuple[int, bytes]
-"""Number of a line, from 0, and its bytes without end."""
+"""Number of a line, from 0, and its bytes without line end."""
 
 
 class Routine:
-    """Recognises the lines that a busy log is full of."""
+    """Recognises routine lines, which a busy log is full of."""
 
     def __init__(self, sources: Iterable[bytes]) -> None:
         """Compile what engines call routine.
@@ -84,7 +88,7 @@ def notable(text: str, *sources: bytes) -> bool:
 
 
 def alarming(text: str) -> bool:
-    """Whether a line has words of failures in it."""
+    """Return whether a line has one of the words of failures in it."""
     for word in _ALARMS:  # noqa: SIM110 - a generator costs twice as much, and this is per line
         if word in text:
             return True
@@ -92,7 +96,7 @@ def alarming(text: str) -> bool:
 
 
 def judge(routine: Routine, wrapping: Wrapping) -> Callable[[bytes], bool]:
-    """A test of raw lines: whether all that one holds is routine."""
+    """Return a test of raw lines: whether all that one holds is routine."""
 
     def is_routine(raw: bytes) -> bool:
         text, whole = wrapping.unwrap(raw.decode("utf-8", "replace"))
@@ -107,7 +111,7 @@ def judge(routine: Routine, wrapping: Wrapping) -> Callable[[bytes], bool]:
 
 
 def shape(raw: bytes) -> bytes:
-    """What is compared of lines."""
+    """Return the shape of a line, or of a block of lines, by which lines are compared."""
     return raw.translate(None, _LEFT_OUT)
 
 
@@ -117,38 +121,38 @@ class Limits(NamedTuple):
     notable: int = 60_000
     notable_bytes: int = 24_000_000
     routine: int = 20_000
-    """For each of two kinds: beside lines that may matter, and spread evenly."""
+    """Most routine lines of each of two kinds: near lines that may matter, and spread evenly."""
     every: int = BUNCH
-    """Of so many routine lines a bunch is kept."""
+    """Routine lines of which one bunch is kept."""
 
 
 class Sifted(NamedTuple):
     """What is kept of one piece of a log; each list in order."""
 
     lines: int
-    """All of them."""
+    """Number of lines in the piece."""
     notable: list[Kept]
     close: list[Kept]
-    """Routine lines around those."""
+    """Routine lines around those that may matter."""
     even: list[Kept]
-    """Routine lines from everywhere."""
+    """Routine lines spread evenly over the piece."""
     edge: list[Kept]
-    """Routine lines at both ends of the piece: what may matter can be near in the next one."""
+    """Routine lines at both ends of the piece: a line that may matter can be near in the next piece."""
     left_out: int
-    """Lines that may matter and were too many."""
+    """Number of lines that may matter and were left out because there were too many."""
 
 
 class Sieve:
     """Sorts one piece of a log, block by block."""
 
     def __init__(self, is_routine: Callable[[bytes], bool], limits: Limits) -> None:
-        """Begin with a test of raw lines and what to keep at most."""
+        """Begin with a test for routine raw lines, and with how much to keep at most."""
         self._is_routine = is_routine
         self._limits = limits
         self._dull: set[bytes] = set()
         """Shapes that are routine, or came too often."""
         self._counts: dict[int, int] = {}
-        """How often shapes came that are not routine, by their hash: they may be long."""
+        """Number of lines of each shape that is not routine, by the hash of the shape, which may be long."""
         self._lines = 0
         self._notable: list[Kept] = []
         self._notable_bytes = 0
@@ -157,17 +161,17 @@ class Sieve:
         self._edge: list[Kept] = []
         self._left_out = 0
         self._run = 0
-        """Routine lines since the last that may matter."""
+        """Number of routine lines since the last line that may matter."""
         self._newest: list[Kept] = []
-        """The last of these, up to `EDGE`, unless they are the last of this block:"""
+        """The last of these, up to `EDGE`, unless they are at the end of `_block`."""
         self._block = b""
         self._unsampled = 0
         self._strange = 0
-        """Lines of unknown shape since the last that was routine."""
+        """Number of lines of unknown shape since the last routine one."""
         self._all = limits.every <= BUNCH
 
     def add(self, block: bytes) -> None:
-        """Whole lines, each with its end, and perhaps the beginning of another, which is not looked at."""
+        """Sort a block of whole lines; the beginning of another one at its end is ignored."""
         shapes = shape(block).split(b"\n")
         shapes.pop()
         count = len(shapes)
@@ -181,7 +185,7 @@ class Sieve:
             self._sample()
 
     def done(self) -> Sifted:
-        """What was kept; the sieve is used up."""
+        """Return what was kept; the sieve cannot be used after it."""
         if self._run > EDGE:
             self._edge.extend(self._last(self._run - EDGE))
         self._thin()
@@ -230,7 +234,7 @@ class Sieve:
                 self._dull.add(form)
 
     def _pass(self, lines: list[bytes], start: int, end: int) -> None:
-        """Routine lines."""
+        """Count routine lines of a block, and keep those at the edges and a sample."""
         wanted = EDGE - self._run
         if wanted > 0:
             into = self._close if self._notable or self._left_out else self._edge
@@ -250,7 +254,7 @@ class Sieve:
         self._unsampled += count
 
     def _last(self, wanted: int) -> list[Kept]:
-        """The newest routine lines since the last that may matter, up to `EDGE`."""
+        """Return up to `wanted` newest routine lines since the last that may matter; `EDGE` at most."""
         if self._block:
             last = self._block.rsplit(b"\n", EDGE + 1)[-EDGE - 1 : -1]
             self._newest, self._block = list(enumerate(last, self._lines - len(last))), b""
@@ -271,7 +275,7 @@ class Sieve:
 
 
 def thinned(kept: list[Kept], lines: int, size: int) -> list[Kept]:
-    """At most so many lines and bytes: both ends, then what stands around alarms, then the rest evenly."""
+    """Return at most so many lines and bytes: both ends, then lines around alarming ones, then the rest evenly."""
     if len(kept) <= lines and sum(len(line) for _, line in kept) <= size:
         return kept
     alarms: set[int] = set()
@@ -293,7 +297,7 @@ def thinned(kept: list[Kept], lines: int, size: int) -> list[Kept]:
 
 
 def _alarming(lines: list[bytes]) -> set[int]:
-    """Which lines have words of failures in them."""
+    """Return the indexes of lines with words of failures in them."""
     text = b"\n".join(lines)
     begins = list(accumulate((len(line) + 1 for line in lines), initial=0))
     found: set[int] = set()
@@ -313,7 +317,7 @@ def _from_both_ends(numbers: Sequence[int]) -> Iterator[int]:
 
 
 def _evenly(count: int) -> Iterator[int]:
-    """All numbers below a count, the coarsest grid first."""
+    """Yield all numbers below a count, the coarsest grid first."""
     step = 1 << count.bit_length()
     yield 0
     while step > 1:
@@ -322,11 +326,11 @@ def _evenly(count: int) -> Iterator[int]:
 
 
 def merged(pieces: Sequence[Sifted], limits: Limits) -> Sifted:
-    """What is kept of a log that was sifted in pieces: all in `notable`, routine lines among them.
+    """Merge the pieces of a sifted log: all kept lines are then in `notable`, routine ones among them.
 
     Args:
-        pieces: In order.
-        limits: For all of it.
+        pieces: The pieces in order.
+        limits: Limits of the whole log.
     """
     notable: list[Kept] = []
     routine: dict[int, bytes] = {}
@@ -342,7 +346,7 @@ def merged(pieces: Sequence[Sifted], limits: Limits) -> Sifted:
     kept = thinned(notable, limits.notable, limits.notable_bytes)
     left_out += len(notable) - len(kept)
     marks = [-1, *(number for number, _ in kept), lines]
-    """Lines that may matter, and both ends of the log, which matter as much."""
+    """Numbers of the lines that may matter, and both ends of the log, which matter as much."""
     close: list[int] = []
     rest: list[int] = []
     for number in sorted(routine):
@@ -359,5 +363,5 @@ def merged(pieces: Sequence[Sifted], limits: Limits) -> Sifted:
 
 
 def _fewer(numbers: list[int], most: int) -> list[int]:
-    """At most so many, evenly chosen."""
+    """Return at most `most` of the numbers, evenly chosen."""
     return numbers if len(numbers) <= most else [numbers[index * len(numbers) // most] for index in range(most)]

@@ -18,21 +18,21 @@ from tuner.domain.server import Phase
 from tuner.domain.state import HostState, RankMemory, ServerState
 
 SCHEMA = 1
-"""Grows when a key is renamed, removed or changes its meaning; new keys do not count."""
+"""Version of the keys. Grows when a key is renamed, removed or changes its meaning; new keys do not count."""
 
 
 class Missing(Struct, frozen=True, kw_only=True):
     """A part of a first reading that has not come yet."""
 
     what: str
-    """Of the host `gpus`, `samples` (readings of the GPUs) and `servers`; of a server `log`, `phase`, `findings`
-    (of a failure) and `speed`."""
+    """`gpus`, `samples` (readings of the GPUs) or `servers` of the host; `log`, `phase`, `findings` (of a failure) or
+    `speed` of a server."""
     pid: int | None = None
-    """Of the server that it is about; None: of the host."""
+    """PID of the server; None for a part of the host."""
 
 
 def snapshot(state: HostState) -> dict[str, Any]:
-    """The newest reading of a host, as values that JSON knows; `missing` says what had not come yet."""
+    """Return the newest reading of a host, as values that JSON knows; `missing` says what had not come yet."""
     return {
         "schema": SCHEMA,
         "host": state.name,
@@ -51,7 +51,7 @@ def snapshot(state: HostState) -> dict[str, Any]:
 
 
 def gpus(state: HostState) -> list[dict[str, Any]]:
-    """Every GPU that was described, with its newest sample where there is one."""
+    """Return every GPU that was described, with its newest sample if there is one."""
     samples = {sample.index: sample for sample in state.samples}
     known = state.gpu_table.gpus if state.gpu_table else ()
     return [_gpu(info, samples.get(info.index)) for info in known]
@@ -141,13 +141,13 @@ def _server(server: ServerState) -> dict[str, Any]:
 
 
 def _findings(server: ServerState) -> list[dict[str, Any]]:
-    """As `diagnose --json` has them. Nobody counts the lines of a log that is followed."""
+    """Return findings as `diagnose --json` has them, without lines: those of a followed log are not counted."""
     path = server.log.source.path if server.log.source is not None else None
     return [as_data(each) for each in finding_reports(server.findings, lambda _: (path, None))]
 
 
 def memory_bytes(memory: RankMemory) -> dict[str, int | None]:
-    """A rank's memory in the five terms of the interface; `other` is all that has no term of its own."""
+    """Return a rank's memory in the five terms of the interface; `other` is all that has no term of its own."""
     rest = [term for term in (memory.context_bytes, memory.other_bytes) if term is not None]
     return {
         "weights": memory.weights_bytes,
@@ -159,10 +159,10 @@ def memory_bytes(memory: RankMemory) -> dict[str, int | None]:
 
 
 def missing(state: HostState) -> tuple[Missing, ...]:
-    """What a first reading still waits for; empty when it has all that is to come.
+    """Return what a first reading still waits for; empty if it has all that is to come.
 
-    That is GPUs and who holds their memory, the process table, and each server's log, read to its end, and answers.
-    A speed that is told as a counter needs two readings, so a serving engine without one is waited for.
+    That is the GPUs and who holds their memory, the process table, and of each server its log, read to its end, and its
+    answers. A ready server without a speed is waited for: the rate of a counter needs two readings.
     """
     found: list[Missing] = []
     if state.hello is None or state.gpu_table is None:
@@ -181,7 +181,7 @@ def missing(state: HostState) -> tuple[Missing, ...]:
 
 def _untold(server: ServerState) -> str | None:
     if server.log.source is None or server.log.behind:
-        # Of a long log its start-up section comes first: what it says may be long over.
+        # The start-up section of a long log comes first: what it says may be long over.
         return "log"
     if server.phase is Phase.UNKNOWN:
         return "phase"

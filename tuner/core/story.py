@@ -1,4 +1,4 @@
-"""Phases and memory of each rank out of the facts of one start's log."""
+"""Phases and memory of each rank, from the facts of one start's log."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Rank:
         self.last_time: float | None = None
 
     def figure(self, name: str, value: Any, at: int, *, add: bool = False) -> None:
-        """Note a number; with `add`, on top of what is known."""
+        """Note a number; with `add`, added to what is known."""
         if value is None:
             return
         known = self.fields.get(name)
@@ -95,7 +95,7 @@ class _Rank:
         self.spans[-1] = msgspec.structs.replace(span, seconds=seconds, ended=True, after_gib=after, used_gib=used)
 
     def drop_empty_pool(self) -> None:
-        """The pool was not begun after all: a draft's weights come first."""
+        """Drop a KV pool phase that was begun too early: the draft's weights come first."""
         if self.spans and self.spans[-1].phase is Phase.KV_ALLOC and not self.spans[-1].ended:
             self.spans.pop()
 
@@ -112,10 +112,10 @@ class _Rank:
 
 
 def stories(facts: Sequence[LogFact], layout: Layout) -> tuple[RankStory, ...]:
-    """What each rank of a start did, in rank order.
+    """Return what each rank of a start did, in rank order.
 
     Args:
-        facts: Of one start, in the order of its log.
+        facts: Facts of one start, in the order of its log.
         layout: How ranks are numbered.
     """
     ranks: dict[str, _Rank] = {}
@@ -137,7 +137,7 @@ def stories(facts: Sequence[LogFact], layout: Layout) -> tuple[RankStory, ...]:
 
 def _phase_begin(rank: _Rank, fact: LogFact) -> None:
     phase = Phase(fact.fields["phase"])
-    # Where the head of the log is missing, weights behind a pool or graphs are the draft's all the same.
+    # Even if the beginning of the log is missing, weights after a pool or graphs are the draft's.
     loaded = rank.pool_done or bool({"weights_gib", "after_weights", "kv_gib"} & rank.fields.keys())
     if phase in (Phase.WEIGHT_LOAD, Phase.DIST_INIT) and loaded:
         phase = Phase.DRAFT_INIT
@@ -216,7 +216,7 @@ def _graphs(rank: _Rank, fact: LogFact) -> None:
 
 
 def _memory(rank: _Rank, fact: LogFact) -> None:
-    """What vLLM itself says of its memory; the fields differ by version."""
+    """Note vLLM's own summary of its memory; the fields differ by version."""
     fields = fact.fields
     for name, key in (("weights_gib", "weights_gib"), ("activation_gib", "activation_gib"),
                       ("non_torch_gib", "non_torch_gib"), ("total_gib", "total_gib"), ("kv_gib", "kv_gib"),
@@ -234,7 +234,7 @@ def _limits(rank: _Rank, fact: LogFact) -> None:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    """`bs=[1, 2, 4]` or `num_tokens=[4, 8]` of a capture's lines."""
+    """Return the sizes in a capture's line: `bs=[1, 2, 4]` or `num_tokens=[4, 8]`."""
     _, found, rest = text.partition("=[")
     if not found:
         return ()
@@ -252,4 +252,4 @@ _HANDLERS = {
     f.LIMITS: _limits,
 }
 _OF_A_RANK = frozenset(_HANDLERS)
-"""What only a rank prints: a server with a single rank prints these without a tag."""
+"""Kinds of facts that only ranks print: a server with a single rank prints them without a tag."""

@@ -20,11 +20,11 @@ _PARTS = (
     (re.compile(r"transformers"), "transformers"),
     (re.compile(r"triton"), "triton"),
 )
-"""What tools call a part, and its name here. The engine's own version is `Start.version`."""
+"""How tools name a part, and its name here. The engine's own version is `Start.version`."""
 
 
 def environment(start: Start) -> dict[str, str]:
-    """Variables by name, secrets masked. What a process showed is worth more than what a log says."""
+    """Return environment variables by name, secrets masked; what the process showed overrides the log."""
     found: dict[str, str] = {}
     for sign in start.signs:
         if sign.id in ("environment", "nccl-env") and sign.fields.get("name"):
@@ -36,7 +36,7 @@ def environment(start: Start) -> dict[str, str]:
 
 
 def parts(start: Start) -> dict[str, str]:
-    """Versions by part: torch, cuda, nccl, flashinfer, driver, ...; of an editable install its commit."""
+    """Return versions by part: torch, cuda, nccl, flashinfer, driver, ...; for an editable install its commit."""
     found: dict[str, str] = {}
     for sign in start.signs:
         for name, version in _told(sign):

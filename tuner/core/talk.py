@@ -1,4 +1,4 @@
-"""How ranks talk to each other, by NCCL's own lines: what it was told, what it took, and over what it sends."""
+"""How ranks communicate, by NCCL's own lines: its variables, its channels, and its transports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FEW = 6
 
 
 def notes_of(start: Start) -> tuple[Note, ...]:
-    """What NCCL did, and which CUDA graphs there are not."""
+    """Return notes on what NCCL did, and on CUDA graphs that are off."""
     return (*_nccl(start), *_graphs(start))
 
 
@@ -63,13 +63,13 @@ def _graphs(start: Start) -> Iterator[Note]:
 
 
 def effective_channels(start: Start) -> int | None:
-    """Channels for collectives of the communicators that were set up; the most where they differ."""
+    """Return the channels for collectives that were set up, the most of any communicator; None if not logged."""
     counts = [sign.fields["coll_channels"] for sign in _of(start, "nccl-channels")]
     return max((count for count in counts if isinstance(count, int)), default=None)
 
 
 def transports(start: Start) -> Counter[str]:
-    """Over what ranks send, by how many connections of a channel."""
+    """Return the transports between ranks, with the number of connections of each."""
     return Counter("/".join(str(sign.fields["transport"]).split("/")[:2]) for sign in _of(start, "nccl-transport"))
 
 

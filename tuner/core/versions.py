@@ -18,11 +18,11 @@ class Trait(Struct, frozen=True):
     """Substring of a line."""
     first: str = ""
     last: str = ""
-    """First and last version that was read with it; empty: open."""
+    """First and last version that prints it, as far as known; empty: open."""
 
 
 def parse_version(version: str | None) -> Version | None:
-    """`0.5.9.post1` as (0, 5, 9, 1); None where there is no number."""
+    """Parse a version, `0.5.9.post1` to (0, 5, 9, 1); None if it has no number."""
     found = _RELEASE.search(version or "")
     if found is None:
         return None
@@ -31,13 +31,13 @@ def parse_version(version: str | None) -> Version | None:
 
 
 def at_least(version: str | None, bound: str) -> bool | None:
-    """Whether a version is a bound or later; None when the version is not known. A range counts by its first."""
+    """Return whether a version is `bound` or later; None if it is not known. A range counts by its lower end."""
     own, other = parse_version(version), parse_version(bound)
     return None if own is None or other is None else _padded(own, other) >= _padded(other, own)
 
 
 def since(version: str | None, first: str) -> bool:
-    """Whether a version has what came with `first`. One that is not known counts as the newest."""
+    """Return whether a version has what came with `first`. One that is not known counts as the newest."""
     return at_least(version, first) is not False
 
 
@@ -98,11 +98,11 @@ def _bounds(version: str) -> tuple[Version | None, Version | None]:
 
 
 def infer(traits: Iterable[Trait], lines: Sequence[str]) -> str | None:
-    """The version, or the range of versions, that the wording of some lines allows.
+    """Return the version, or the range of versions, that the wording of some lines allows.
 
     Args:
-        traits: Of the engine.
-        lines: Of its start.
+        traits: Traits of the engine.
+        lines: Lines of the start.
 
     Returns:
         `0.5.9`, `0.5.3 - 0.5.8`, `>=0.5.10`, `<=0.4.3`; None where nothing narrows it or it contradicts itself.

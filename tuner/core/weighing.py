@@ -1,4 +1,4 @@
-"""What a difference between two starts has to do with the outcome: by arithmetic, or by the remedies of a finding."""
+"""Decides what a difference of two starts has to do with the outcome: by arithmetic, or by a finding's remedies."""
 
 from __future__ import annotations
 
@@ -18,74 +18,75 @@ from tuner.domain.server import Phase
 from tuner.units import real
 
 NETWORK = re.compile(r"NCCL|CUSTOM_AR|ALL_?REDUCE|MSCCLPP|SYMM_MEM|NVLS|P2P|MNNVL|QUICK_REDUCE", re.IGNORECASE)
-"""What decides how ranks talk to each other: its memory is what distributed initialisation takes. Libraries read many
-more such variables than a catalogue has, and builds of one's own have others; all say it in their names."""
+"""Names of settings that decide how ranks communicate: their memory is what distributed initialisation takes.
+Libraries read many more such variables than a catalogue has, and custom builds have others; all have it in their
+names."""
 
 _LITTLE = 0.1
-"""Of what the pool lacks: what moved less was not the reason."""
+"""Share of what the pool lacks: a difference that moved less was not the reason."""
 _SAME_POOL = 0.005
-"""Two pools that differ by less are the same."""
+"""Share of the larger pool: two pools that differ by no more are equal."""
 _UNPROVEN = {Group.VERSION: 0.5, Group.ARGUMENT: 0.3, Group.ENVIRONMENT: 0.25}
-"""Weight of what no number judges: another version changes more than one argument does, and a variable less."""
+"""Weight of a difference that no number judges: another version changes more than an argument does, a variable less."""
 REMEDIED = 0.9
-"""Weight of what the other start has as the remedy wants it, or without the cap that leaves too small a pool."""
+"""Weight when the other start has the remedy's value, or lacks the cap."""
 LIKELY = 0.6
-"""Weight of what a remedy is about, or what shows in a number, without a proof that it was the reason."""
+"""Weight when a remedy is about it, or a number shows it, without proof that it was the reason."""
 
 
 class Case(Struct, frozen=True, kw_only=True):
-    """Two starts as far as a single difference is judged by them."""
+    """Two starts, with all that one difference is weighed by."""
 
     good: Side
     bad: Side
     good_share: Share | None
     bad_share: Share | None
     findings: tuple[Finding, ...]
-    """Fatal ones and errors of the one that failed."""
+    """Fatal and error findings of the start that failed, the root cause first."""
     measures: tuple[Measure, ...]
     knobs: KnobTable | None
-    """Of the engine of both; None: not known, or two."""
+    """Knobs of the engine of both; None: not known, or two engines."""
 
     def parts(self, name: str) -> tuple[Part, ...]:
-        """Where an argument or a variable shows; of a part of a composed one, where the whole does."""
+        """Return the numbers in which a setting shows; a nested one shows where its top-level argument does."""
         knob = None if self.knobs is None else self.knobs.find(name.partition(".")[0])
         return () if knob is None else knob.effects.parts
 
     @property
     def failed(self) -> Side | None:
-        """The one that failed where the other did not."""
+        """The side that failed while the other did not; None if both or neither failed."""
         if (self.good.outcome is Outcome.FAILED) == (self.bad.outcome is Outcome.FAILED):
             return None
         return self.bad if self.bad.outcome is Outcome.FAILED else self.good
 
     @property
     def both_work(self) -> bool:
-        """Neither failed."""
+        """Whether neither start failed."""
         return Outcome.FAILED not in (self.good.outcome, self.bad.outcome)
 
     @property
     def both_failed(self) -> bool:
-        """Nothing turned one outcome into the other."""
+        """Whether both starts failed, so that nothing turned one outcome into another."""
         return self.good.outcome is Outcome.FAILED and self.bad.outcome is Outcome.FAILED
 
     @property
     def failed_share(self) -> Share | None:
-        """The static share of the one that failed."""
+        """Static share of the side that failed; None if it is not known."""
         return self.bad_share if self.failed is self.bad else self.good_share if self.failed is self.good else None
 
     @property
     def other(self) -> Side:
-        """The one that is held against the failed one."""
+        """The side that the failed one is compared with."""
         return self.good if self.failed is self.bad else self.bad
 
     @property
     def other_share(self) -> Share | None:
-        """Its static share."""
+        """Static share of `other`; None if it is not known."""
         return self.good_share if self.failed is self.bad else self.bad_share
 
     @property
     def lack(self) -> float | None:
-        """GiB that the failed one's pool lacks to be there at all; None: that is not what it failed of."""
+        """GiB that the failed side's pool lacks to be there at all; None if it failed of something else."""
         failed, share = self.failed, self.failed_share
         if failed is None or share is None or failed.fraction is None or failed.phase != Phase.KV_ALLOC:
             return None
@@ -94,7 +95,7 @@ class Case(Struct, frozen=True, kw_only=True):
 
     @property
     def regained(self) -> float | None:
-        """GiB of pool that the failed one would gain with the other one's memory and its own fraction."""
+        """GiB of pool that the failed side would gain with the other's memory and its own fraction, if known."""
         failed, mine, other = self.failed, self.failed_share, self.other_share
         if failed is None or mine is None or other is None or failed.fraction is None:
             return None
@@ -102,7 +103,7 @@ class Case(Struct, frozen=True, kw_only=True):
 
     @property
     def pool_gap(self) -> float | None:
-        """GiB between two pools that are there, where they differ and neither start failed."""
+        """GiB by which two allocated pools differ; None if they are equal, or a start failed."""
         pools = (self.good.pool_gib, self.bad.pool_gib)
         if not self.both_work or pools[0] is None or pools[1] is None or min(pools[0], pools[1]) <= 0:
             return None
@@ -110,14 +111,14 @@ class Case(Struct, frozen=True, kw_only=True):
         return gap if abs(gap) > _SAME_POOL * max(pools[0], pools[1]) else None
 
     def measure(self, group: Group, name: str) -> Measure | None:
-        """One that both starts tell."""
+        """Return a measure that both starts have; None if there is none."""
         found = (each for each in self.measures if each.group is group and each.name == name)
         return next((each for each in found if each.good is not None and each.bad is not None), None)
 
 
 def judge(each: Difference, case: Case) -> Difference:
-    """Say of an argument, a variable or a version what it has to do with the outcome."""
-    # What the other start has is no remedy where it failed too.
+    """Decide what an argument, a variable or a version has to do with the outcome."""
+    # A value of the other start is no remedy if that failed too.
     remedy = None if case.both_failed else _named(each, case.findings)
     if each.role is Role.NOISE and remedy is None:
         return each
@@ -133,7 +134,7 @@ def judge(each: Difference, case: Case) -> Difference:
 
 
 def follows(measure: Measure, case: Case) -> Difference:
-    """A number that differs, as a difference: a cause where memory alone makes the outcome, else a consequence."""
+    """Turn a number that differs into a difference: a cause if memory alone makes the outcome, else a consequence."""
     role, weight, effect, note = Role.FOLLOWS, 0.0, None, ""
     if measure.group is Group.MEMORY and measure.good is not None and measure.bad is not None:
         free = measure.name in FREE
@@ -170,7 +171,7 @@ def follows(measure: Measure, case: Case) -> Difference:
 
 
 def _part_of_pool(name: str, effect: float, case: Case) -> float | None:
-    """How much of the change between two pools came from this memory; None where it is not the most of it."""
+    """Return the share of the change between two pools that this memory makes; None unless it is most of it."""
     gap = case.pool_gap
     if name not in ("communicators", "weights", "draft weights") or gap is None or not gap:
         return None
@@ -196,7 +197,7 @@ WORDS = {
     "activation": "activations",
     "non-torch": "memory that is not torch's",
 }
-"""Purposes of memory in a sentence."""
+"""Names of purposes of memory in a sentence."""
 
 
 def _by_fraction(each: Difference, case: Case) -> Difference:
@@ -228,12 +229,12 @@ def _by_fraction(each: Difference, case: Case) -> Difference:
 
 
 def _by_remedy(each: Difference, remedy: Remedy, case: Case) -> Difference:
-    """The failed one's finding names this knob: it explains where the other start has it as the remedy wants it."""
+    """Weigh a knob that a remedy names: it explains if the other start has it as the remedy wants it."""
     forward = case.failed is not case.good
     lost, kept = (each.bad, each.good) if forward else (each.good, each.bad)
     finding = case.findings[0]
     because = f"the remedy of {finding.cause} for the start that failed"
-    # Of a finding that is not sure only the first remedy counts: the others are often tests.
+    # If a finding is not sure, only its first remedy counts: the others are often tests.
     sure = finding.confidence is Confidence.HIGH or (
         finding.confidence is Confidence.MEDIUM and remedy is finding.remedies[0]
     )
@@ -262,7 +263,7 @@ def _mends(kept: Any, lost: Any, remedy: Remedy) -> bool:
 
 
 def _by_lack(each: Difference, case: Case) -> Difference:
-    """The pool lacks memory: what moved too little of it cannot be the reason, whatever it is."""
+    """Acquit whatever moved less than a tenth of the missing pool."""
     lack, regained = case.lack, case.regained
     assert lack is not None
     taken = case.measure(Group.MEMORY, "communicators")
@@ -279,7 +280,7 @@ def _by_lack(each: Difference, case: Case) -> Difference:
 
 
 def _by_result(each: Difference, case: Case) -> Difference:
-    """What it does shows in a number of its own; where that did not move, nor did the outcome by it."""
+    """Weigh a difference by the numbers in which it shows: if none of them moved, it did not make the outcome."""
     if _caps(each, case):
         return _is(each, Role.EXPLAINS, REMEDIED, "it caps the KV pool, whatever the fraction")
     network = NETWORK.search(each.name) is not None
@@ -294,7 +295,7 @@ def _by_result(each: Difference, case: Case) -> Difference:
             if case.both_work and both_told:
                 return _is(each, Role.EXPLAINS, 0.5, note)
             return _is(each, Role.POSSIBLE, LIKELY, note)
-        if changed and case.both_work and not network:  # a start does not show what it does to speed
+        if changed and case.both_work and not network:  # numbers of a start do not show the effect on speed
             note = ", ".join(f"{_name(m)} {_told(m.good)} {m.unit} in both".replace("  ", " ") for m in changed)
             return _is(each, Role.ACQUITTED, 0.0, note)
     weight = _UNPROVEN[each.group]
@@ -303,7 +304,7 @@ def _by_result(each: Difference, case: Case) -> Difference:
 
 
 def _caps(each: Difference, case: Case) -> bool:
-    """A pool that is too small for what is asked of it, and a cap on it that the other start does not have."""
+    """Return whether the pool was too small, and the failed start has a cap on it that the other does not have."""
     if case.failed is None or Part.CAP not in case.parts(each.name) or not case.findings:
         return False
     lost, kept = (each.bad, each.good) if case.failed is case.bad else (each.good, each.bad)
@@ -316,7 +317,7 @@ _RESULTS: dict[Part, tuple[Group, tuple[str, ...]]] = {
     Part.CELL: (Group.POOL, ("bytes per token",)),
     Part.CAP: (Group.POOL, ("tokens",)),
 }
-"""The measured numbers in which a part shows; no name: all of the group."""
+"""Group and names of the measures in which a part shows; no names: all of the group."""
 _TAKEN = (Group.MEMORY, ("communicators",))
 
 
@@ -325,7 +326,7 @@ def _names(case: Case, group: Group) -> tuple[str, ...]:
 
 
 def _named(each: Difference, findings: tuple[Finding, ...]) -> Remedy | None:
-    """The remedy that is about this argument or variable."""
+    """Return the root cause's remedy that is about this argument or variable; None if there is none."""
     for finding in findings[:1]:
         for remedy in finding.remedies:
             flag = (remedy.flag or "").lstrip("-").partition("=")[0].partition(" ")[0].replace("-", "_")

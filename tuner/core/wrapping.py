@@ -1,7 +1,7 @@
-"""What a log driver, an orchestrator or a tool in a pipe wrapped round a server's lines, and the lines without it.
+"""Removes what log drivers, orchestrators and tools in a pipe wrap round a server's lines.
 
-Wrappers lie on top of each other (Kubernetes round Ray round the server) and are mixed with bare lines, so one is
-found from many lines and taken off line by line: what does not wear it stays as it is.
+Wrappers are nested (Kubernetes round Ray round the server) and mixed with bare lines. So each is recognised from many
+lines and removed line by line; a line without it stays as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)"
 _MONTH_STAMP = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})?"
 _DAY_STAMP = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \S{1,9}"
 
-# Of Kubernetes' runtimes, and podman: time, stream, full or partial, and tags, before the text.
+# Kubernetes' runtimes and podman write time, stream, full or partial, and tags before the text.
 _CRI = re.compile(r"\d{4}-\d\d-\d\dT\S{1,40} std(?:out|err) ([FP])(?::\S*)?(?: |$)")
 _JOURNAL_TIME = rf"(?:{_MONTH_STAMP}|{_STAMP}|{_DAY_STAMP}|\d{{9,11}}\.\d{{1,9}}|\[ *\d+\.\d{{6}}\])"
 _JOURNAL = re.compile(rf"{_JOURNAL_TIME} [\w.-]{{1,80}} [^\s:\[\]]{{1,120}}(?:\[\d+\])?: ?")
@@ -60,7 +60,7 @@ _RECORD = re.compile(
     r"|(?:\(\S+(?: rank=\d+)? pid=\d+[^()]{0,60}\) )?"
     r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d |: {2,})|\(\S+ pid=\d+)"
 )
-"""How records of an engine begin: what a doubtful wrapper must uncover."""
+"""How records of an engine begin: a wrapper whose form is no proof must uncover some."""
 
 
 def _docker(text: str) -> Unwrapped | None:
@@ -84,7 +84,7 @@ def _stern_json(text: str) -> Unwrapped | None:
 
 
 def _member(text: str, name: str) -> str | None:
-    """A member of the JSON object that a line is: text, or the bytes that journald gives where they are no UTF-8."""
+    """Return a member of the JSON object that a line is: text, or the bytes that journald gives if it is no UTF-8."""
     if not text.startswith("{") or f'"{name}"' not in text:
         return None
     try:
@@ -118,24 +118,24 @@ def _after(expression: re.Pattern[str]) -> Callable[[str], Unwrapped | None]:
 
 
 def _box(text: str) -> Unwrapped | None:
-    """A line out of a frame that a terminal drew."""
+    """Remove the frame that a terminal drew round a line."""
     head = _BOX.match(text)
     return None if head is None else (text[head.end() :].rstrip().rstrip("\u2502\u2503").rstrip(), True)
 
 
 class Layer(NamedTuple):
-    """One way of wrapping."""
+    """One kind of wrapper."""
 
     name: str
     strip: Callable[[str], Unwrapped | None]
-    """What is inside a line; None when the line does not wear it."""
+    """Returns what is inside a line; None if the line does not have this wrapper."""
     proof: re.Pattern[str] | None = None
-    """What lines must begin with for the layer to be found, where that is narrower."""
+    """What lines must begin with for the wrapper to be recognised, if `strip` accepts more than that."""
     share: float = 0.05
-    """Of the lines, how many must wear it: few where its form alone is proof."""
+    """Share of the lines that must have it: small where its form alone is proof."""
 
     def worn(self, texts: list[str]) -> bool:
-        """Whether lines wear it; a doubtful one must uncover records of an engine as well."""
+        """Return whether enough lines have it; if its form is no proof, it must uncover an engine's records too."""
         if self.proof is None:
             inner = [found[0] for text in texts if (found := self.strip(text)) is not None]
         else:
@@ -173,19 +173,21 @@ _JSON_LOG = Layer("json-log", _json_log)
 _BY_NAME = {layer.name: layer for layer in (*_LAYERS, _JSON_LOG)}
 NAMES = tuple(_BY_NAME)
 _HEAD_LINES = 400
+"""First lines, empty ones not counted, by which the wrappers of a log are recognised."""
 _DEEPEST = 4
+"""Most wrappers round one line."""
 
 
 class Wrapping:
     """The wrappers of one log, the outermost first."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        """Take wrappers by name, as `names` of another gives them; names that are none of ours are left out."""
+        """Take wrappers by name, as `names` of another gives them; unknown names are left out."""
         self._layers = tuple(_BY_NAME[name] for name in names if name in _BY_NAME)
         self.names = tuple(layer.name for layer in self._layers)
 
     def unwrap(self, text: str) -> Unwrapped:
-        """The server's own line out of one line of the log.
+        """Return the server's own line in one line of the log.
 
         Returns:
             The inner text and whether it is a whole line; a line that is not wrapped stays as it is.
@@ -202,7 +204,7 @@ class Wrapping:
 
 
 def find(lines: Iterable[str]) -> Wrapping:
-    """The wrappers that the first lines of a log wear."""
+    """Return the wrappers that the first lines of a log have."""
     texts: list[str] = []
     for line in lines:
         if line.strip():
@@ -215,7 +217,7 @@ def find(lines: Iterable[str]) -> Wrapping:
         if layer is None:
             break
         if layer.name == "docker-json" and not any(found[1] for found in map(_docker, texts) if found is not None):
-            # Collectors that speak Docker's format leave out the line's end, and cut no lines.
+            # Collectors that write Docker's format leave out the line's end, and cut no lines.
             layer = _JSON_LOG
         layers.append(layer)
         texts = [logtext.plain(found[0]) if (found := layer.strip(text)) is not None else text for text in texts]
@@ -225,7 +227,7 @@ def find(lines: Iterable[str]) -> Wrapping:
 
 
 def unwrap(kind: str, text: str) -> Unwrapped:
-    """The server's own line out of what its log driver wrapped round it.
+    """Return the server's own line without what its log driver wrapped round it.
 
     Args:
         kind: `LogSource.kind`; `docker-json` and `cri` wrap.
