@@ -22,6 +22,11 @@ NARROW = 1e-3
 """Largest relative error at which a cell is taken as the roundest number of its interval."""
 
 _MOST_TOKENS = float(1 << 50)
+_ELEMENT_BYTES = (
+    ("fp4", 0.5625), ("nvfp4", 0.5625), ("mxfp8", 1.03125), ("fp8", 1.0), ("float8", 1.0), ("int8", 1.0),
+    ("float32", 4.0), ("bf16", 2.0), ("fp16", 2.0), ("float16", 2.0), ("bfloat16", 2.0), ("half", 2.0),
+)  # fmt: skip
+"""Bytes of one element by the beginning of a data type's name, with its share of the scales."""
 
 
 def tokens_for(pool: float, cell_bytes: float | None, page: int = 1, cap: int | None = None) -> int:
@@ -32,6 +37,14 @@ def tokens_for(pool: float, cell_bytes: float | None, page: int = 1, cap: int | 
     if cap is not None and cap >= 0:
         tokens = min(tokens, cap)
     return tokens // max(page, 1) * max(page, 1)
+
+
+def element_bytes(dtype: object) -> float | None:
+    """Return the bytes of one element of a KV data type including its scales; None for `auto` and unknown types."""
+    if not isinstance(dtype, str):
+        return None
+    text = dtype.lower().removeprefix("torch.")
+    return next((size for word, size in _ELEMENT_BYTES if text.startswith(word)), None)
 
 
 class Cell(Struct, frozen=True):

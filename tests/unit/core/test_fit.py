@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tuner.core import fit
-from tuner.core.fit import Capture
+from tuner.core.fit import Capture, element_bytes
 from tuner.units import GIB
 
 
@@ -97,3 +97,10 @@ def test_nccl_buffers_by_channels_and_size() -> None:
     assert fit.nccl_gib(16, 4 << 20, 3) * 1024 == 480
     assert fit.nccl_gib(2, 128 << 10) * 1024 == 12
     assert fit.nccl_gib(16, 16 << 20, 3) * 1024 == 1056
+
+
+def test_the_size_of_an_element_counts_its_scales_and_knows_every_spelling() -> None:
+    sizes = {"fp8_e4m3": 1.0, "float8_e5m2": 1.0, "int8": 1.0, "mxfp8": 1.03125, "nvfp4": 0.5625, "fp4_e2m1": 0.5625,
+             "torch.bfloat16": 2.0, "BF16": 2.0, "half": 2.0, "fp16": 2.0, "float16": 2.0, "float32": 4.0}  # fmt: skip
+    assert {name: element_bytes(name) for name in sizes} == sizes
+    assert [element_bytes(name) for name in ("auto", "posit7", None, 8)] == [None] * 4

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.core import facts as f
-from tuner.core.fit import ROUNDING_GIB
+from tuner.core.fit import ROUNDING_GIB, element_bytes
 from tuner.core.share import least_value, line_of
 from tuner.core.versions import in_range, parse_version, since
 from tuner.domain.forecast import Effective
@@ -30,8 +30,6 @@ _AITER = 0.85
 """Factor of the fraction for the aiter backend."""
 _TOLERANCE = 0.01
 """Largest difference of two fractions, from the args and from the pool, that counts as equal."""
-_DTYPE_BYTES = (("fp4", 0.5625), ("nvfp4", 0.5625), ("mxfp8", 1.03125), ("fp8", 1.0), ("float8", 1.0), ("int8", 1.0),
-                ("float32", 4.0), ("bf16", 2.0), ("float16", 2.0), ("bfloat16", 2.0), ("half", 2.0))  # fmt: skip
 _LATENT_BACKENDS = frozenset({"flashmla", "trtllm_mla", "cutlass_mla", "nsa", "dsa"})
 
 
@@ -154,20 +152,12 @@ def latent(start: Start) -> bool:
     return isinstance(backend, str) and backend in _LATENT_BACKENDS
 
 
-def dtype_bytes(name: Any) -> float | None:
-    """Return the bytes of one element of a KV data type including its scales; None for `auto` and unknown types."""
-    if not isinstance(name, str):
-        return None
-    text = name.lower().removeprefix("torch.")
-    return next((size for word, size in _DTYPE_BYTES if text.startswith(word)), None)
-
-
 def pool_dtype_bytes(start: Start) -> float:
     """Return the bytes of one element of the start's pool: as printed, else as configured, else 2.0."""
     printed = next(
         (fact.fields["dtype"] for fact in start.facts if fact.kind == f.KV_POOL and "dtype" in fact.fields), None
     )
-    return dtype_bytes(printed) or dtype_bytes(start.setting("kv_cache_dtype")) or 2.0
+    return element_bytes(printed) or element_bytes(start.setting("kv_cache_dtype")) or 2.0
 
 
 def request_table_gib(requests: int, context: int, draft_tokens: int = 0) -> float:

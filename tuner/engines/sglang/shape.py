@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from tuner.core.fit import element_bytes
 from tuner.core.versions import in_range, parse_version, since
 from tuner.domain.starts import Start
 from tuner.engines.sglang import memory
@@ -231,7 +232,7 @@ def changed(shape: Shape, changes: Mapping[str, Any], gpu_mib: float | None) -> 
     if "chunk" in new and new["chunk"] is None:
         new["chunk"] = auto_chunk(shape.version, gpu_mib) if gpu_mib is not None else shape.chunk
     if "kv_cache_dtype" in changes:
-        new["kv_bytes"] = memory.dtype_bytes(changes["kv_cache_dtype"]) or 2.0
+        new["kv_bytes"] = element_bytes(changes["kv_cache_dtype"]) or 2.0
     if "disable_custom_all_reduce" in changes:
         new["custom_all_reduce"] = not changes["disable_custom_all_reduce"]
     if _SYMMETRIC in changes:

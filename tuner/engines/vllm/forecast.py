@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from tuner.core.fit import ROUNDING_GIB, Capture, fit_captures
+from tuner.core.fit import ROUNDING_GIB, Capture, element_bytes, fit_captures
 from tuner.core.forecast import (
     ACTIVATION_KIB,
     HEADROOM_GIB,
@@ -30,7 +30,6 @@ from tuner.units import GIB
 
 _MIB_PER_SEQUENCE = 0.5
 """Size of one sequence's 32-bit logits with a vocabulary of 128k, MiB."""
-_DTYPE_BYTES = (("fp8", 1.0), ("int8", 1.0), ("nvfp4", 0.5625), ("float32", 4.0))
 _DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "block_size": 16}
 
 
@@ -146,26 +145,17 @@ def _read(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> _Start:
         sequences=max(1, sequences),
         batched=max(1, batched),
         block=max(1, as_int(value("page_size"), _DEFAULTS["block_size"])),
-        element=_element(value("kv_cache_dtype")),
+        element=element_bytes(value("kv_cache_dtype")) or 2.0,
         graphs=count,
         counted=memory.graphs_counted(start.version, env),
         speculates=bool(value("speculative_config")),
     )
 
 
-_WIDE = ("auto", "bfloat16", "bf16", "float16", "half", "fp16")
-"""Data types of two bytes, and `auto`, which is taken to be one."""
-
-
-def _element(dtype: Any) -> float:
-    text = str(dtype).lower()
-    return next((size for word, size in _DTYPE_BYTES if text.startswith(word)), 2.0)
-
-
 def _unknown_dtype(dtype: Any) -> list[str]:
     """Return a warning if a KV data type is unknown; empty if it is known. New versions add types."""
     text = str(dtype).lower()
-    if dtype is None or text.startswith((*_WIDE, *(word for word, _ in _DTYPE_BYTES))):
+    if dtype is None or text.startswith("auto") or element_bytes(text) is not None:
         return []
     return [f"{text} is no data type known here: 2 bytes for each element are reckoned with"]
 
