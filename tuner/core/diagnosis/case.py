@@ -151,7 +151,7 @@ class Case:
         return (0,) if raised and self.layout.world == 1 else None
 
     def tag(self, number: int) -> str:
-        """How the log names a global rank; `rank 3` where it does not."""
+        """Return the log's tag of a global rank; `rank 3` if the log does not show that rank."""
         return next((rank.tag for rank in self.start.ranks if rank.number == number), f"rank {number}")
 
     @property
