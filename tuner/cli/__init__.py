@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import warnings
 
 import click
 
@@ -40,6 +41,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code. Errors of usage are reported in one line on stderr."""
+    # Values of logs are read as Python literals, and the compiler warns of what strangers wrote.
+    warnings.simplefilter("ignore", SyntaxWarning)
     try:
         return _run(arguments)
     except KeyboardInterrupt:

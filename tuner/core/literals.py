@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from typing import Any
 
 from tuner.core.redact import mask_json
@@ -17,6 +16,8 @@ _OPENER = re.compile(r"\s*(?:[A-Za-z_][\w.]*\s*)?[({]")
 _KEY = re.compile(r"\s*(?:'(?P<quoted>[^'\\]+)'\s*:|(?P<bare>[A-Za-z_]\w*)\s*=)\s*")
 # One step of a value: a whole string, a bracket, or a run of anything else but commas.
 _STEP = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[\[({]|[\])}]|,|[^'\"\[\](){},]+|.", re.DOTALL)
+_ESCAPE = re.compile(r"\\([4-7][0-7]{2}|.)", re.DOTALL)
+_KNOWN_ESCAPES = frozenset("\\'\"abfnrtv01234567xNuU\n")
 _OPENERS = frozenset("([{")
 _CLOSERS = frozenset(")]}")
 
@@ -76,9 +77,11 @@ def _value_end(text: str, start: int, unclosed: set[str]) -> tuple[int, bool]:
 
 def _literal(text: str) -> Any:
     try:
-        with warnings.catch_warnings():
-            # Python warns of invalid escapes, which the engine's text may hold.
-            warnings.simplefilter("ignore")
-            return ast.literal_eval(text)
+        return ast.literal_eval(_ESCAPE.sub(_escaped, text) if "\\" in text else text)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return text
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """Keep a backslash that is no escape of Python's as the character it is: the compiler would warn of it."""
+    return found[0] if found[1] in _KNOWN_ESCAPES else f"\\{found[0]}"
