@@ -18,7 +18,7 @@ class KeepStart(Command, frozen=True, kw_only=True):
 
 
 class KeepMemory(Command, frozen=True, kw_only=True):
-    """Store what a start measured of its memory; one that is known is replaced."""
+    """Store what a start measured of its memory; an earlier record of the same start is replaced."""
 
     record: MemoryRecord
 
@@ -30,7 +30,7 @@ class LookUpStarts(Command, frozen=True, kw_only=True):
     engine: str
     model: str | None
     began_at: float | None = None
-    """Host wall clock at which the server's own process began: that start is none of the others."""
+    """Host wall clock, seconds since the epoch, at which the server's own process began: its start is left out."""
 
 
 AnyCommand = KeepStart | KeepMemory | LookUpStarts

@@ -123,9 +123,9 @@ class ProcessKilled(Event, frozen=True, kw_only=True, tag="oom"):
     """The kernel killed a process for want of memory, of the host's or of a cgroup's."""
 
     pid: int
-    """As the kernel counts: not that of a container."""
+    """PID as the kernel counts, not that of a container."""
     name: str
-    """Its first 15 bytes."""
+    """The first 15 bytes of the process's name."""
     text: str
     at: float | None = None
 
@@ -141,7 +141,7 @@ class ScanEnded(Event, frozen=True, kw_only=True, tag="scanned"):
 
 
 class ServerGone(Event, frozen=True, kw_only=True, tag="server_gone"):
-    """The leader and all ranks are gone, or the leader is and `left` are not; again when some of those end."""
+    """A leader is gone; `left` are its processes that live on. Sent again when some of those end."""
 
     key: str
     at: float | None = None
@@ -149,7 +149,7 @@ class ServerGone(Event, frozen=True, kw_only=True, tag="server_gone"):
 
 
 class LogOpened(Event, frozen=True, kw_only=True, tag="log_open"):
-    """A server's log was opened, again, or differently."""
+    """A server's log was opened, opened again, or is another file now."""
 
     key: str
     reason: str
@@ -160,7 +160,7 @@ class LogOpened(Event, frozen=True, kw_only=True, tag="log_open"):
     inode: int | None = None
     size: int | None = None
     offset: int = 0
-    """Where reading goes on."""
+    """Byte offset at which reading goes on."""
     note: str | None = None
 
 
@@ -202,7 +202,7 @@ class HttpAnswer(Event, frozen=True, kw_only=True, tag="http"):
     body: Any = None
     """Decoded JSON of other endpoints; None when equal to the last one sent."""
     next_s: float | None = None
-    """Seconds until it is asked again at the latest, where that is longer than planned: nothing happens there."""
+    """Seconds until it is asked again at the latest, if longer than planned because the server is idle."""
 
 
 class OldLog(Event, frozen=True, kw_only=True, tag="old_log"):
@@ -264,7 +264,7 @@ class HistoryFound(Event, frozen=True, kw_only=True, tag="history"):
     key: str
     usual: UsualTimes
     starts: tuple[Start, ...] = ()
-    """What the newest of them measured of their memory."""
+    """The newest of them, with what they measured of their memory."""
 
 
 AnyEvent = (

@@ -1,6 +1,6 @@
-"""Which all-reduce a server really runs: its engine's ways to add up a tensor, and the gates before each of them.
+"""Which all-reduce a server really runs: the paths its engine has, and the gates before each of them.
 
-Rules are data (`engines/NAME/gates.toml`), what they say of one start is worked out by `core.gates`.
+Rules are data (`engines/NAME/gates.toml`); `core.gates` evaluates them for one start.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Look(enum.StrEnum):
     CAPABILITY = "capability"
     """Compute capability of the GPUs: `9` for its major number, `10.3` for the very one."""
     NCCL = "nccl"
-    """Its version, at least."""
+    """NCCL's version is at least this."""
     PATH = "path"
-    """Another way does not take the tensor first."""
+    """No other path takes the tensor first."""
     LINE = "line"
     """Only a line of the log tells."""
 
@@ -50,35 +50,35 @@ class Closing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     text: str = ""
     """Regular expression that its message must contain; empty: any message."""
     versions: str = ""
-    """Of the engine in which the line means this; empty: all."""
+    """Engine versions in which the line means this; empty: all."""
 
 
 class GateRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One gate as its data file has it."""
 
     what: str
-    """What it asks for, in a few words: `one node`."""
+    """What the gate asks for, in a few words: `one node`."""
     test: Look
     name: str = ""
     """Server arg, variable or other path that is looked at."""
     also: tuple[str, ...] = ()
-    """Its other names."""
+    """Other names of the same."""
     opens: tuple[Any, ...] = ()
     """Values that let it pass; `any` means every value that is set."""
     default: Any = None
-    """Value where it is not set."""
+    """The value if it is not set."""
     above: int = 0
-    """Only groups of more ranks are asked."""
+    """The gate is only there for groups of more ranks."""
     versions: str = ""
-    """Of the engine that have this gate, as `core.versions.in_range` reads them."""
+    """Engine versions that have this gate, as `core.versions.in_range` reads them; empty: all."""
     closed_by: tuple[Closing, ...] = ()
     passed_by: tuple[Closing, ...] = ()
     unsure_by: tuple[Closing, ...] = ()
-    """Lines after which it cannot be told: those of a patched engine."""
+    """Lines of a patched engine, after which the state of the gate is not known."""
 
 
 class PathExample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A start for which it is known what becomes of the path."""
+    """A start for which the state of the path is known: an example that tests check."""
 
     version: str
     ranks: int = 2
@@ -89,21 +89,21 @@ class PathExample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     nvlink: bool | None = None
     capability: str = ""
     closed: str = ""
-    """Of the gate that closes it, what it asks for."""
+    """`GateRule.what` of the gate that closes it."""
 
 
 class PathRule(Struct, frozen=True, kw_only=True):
-    """One way to add up a tensor, in the order in which an engine tries them."""
+    """One all-reduce path; an engine tries its paths in the order of the data file."""
 
     id: str
     title: str
     versions: str = ""
     takes: str = ""
-    """Which tensors: `up to 8 MiB`."""
+    """Which tensors it takes: `up to 8 MiB`."""
     listed: str = ""
     """Its name in vLLM's list of backends."""
     platform: str = "cuda"
-    """Ways of other platforms are not shown."""
+    """Platform that has it (`cuda`, `rocm`), empty: any. Paths of other platforms are not shown."""
     gates: tuple[GateRule, ...] = ()
     proven_by: tuple[Closing, ...] = ()
     """Lines that say it is set up."""
@@ -118,9 +118,9 @@ class VariableRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     reads: str = ""
     """Versions that read it; `none`: no release."""
     acts_on: tuple[str, ...] = ()
-    """Paths that it changes: where all of them are closed it does nothing."""
+    """Ids of the paths that it changes: if all of them are closed, it does nothing."""
     unset: tuple[str, ...] = ()
-    """Values that are as good as none."""
+    """Values that mean the same as not to set it."""
     example: tuple[dict[str, Any], ...] = ()
 
 
@@ -132,22 +132,22 @@ class OverwriteRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     value: str
     """What it becomes: `0`, or the name of a server arg in braces that makes it 0 or 1."""
     unless: str = ""
-    """A server arg that stops it."""
+    """A server arg that, when on, keeps the engine from it."""
     example: tuple[dict[str, Any], ...] = ()
 
 
 class CardRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the name of a GPU tells of it."""
+    """Capability and platform of GPUs, by their name."""
 
     name: str
-    """Regular expression."""
+    """Regular expression on the GPU's name."""
     capability: str = ""
     platform: str = "cuda"
     example: tuple[dict[str, str], ...] = ()
 
 
 class GateRules(Struct, frozen=True):
-    """All of one engine."""
+    """All rules of one engine."""
 
     paths: tuple[PathRule, ...] = ()
     variables: tuple[VariableRule, ...] = ()
@@ -160,7 +160,7 @@ class Hardware(Struct, frozen=True, kw_only=True):
 
     full_nvlink: bool | None = None
     capability: str = ""
-    """`9.0`; of the lowest GPU where they differ."""
+    """Compute capability, `9.0`; the lowest if GPUs differ."""
     told: str = ""
     """How they are connected, in the words of the topology: `NV18`, `PHB SYS`."""
     platform: str = "cuda"
@@ -172,15 +172,15 @@ class Gate(Struct, frozen=True, kw_only=True):
     what: str
     state: GateState
     told: str = ""
-    """What tells: an argument, a variable, a hardware fact, the words of a line."""
+    """The evidence: an argument, a variable, a hardware fact, the words of a line."""
     at: int | None = None
     """Where the log says it, as `Evidence.at` counts."""
     assumed: bool = False
-    """Nothing tells: the default holds as far as is known."""
+    """True: nothing tells, so the default is assumed."""
 
 
 class PathState(enum.StrEnum):
-    """What becomes of one way to add up a tensor."""
+    """State of one all-reduce path."""
 
     PROVEN = "proven"
     """The log says that it is set up."""
@@ -188,11 +188,11 @@ class PathState(enum.StrEnum):
     """No gate is closed."""
     CLOSED = "closed"
     UNKNOWN = "unknown"
-    """No gate is closed, and of one it cannot be told."""
+    """No gate is closed, and the state of one is not known."""
 
 
 class Path(Struct, frozen=True, kw_only=True):
-    """One way to add up a tensor, for one start."""
+    """One all-reduce path in one start."""
 
     id: str
     title: str
@@ -205,17 +205,17 @@ class Path(Struct, frozen=True, kw_only=True):
 
     @property
     def closed(self) -> Gate | None:
-        """The first gate that is closed."""
+        """The first gate that is closed; None if none is."""
         return next((gate for gate in self.gates if gate.state is GateState.CLOSED), None)
 
     @property
     def unsure(self) -> Gate | None:
-        """The first gate of which nothing is known."""
+        """The first gate whose state is not known; None if there is none."""
         return next((gate for gate in self.gates if gate.state is GateState.UNKNOWN), None)
 
 
 class Note(Struct, frozen=True, kw_only=True):
-    """Something else that decides how fast ranks talk: what NCCL did, which graphs there are not."""
+    """Something else that decides how fast ranks communicate: what NCCL did, which CUDA graphs are off."""
 
     what: str
     value: str
@@ -225,15 +225,15 @@ class Note(Struct, frozen=True, kw_only=True):
 
 
 class AllReduce(Struct, frozen=True, kw_only=True):
-    """How one start adds up its tensors."""
+    """The all-reduce paths of one start."""
 
     world: int
-    """Ranks that do it together."""
+    """Number of ranks that reduce together."""
     paths: tuple[Path, ...]
     """In the order in which they are tried; the last takes everything."""
     notes: tuple[Note, ...] = ()
 
     @property
     def used(self) -> tuple[Path, ...]:
-        """Those that are not closed."""
+        """The paths that are not closed."""
         return tuple(path for path in self.paths if path.state is not PathState.CLOSED)

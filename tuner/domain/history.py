@@ -16,9 +16,10 @@ class StartRecord(Struct, frozen=True, kw_only=True):
     version: str | None = None
     model: str | None = None
     started_at: float
-    """Wall clock of the host: of its process, or of its first line where that is all there is."""
+    """Host wall clock, seconds since the epoch, at which its process began, or of its first line if only that is
+    known."""
     by_log: bool = False
-    """It is the first line's: the process began earlier."""
+    """True: `started_at` is the first line's time, and the process began earlier."""
     source: str = ""
     """Path of the log; with `started_at` it is the identity of a start."""
     outcome: str = "ready"
@@ -44,7 +45,7 @@ class MemoryRecord(Struct, frozen=True, kw_only=True):
 
 
 class UsualTimes(Struct, frozen=True, kw_only=True):
-    """The least and the most that earlier successful starts took, by phase and in all."""
+    """The least and the most seconds that earlier successful starts took, by phase and in all."""
 
     starts: int = 0
     total_s: tuple[float, float] | None = None

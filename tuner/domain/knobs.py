@@ -1,4 +1,4 @@
-"""What can be turned on an inference server: one name for each knob, and how each version spells it."""
+"""The knobs of an inference server: one name for each, and how each version spells it."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Part(enum.StrEnum):
 
 
 class Effects(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a higher value, or switching it on, does: `up`, `down`, `either`; empty for nothing worth a word."""
+    """Effect of a higher value, or of switching it on: `up`, `down`, `either`; empty if it is not worth a word."""
 
     memory: str = ""
-    """Of the GPU, outside or inside the static share."""
+    """Effect on GPU memory, outside or inside the static share."""
     throughput: str = ""
     latency: str = ""
     parts: tuple[Part, ...] = ()
-    """Where it shows."""
+    """The numbers of a start in which it shows."""
 
 
 class Hazard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,33 +72,33 @@ class SpelledAs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     setting: str | None = None
     """Key in the engine's dump of resolved settings, where it is not the flag's own name."""
     default: Any = None
-    """Where it is fixed; None: not set, or chosen by the engine."""
+    """The default value, if it is fixed; None: not set, or chosen by the engine."""
     choices: tuple[str, ...] = ()
     note: str = ""
 
 
 class Turning(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a plan shows a knob and turns it."""
+    """How the Plan screen shows a knob and changes it."""
 
     place: int
     """Its place among the knobs of the plan."""
     first: int = 128
-    """Where one begins who leaves what the engine chooses."""
+    """First value when it is changed from what the engine chooses."""
     least: int = 1
-    """Numbers below make no sense."""
+    """Least value that makes sense."""
     powers: bool = False
-    """Only powers of two are sensible."""
+    """True: only powers of two make sense."""
     negates: str = ""
-    """Of a switch that is named for what it takes away: the name of that."""
+    """For a switch that is named for what it takes away: the name of that."""
     unset: str = "auto"
-    """What it is where it is not set."""
+    """Word that is shown while it is not set."""
 
 
 class Knob(Struct, frozen=True, kw_only=True):
-    """One thing that can be turned."""
+    """One thing that can be changed on a server: a flag or an environment variable."""
 
     name: str
-    """Canonical: the same for every engine and version that has it."""
+    """Canonical name: the same for every engine and version that has it."""
     kind: KnobKind
     type: KnobType
     title: str
@@ -110,10 +110,10 @@ class Knob(Struct, frozen=True, kw_only=True):
     also: tuple[str, ...] = ()
     """Other names that people and the other engine use for it."""
     spellings: tuple[SpelledAs, ...] = ()
-    """Oldest first. Versions in none of them do not have it."""
+    """Its spellings, oldest first; a version in none of them does not have the knob."""
     hazards: tuple[Hazard, ...] = ()
     forecast: bool = False
-    """The memory forecast knows what it does."""
+    """True: the memory forecast knows what it does."""
     turning: Turning | None = None
     """None: the plan does not offer it."""
     smaller: str = ""
@@ -132,14 +132,14 @@ class Spelling(Struct, frozen=True, kw_only=True):
     choices: tuple[str, ...] = ()
     note: str = ""
     assumed: bool = False
-    """The version is not known, or newer than all that are: this is the newest spelling."""
+    """True: the version is not known, or newer than all that are, and this is the newest spelling."""
 
     @property
     def flag(self) -> str | None:
-        """The argument, when it is one."""
+        """The flag; None if the knob is a variable."""
         return self.text if self.kind is KnobKind.FLAG else None
 
     @property
     def env(self) -> str | None:
-        """The variable, when it is one."""
+        """The environment variable; None if the knob is a flag."""
         return self.text if self.kind is KnobKind.ENV else None

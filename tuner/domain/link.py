@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class LinkPhase(enum.StrEnum):
-    """Always visible on screen."""
+    """State of the link to a host; always visible on screen."""
 
     CONNECTING = "connecting"
     UP = "up"

@@ -21,7 +21,7 @@ class LogLine(Struct, frozen=True, gc=False):
     """One line as shown: control sequences stripped, progress bars reduced to their last state."""
 
     offset: int
-    """Byte offset of its first byte in the source."""
+    """Its place: the offset of its first byte in a followed log, the line number in a file that is read whole."""
     text: str
     """The whole line without its end, cut at 64 KiB with a marker; never markup."""
     rank: str | None = None

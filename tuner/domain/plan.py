@@ -5,20 +5,21 @@ from __future__ import annotations
 from msgspec import Struct
 
 NUMBERS_EVERY_S = 2.0
-"""A server that works is asked for its numbers so often."""
+"""Seconds between two readings of the numbers of a server that works."""
 NUMBERS_IDLE_S = 10.0
-"""One where nothing happens, so seldom."""
+"""Seconds between two readings of the numbers of a server that is idle."""
 
 
 class EndpointPlan(Struct, frozen=True, kw_only=True):
-    """One HTTP endpoint of an engine and how gently to ask it."""
+    """One HTTP endpoint of an engine, and how often it is asked."""
 
     id: str
     paths: tuple[str, ...]
     """Tried in order until one does not answer 404 or 5xx; the winner is kept."""
     every_s: float = 1.0
     idle_s: float = 0.0
-    """While the answers stay the same, and log and GPUs show no work, the time between two grows up to this."""
+    """Seconds up to which the time between two requests grows while answers stay the same and log and GPUs show no
+    work."""
     timeout_s: float = 2.0
     parse: str = "json"
     """json, prometheus, or status (body ignored)."""
@@ -33,7 +34,7 @@ class EndpointPlan(Struct, frozen=True, kw_only=True):
     auth: bool = False
     """Send the server's API key, which the probe reads from the server's own argv or environment."""
     quiet: bool = False
-    """A failure of it is no problem worth a line."""
+    """True: a failure of it is not reported as a problem."""
 
 
 class EnginePlan(Struct, frozen=True, kw_only=True):
@@ -71,7 +72,7 @@ class TailFrom(Struct, frozen=True, kw_only=True):
     cursor: str | None = None
     """For a log that is no file (the systemd journal)."""
     check: tuple[int, int] | None = None
-    """An offset, and the CRC-32 of the up to 256 bytes before it: the file holds them as long as it is the same."""
+    """An offset and the CRC-32 of the up to 256 bytes before it: if it differs, the file holds other bytes now."""
 
 
 class ProbePlan(Struct, frozen=True, kw_only=True):
@@ -80,13 +81,13 @@ class ProbePlan(Struct, frozen=True, kw_only=True):
     engines: tuple[EnginePlan, ...]
     interval_s: float = 1.0
     resume: dict[str, TailFrom] = {}
-    """By server key."""
+    """Where to go on in each log, by server key."""
     tail_bytes: int = 262_144
-    """How much of the end of a log is sent at first."""
+    """Bytes of the end of a log that are sent at first."""
     head_bytes: int = 4_194_304
-    """How far from the beginning the start-up section is looked for."""
+    """Bytes from the beginning of a log in which the start-up section is looked for."""
     max_log_bytes_s: int = 8_388_608
-    """More is skipped, with a gap that says so."""
+    """Most bytes of a log per second; more is skipped, with a gap that says so."""
     old_logs: int = 8
     """Older logs beside the current one to read the start-up sections of; 0: none."""
     ping_timeout_s: float = 20.0

@@ -1,4 +1,4 @@
-"""What one can compare a start with, and what one can turn before the next one."""
+"""What Compare and Plan offer: starts to compare with, knobs to change, and the forecast."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tuner.domain.starts import Start
 
 
 class StartChoice(Struct, frozen=True, kw_only=True):
-    """A start that is known, to compare with."""
+    """A known start that another can be compared with."""
 
     id: str
     """`server:KEY` of this host, `past:TIME` of its history, or `file:PATH` of this machine."""
@@ -29,21 +29,22 @@ class PlanKnob(Struct, frozen=True, kw_only=True):
     flag: str | None = None
     env: str | None = None
     value: Any = None
-    """What the start that is planned from has; None: left to the engine."""
+    """The value in the start that the plan begins with; None: left to the engine."""
     assumed: bool = False
-    """The log does not tell the value: it is the default."""
+    """True: the log does not tell the value, and this is the default."""
     choices: tuple[str, ...] = ()
 
 
 class Planned(Struct, frozen=True, kw_only=True):
-    """A start that has not happened beside the one that it is made from."""
+    """The forecast of a changed start beside the one of the unchanged start."""
 
     base: Start
     knobs: tuple[PlanKnob, ...]
     now: Forecast
-    """Of the same start once more."""
+    """Forecast of the unchanged start."""
     then: Forecast
+    """Forecast with the changes."""
     title: str = ""
     """The engine's name for people."""
     past: int = 0
-    """So many earlier starts made it better."""
+    """Number of earlier starts that made the forecast better."""

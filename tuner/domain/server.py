@@ -47,7 +47,7 @@ START_PHASES: tuple[Phase, ...] = (
     Phase.GRAPH_CAPTURE,
     Phase.WARMUP,
 )
-"""In the order in which a start usually meets them; engines and versions skip some and swap draft-init."""
+"""The start-up phases in their usual order; engines and versions skip some and swap draft-init."""
 
 
 class Member(Struct, frozen=True, kw_only=True):
@@ -108,12 +108,12 @@ class ServerIdentity(Struct, frozen=True, kw_only=True):
     ports: tuple[int, ...] = ()
     members: tuple[Member, ...] = ()
     orphaned: bool = False
-    """Processes of an engine whose leader is gone."""
+    """True: these are processes of an engine whose leader is gone."""
     log: LogSource | None = None
 
     @property
     def living(self) -> tuple[int, ...]:
-        """PIDs of the members that run: a zombie is dead and only not yet taken away."""
+        """PIDs of the members that run: a zombie is dead and only waits to be reaped."""
         return tuple(member.pid for member in self.members if member.state != "Z")
 
 

@@ -37,11 +37,11 @@ class PhaseSpan(Struct, frozen=True, kw_only=True):
 
     phase: Phase
     at: int
-    """Where its first line is."""
+    """Place of its first line."""
     started: float | None = None
     """Log time, seconds: only differences mean something."""
     seconds: float | None = None
-    """As printed, or between its lines; None while it has not ended."""
+    """Seconds as printed, or between its lines; None while it has not ended."""
     ended: bool = False
     before_gib: float | None = None
     after_gib: float | None = None
@@ -70,7 +70,7 @@ class RankStory(Struct, frozen=True, kw_only=True):
     """Global rank: `dp * tp + tp_rank` with plain data parallelism."""
     phases: tuple[PhaseSpan, ...] = ()
     communicators_gib: Figure | None = None
-    """What distributed initialisation took."""
+    """What distributed initialisation took: communicators and all-reduce buffers."""
     before_weights: Figure | None = None
     """Free before the target's weights: T of SGLang's pool formula."""
     weights_gib: Figure | None = None
@@ -85,20 +85,20 @@ class RankStory(Struct, frozen=True, kw_only=True):
     after_pool: Figure | None = None
     graphs: tuple[GraphCapture, ...] = ()
     activation_gib: Figure | None = None
-    """vLLM's profile run."""
+    """What a forward pass takes: by vLLM's profile run, or by the growth while serving (`core.measured`)."""
     non_torch_gib: Figure | None = None
     total_gib: Figure | None = None
-    """The card, where the log says it."""
+    """Memory of the GPU, if it is known."""
     available_at_ready: Figure | None = None
     last_available: Figure | None = None
     """The last free memory it printed."""
     last_at: int = 0
-    """Its last line."""
+    """Place of its last line."""
     last_time: float | None = None
 
     @property
     def graphs_gib(self) -> float | None:
-        """All captures together; None where none told its size."""
+        """All captures together; None if none printed its size."""
         sizes = [each.used_gib for each in self.graphs if each.used_gib is not None]
         return sum(sizes) if sizes else None
 
@@ -115,7 +115,7 @@ class Failure(Struct, frozen=True, kw_only=True):
     rank: str | None = None
     time: float | None = None
     phase: str = Phase.UNKNOWN
-    """Where that rank was; while serving `prefill`, `decode`, `idle-check` or `runtime`."""
+    """Phase of that rank; while serving `prefill`, `decode`, `idle-check` or `runtime`."""
     header: str = ""
     """`Scheduler hit an exception`, `EngineCore failed to start`, or empty."""
     exception: str = ""
@@ -125,14 +125,14 @@ class Failure(Struct, frozen=True, kw_only=True):
     message_at: int = 0
     final_exception: str = ""
     final_message: str = ""
-    """Of the last exception of the chain: what the engine made of it, with its advice."""
+    """Message of the last exception of the chain: what the engine made of it, with its advice."""
     final_at: int = 0
     frames: tuple[str, ...] = ()
     """`path:function` of the original exception, innermost last."""
     serving: bool = False
     """Whether they are those of a forward pass of a request, or of the warm-up's."""
     whole: bool = True
-    """False: its beginning or its end is missing."""
+    """False: the beginning or the end of the traceback is missing."""
 
 
 class Sign(Struct, frozen=True, kw_only=True):
@@ -150,7 +150,7 @@ class Sign(Struct, frozen=True, kw_only=True):
 
 
 class BatchLine(Struct, frozen=True, array_like=True, gc=False):
-    """What a batch line of a serving engine says, of those that are kept."""
+    """One kept batch line of a serving engine."""
 
     at: int
     time: float | None
@@ -167,7 +167,7 @@ class Start(Struct, frozen=True, kw_only=True):
     """`sglang`, `vllm`; empty when nothing in the text tells."""
     version: str | None = None
     version_inferred: bool = False
-    """No line states it: it follows from the wording, and is a range or a lower bound."""
+    """True: no line states the version; it follows from the wording, and is a range or a lower bound."""
     first: int = 0
     last: int = 0
     """Places of its first and last line."""
@@ -175,7 +175,7 @@ class Start(Struct, frozen=True, kw_only=True):
     ended: float | None = None
     outcome: Outcome = Outcome.UNKNOWN
     phase: str = Phase.UNKNOWN
-    """The furthest it came."""
+    """The furthest phase that was reached."""
     settings: dict[str, Any] = {}
     """Server args by canonical name, resolved where the engine prints them so."""
     settings_at: int | None = None
@@ -184,27 +184,27 @@ class Start(Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     """Environment variables that the log proves, or that were read from the process."""
     env_read: bool = False
-    """The environment of the process was read: a variable that is not in `env` is not set."""
+    """True: the environment of the process was read, so a variable that is not in `env` is not set."""
     versions: dict[str, str] = {}
-    """Of parts: nccl, torch, cuda, flashinfer, commit, ..."""
+    """Versions of parts: nccl, torch, cuda, flashinfer, commit, ..."""
     ranks: tuple[RankStory, ...] = ()
     ready_at: int | None = None
     limits: dict[str, Figure] = {}
     """The capacity line at the end of a start: max_total_num_tokens, max_running_requests, ..."""
     lines: tuple[LogLine, ...] = ()
-    """The first of those that may matter: everything but batch, access and progress lines."""
+    """The first lines that may matter: everything but batch, access and progress lines."""
     places: tuple[int, ...] = ()
-    """Places of all lines that were read, also of those that `lines` has not: distances are measured on them."""
+    """Places of all lines that were read, also of those not in `lines`: distances are measured on them."""
     facts: tuple[LogFact, ...] = ()
     failures: tuple[Failure, ...] = ()
     signs: tuple[Sign, ...] = ()
     batches: tuple[BatchLine, ...] = ()
-    """First, last and evenly chosen ones, and those around a retraction."""
+    """Batch lines that were kept: first, last and evenly chosen ones, and those near a line that may matter."""
     files: tuple[str, ...] = ()
 
     @property
     def worked(self) -> bool:
-        """It became ready, whatever came later."""
+        """Whether it became ready, whatever came later."""
         return self.ready_at is not None or self.outcome is Outcome.READY
 
     @property
@@ -213,5 +213,5 @@ class Start(Struct, frozen=True, kw_only=True):
         return named_model(self.settings)
 
     def setting(self, *names: str) -> Any:
-        """The first of several server args that is known and not None."""
+        """Return the first of several server args that is known and not None; None if there is none."""
         return next((self.settings[n] for n in names if self.settings.get(n) is not None), None)

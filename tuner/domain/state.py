@@ -85,7 +85,7 @@ class RankState(Struct, frozen=True, kw_only=True):
     """NVML index."""
     pid: int | None = None
     title: str | None = None
-    """Of its process, as last seen: tells a dead rank's entry in the driver's list from a later process's."""
+    """Title of its process, as last seen: tells a dead rank's entry in the driver's list from a later process's."""
     alive: bool = True
     memory: RankMemory = RankMemory()
     last_memory: RankMemory = RankMemory()
@@ -93,7 +93,7 @@ class RankState(Struct, frozen=True, kw_only=True):
     ready_bytes: int | None = None
     """What its process held on its GPU when it was first seen serving, as the driver counts it."""
     peak_bytes: int | None = None
-    """And the most since then."""
+    """The most that its process held since then."""
     phase: Phase = Phase.UNKNOWN
     last_line_at: float | None = None
     available_gib: float | None = None
@@ -152,24 +152,24 @@ class LogState(Struct, frozen=True, kw_only=True):
     grown_at: float | None = None
     """Host monotonic time at which the newest bytes came."""
     said_at: float | None = None
-    """And the newest that are more than a request's line, which a server prints of every look at its numbers."""
+    """Host monotonic time of the newest line that is no access-log line: our own polling causes those."""
     worked_at: float | None = None
-    """And the newest line of a batch, or of statistics that are not all zero."""
+    """Host monotonic time of the newest batch line, or of statistics that are not all zero."""
     line_at: float | None = None
-    """Time that the newest line tells which tells one: those behind it that tell none are as old."""
+    """Timestamp of the newest line that has one; later lines inherit it."""
     backlog_end: int = 0
-    """Size of the log when it was opened: what is below describes the past."""
+    """Size of the log when it was opened: bytes below describe the past."""
     facts_end: int = 0
     """Lines that begin before this offset were searched for facts already."""
 
     @property
     def behind(self) -> bool:
-        """The log was opened, and is not yet read up to where it was then."""
+        """Whether the log is not yet read up to its size when it was opened."""
         return self.source is not None and self.end < self.backlog_end
 
 
 class KeptLine(Struct, frozen=True, array_like=True, eq=False, weakref=True):
-    """A line that is kept for the diagnosis. Compared by identity: what it says is remembered as long as it is."""
+    """A line that is kept for the diagnosis. Compared by identity: what was read of it is cached while it is kept."""
 
     at: int
     """Its place, as `LogLine.offset`; below zero where it stands in a file before the present one."""
@@ -180,34 +180,34 @@ class ExplainState(Struct, frozen=True, kw_only=True):
     """What is kept of a server's log for its diagnosis, and when that was made."""
 
     lines: tuple[KeptLine, ...] = ()
-    """Of the present start, those that may matter."""
+    """Lines of the present start that may matter."""
     batches: tuple[KeptLine, ...] = ()
     """The newest batch lines."""
     shapes: dict[bytes, int] = {}
-    """How often a line that looks so came."""
+    """Number of lines of each shape."""
     due: bool = False
-    """Something came that a diagnosis has not seen."""
+    """True: something came that no diagnosis has seen."""
     urgent: bool = False
-    """And it may be a failure."""
+    """True: what came may be of a failure."""
     grown_at: float | None = None
     """Host monotonic time of the newest line that is kept."""
     at: float | None = None
     """Host monotonic time of the last diagnosis."""
     seen: tuple[object, ...] = ()
-    """What beside the log that diagnosis knew."""
+    """What the last diagnosis knew beside the log."""
     advised_at: float | None = None
     held: tuple[int, ...] = ()
     """Memory of its GPUs at the last look, in steps of 64 MiB."""
     still_since: float | None = None
-    """Host monotonic time since which it is that much."""
+    """Host monotonic time since which `held` is unchanged."""
     halted: tuple[int, ...] = ()
     """Pids of its processes that are stopped."""
     halted_since: float | None = None
     """Host monotonic time of the first look that found just those."""
     diagnosed: tuple[Finding, ...] = ()
-    """By the log."""
+    """Findings from the log."""
     advice: tuple[Finding, ...] = ()
-    """By the numbers of a running server."""
+    """Findings from the numbers of a running server."""
 
 
 class ErrorLine(Struct, frozen=True, kw_only=True):
@@ -220,11 +220,11 @@ class ErrorLine(Struct, frozen=True, kw_only=True):
     count: int = 1
     phase: Phase = Phase.UNKNOWN
     header: bool = False
-    """Only announces an error whose own line has not come yet."""
+    """True: it only announces an error whose own line has not come yet."""
     secondary: bool = False
     """A consequence of what happened to another process."""
     silent: bool = False
-    """No line of the log: ranks that vanished from the process table without one."""
+    """True: no line of the log, but ranks that vanished from the process table without one."""
 
 
 class ServerState(Struct, frozen=True, kw_only=True):
@@ -236,16 +236,16 @@ class ServerState(Struct, frozen=True, kw_only=True):
     model: str | None = None
     phase: Phase = Phase.UNKNOWN
     phase_evidence: str = ""
-    """Why we think so: the log line or answer, in one line."""
+    """Evidence of the phase: the log line or answer, in one line."""
     answers_ready: str = ""
-    """The answer that said so while the log was still being read up to it: its start is told first."""
+    """The answer that said ready while the log was behind; it is applied once the log has caught up."""
     answered_at: float | None = None
     """Host monotonic time of that answer."""
     phases: tuple[PhaseRecord, ...] = ()
     started_in_s: float | None = None
-    """First line to ready."""
+    """Seconds from the first phase to ready."""
     usual: UsualTimes = UsualTimes()
-    """What earlier starts took."""
+    """Times that earlier starts took."""
     past: tuple[Start, ...] = ()
     """What earlier starts of the same LLM on this host measured of their memory, newest first."""
     settings: dict[str, Any] = {}
@@ -260,13 +260,13 @@ class ServerState(Struct, frozen=True, kw_only=True):
     http_problem: str | None = None
     gone: bool = False
     left_pids: tuple[int, ...] = ()
-    """Processes of it that outlived the leader."""
+    """PIDs of its processes that outlived the leader."""
     left_key: str | None = None
-    """Key under which the probe tells of those."""
+    """Key the probe uses for the left-over processes."""
     http_series: dict[str, dict[str, float]] = {}
     """By endpoint: all series known so far; only changes are sent."""
     http_numbers: dict[str, dict[str, float]] = {}
-    """By endpoint: the `Reading.metrics` of its last JSON; one that is the same is not sent again."""
+    """By endpoint: the `Reading.metrics` of its last JSON; an answer that is the same is not sent again."""
     counters: dict[str, Series] = {}
     """The last few readings of counters whose rate is shown."""
     batches: dict[str, LogFact] = {}
@@ -285,7 +285,7 @@ class ServerState(Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """The engine's name as people write it; of an engine this version does not know, as its plan has it."""
+        """The engine's name as people write it; for an engine that this version does not know, its id."""
         return self.engine_title or self.identity.engine
 
 
@@ -317,7 +317,7 @@ class HostState(Struct, frozen=True, kw_only=True):
     """Utilisation ratio by GPU index, at most ten minutes."""
     processes: tuple[GpuProcess, ...] = ()
     processes_at: float | None = None
-    """Host monotonic time at which they were told; None: not yet."""
+    """Host monotonic time of the driver's list; None before the first."""
     infos: dict[int, ProcessInfo] = {}
     foreign: tuple[ForeignProcess, ...] = ()
     servers: tuple[ServerState, ...] = ()
@@ -325,9 +325,9 @@ class HostState(Struct, frozen=True, kw_only=True):
     problems: tuple[ProblemSeen, ...] = ()
     xids: tuple[GpuXid, ...] = ()
     killed: tuple[ProcessKilled, ...] = ()
-    """By the kernel, for want of memory; the last of them."""
+    """The newest processes that the kernel killed for want of host memory."""
     scanned: bool = False
-    """The first look for servers has ended: no server means no server."""
+    """True: the first look for servers has ended, so that no server means no server."""
     seen: frozenset[str] = frozenset()
     """Keys of the servers that this probe has found."""
     last_seq: int = 0
