@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from tuner.core import facts as f
+from tuner.core.log_clock import clocked, wall_time
 from tuner.core.memory import terms_from_fact
 from tuner.domain.logs import LogFact
 from tuner.domain.readings import MemoryTerms
@@ -24,8 +25,6 @@ KEEP_PHASES = 40
 _BATCHES = frozenset({f.DECODE, f.PREFILL, f.STATS})
 BACKLOG_PATIENCE_S = 10.0
 """Seconds after which a server that answers counts as ready though its log is not read up to the present."""
-_CLOCK_STEP_S = 900.0
-"""Seconds to which a log's clock is rounded: zones are multiples of it, the rest is the time to the first line."""
 
 
 def apply_fact(server: ServerState, fact: LogFact, *, unsure: bool = False) -> ServerState:
@@ -46,7 +45,7 @@ def apply_fact(server: ServerState, fact: LogFact, *, unsure: bool = False) -> S
         return server
     if fact.kind == f.ARGS and fact.rank is None and _begins_anew(server):
         server = _forget_start(server)
-    server = _clocked(server, fact)
+    server = clocked(server, fact)
     server = msgspec.structs.replace(server, facts=(*server.facts, fact)[-KEEP_FACTS:])
     server = _rank_fact(server, fact)
     match fact.kind:
@@ -210,11 +209,6 @@ def _after_death(rank: RankState, alive: bool) -> RankState:
     return msgspec.structs.replace(rank, alive=True) if alive else dead(rank)
 
 
-def wall_time(server: ServerState, at: float | None) -> float | None:
-    """Convert a log line's time to the host's wall clock, seconds since the epoch; None if either is not known."""
-    return None if at is None or server.log_clock is None else at - server.log_clock
-
-
 def start_seconds(server: ServerState) -> float | None:
     """Return seconds from the first phase to ready; None while it starts or if its beginning was not seen."""
     if server.phases and server.phases[0].phase is Phase.ARGS and server.phases[-1].ended is not None:
@@ -238,13 +232,6 @@ def _forget_start(server: ServerState) -> ServerState:
         server, phase=phase, phases=(), started_in_s=None, errors=(), facts=(), kv_tokens=None, ranks=ranks,
         settings={}, batches={}, prefills={}, log_clock=None,
     )  # fmt: skip
-
-
-def _clocked(server: ServerState, fact: LogFact) -> ServerState:
-    started = server.identity.started_at
-    if server.log_clock is not None or fact.at is None or started is None:
-        return server
-    return msgspec.structs.replace(server, log_clock=round((fact.at - started) / _CLOCK_STEP_S) * _CLOCK_STEP_S)
 
 
 def _rank_fact(server: ServerState, fact: LogFact) -> ServerState:
