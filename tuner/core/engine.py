@@ -115,7 +115,7 @@ class Engine(Protocol):
         """Return the engine's all-reduce paths in the order in which it tries them, and their gates."""
 
     def behaviour(self) -> Behaviour:
-        """How it behaves where no line of its log tells."""
+        """Return how the engine behaves where no line of its log tells."""
 
     def effective_fraction(self, start: Start) -> Effective | None:
         """Return the memory fraction that was in effect, by arguments, pool or error text; None if nothing tells."""

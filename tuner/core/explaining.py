@@ -229,8 +229,6 @@ def _failed(server: ServerState, start: Start, root: Finding) -> ServerState:
     """Mark the start as failed, in the phase that the root cause names.
 
     The log alone may be wrong about both: it can end in full work, or look as if a phase had not begun, or had ended.
-
-    A log may end in full work, or in lines that only look as if a later phase had not begun, or had ended.
     """
     start = msgspec.structs.replace(start, outcome=Outcome.FAILED)
     errors = server.errors

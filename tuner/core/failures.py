@@ -61,7 +61,7 @@ class _Block:
     ) -> None:  # fmt: skip
         self.first = record
         self.foreign = foreign
-        """Lines of another program, which end its message."""
+        """Matches lines of other programs, which end the message."""
         self.headless = headless
         """Its beginning was cut off."""
         self.at = (begins or record).at
@@ -74,7 +74,7 @@ class _Block:
 
     @property
     def complete(self) -> bool:
-        """Its exception was raised, and no other is announced as its consequence."""
+        """Whether its exception was printed and no further one is announced."""
         return self.links[-1].raised and not self.chained
 
     def open_to(self, record: Record) -> bool:

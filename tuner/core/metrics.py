@@ -43,7 +43,7 @@ SGLang's 40 decode steps of a slow model."""
 REPLICA_SILENCE_S = 30.0
 """Seconds of log time without a batch line after which one replica of several is idle."""
 PREFILL_SILENCE_S = 5.0
-"""A prefill speed is that of one moment: older ones are not added to it."""
+"""Seconds after which a prefill speed is no longer added to that of other ranks: it is the speed of one moment."""
 CHARTED = ("tok_s", "running", "queued", "token_usage", "accept_length")
 
 _COUNTERS = (

@@ -64,7 +64,7 @@ def starts_of(lines: Iterable[Line], engines: Mapping[str, Engine], read: Read =
 
     Args:
         lines: Place and text of each line that may matter, unwrapped and cleaned, in order.
-        engines: By name.
+        engines: Engines by name.
         read: Reads one line.
     """
     kept = list(lines)
@@ -164,7 +164,7 @@ class Marks(Struct, frozen=True):
 
     @classmethod
     def of(cls, start: Start) -> Marks:
-        """Collect the marks of a start."""
+        """Index the facts of a start that mark a phase."""
         return cls(
             next((fact.offset for fact in start.facts if fact.kind == f.HTTP_UP), None),
             tuple(fact for fact in start.facts if fact.kind == f.PROGRESS and fact.fields.get("phase")),
@@ -198,7 +198,7 @@ def serving_phase(start: Start, at: int) -> str:
 
 
 def _batch_before(start: Start, at: int) -> BatchLine | None:
-    """The last batch line before a place; batch lines stand in the order of the log."""
+    """Return the last batch line before a place, by binary search: batch lines stand in the order of the log."""
     index = bisect.bisect_left(start.batches, at, key=lambda batch: batch.at)
     return start.batches[index - 1] if index else None
 
@@ -209,8 +209,8 @@ def start_phase(
     """Return the phase of a rank at a place in the log; without a rank, of the one that is furthest behind.
 
     Args:
-        start: What its log tells.
-        rank: Tag of the rank; None: of the one that is furthest back.
+        start: The start as its log tells it.
+        rank: Tag of the rank; None: the one that is furthest behind.
         at: The place.
         marks: Of the start, where they are known already.
         one_speaks: One rank logs for all (`Behaviour.one_rank_speaks`): then the furthest is where all of them are.
@@ -251,7 +251,7 @@ def parts_of(lines: Iterable[LineRead]) -> Iterator[list[LineRead]]:
     """Cut a log where another start begins: new arguments, or ranks that initialise again after the end of a start.
 
     Args:
-        lines: In order.
+        lines: Lines of the log, in order.
     """
     part: list[LineRead] = []
     past_args = ended = False

@@ -294,7 +294,7 @@ def _shaped(text: str, starts: Iterable[int]) -> Iterator[tuple[int, int]]:
     reach = 0
     for start in starts:
         if start >= reach and (found := _SHAPE.match(text, start)):
-            # The same head inside a token begins one that ends there too.
+            # The same head inside a token begins one that ends at the same place.
             reach = found.end() if text[start] != "e" else 0
             yield _after_head(text, start), found.end()
 

@@ -32,7 +32,7 @@ Result = tuple[HostState, tuple[AnyCommand, ...]]
 
 
 def initial(name: str) -> HostState:
-    """The state before anything is known.
+    """Return the state before anything is known.
 
     Args:
         name: The host as the operator named it.

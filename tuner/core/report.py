@@ -387,7 +387,7 @@ def _as_seen(plan: PlanReport, findings: tuple[Finding, ...]) -> PlanReport:
         return msgspec.structs.replace(plan, f_max=None, fit=Fit.UNKNOWN)
     lowered = [each for each in moves if each.move is Move.LOWER]
     most = next((each.max for each in lowered if each.max is not None), None)
-    # The multiplier of a start lies between what is asked and what is planned with.
+    # Bounds of a fraction that the engine multiplies are of the requested one, those of the plan of the effective one.
     if most is None or Meaning.MULTIPLIED_FRACTION in meanings or most >= plan.f_max:
         return plan
     fit = Fit.TOO_HIGH if plan.fraction is not None and plan.fraction > most else plan.fit

@@ -49,7 +49,7 @@ class PairReport(Struct, frozen=True, kw_only=True):
 
 
 class DifferenceReport(Struct, frozen=True, kw_only=True):
-    """One thing that is not the same in both starts."""
+    """One thing that is not the same in two starts."""
 
     group: str
     name: str

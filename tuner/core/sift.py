@@ -73,7 +73,7 @@ class Routine:
         self._match = re.compile("|".join(f"(?:{source.decode()})" for source in sources) or "(?!)", re.ASCII).fullmatch
 
     def __call__(self, text: str) -> bool:
-        """Whether one line, unwrapped and cleaned, is routine."""
+        """Return whether one line, unwrapped and cleaned, is routine."""
         return self._match(text) is not None
 
 
@@ -83,7 +83,7 @@ def _routine(sources: tuple[bytes, ...]) -> Routine:
 
 
 def notable(text: str, *sources: bytes) -> bool:
-    """Whether one line, unwrapped and cleaned, may matter: anything but what an engine calls routine."""
+    """Return whether one line, unwrapped and cleaned, may matter: anything but what an engine calls routine."""
     return not _routine(sources)(text)
 
 

@@ -22,7 +22,7 @@ _KNOWN = sum(bit for bit, _ in _NAMES)
 
 
 def reasons(mask: int | None) -> tuple[str, ...]:
-    """Names of all reasons in an NVML mask, `idle` among them.
+    """Return the names of all reasons in an NVML mask, `idle` among them.
 
     A bit that NVML added later is shown by number, so that it is not taken for "no limit".
     """
@@ -33,7 +33,7 @@ def reasons(mask: int | None) -> tuple[str, ...]:
 
 
 def limits(mask: int | None) -> tuple[str, ...]:
-    """Names of the reasons that slow a GPU down: without `idle`, and without `hw slowdown` beside its cause."""
+    """Return the names of the reasons that slow a GPU down, without `idle` and `hw slowdown` beside its cause."""
     if not mask:
         return ()
     mask &= ~IDLE

@@ -42,7 +42,7 @@ def since(version: str | None, first: str) -> bool:
 
 
 def in_range(version: Version, versions: str) -> bool:
-    """Whether a version lies in a range as catalogues write it.
+    """Return whether a version lies in a range as catalogues write it.
 
     Args:
         version: As `parse_version` gives it.
@@ -60,21 +60,21 @@ def _within(version: Version, span: str) -> bool:
 
 
 def _up_to(version: Version | None, last: Version | None) -> bool:
-    """Whether a version is a bound, one of its post releases, or earlier. None: open."""
+    """Return whether a version is the bound, one of its post releases, or earlier; True if there is no bound."""
     return version is None or last is None or _padded(version, last)[: len(last)] <= last
 
 
 def _padded(version: Version, other: Version) -> Version:
-    """A version with the zeros that it leaves out and another one has: `0.10` is `0.10.0`."""
+    """Return a version padded with zeros to the length of another: `0.10` is `0.10.0`."""
     return version + (0,) * (len(other) - len(version))
 
 
 def may_be_same(one: str, other: str) -> bool:
-    """Whether two versions can be the same one, each as a log states it or as a range that its wording allows.
+    """Return whether two versions can be the same, each as stated by a log or as a range that its wording allows.
 
     Args:
         one: `0.5.9`, or what `infer` gives: `0.5.3 - 0.5.8`, `>=0.5.10`, `<=0.4.3`.
-        other: Likewise.
+        other: Of the same form.
     """
     if not (_is_range(one) or _is_range(other)):
         own, its = parse_version(one) or (), parse_version(other) or ()

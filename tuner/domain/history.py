@@ -23,7 +23,7 @@ class StartRecord(Struct, frozen=True, kw_only=True):
     source: str = ""
     """Path of the log; with `started_at` it is the identity of a start."""
     outcome: str = "ready"
-    """ready or failed."""
+    """`ready` or `failed`."""
     total_s: float | None = None
     phases_s: dict[Phase, float] = {}
 

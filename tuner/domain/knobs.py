@@ -81,7 +81,7 @@ class Turning(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the Plan screen shows a knob and changes it."""
 
     place: int
-    """Its place among the knobs of the plan."""
+    """Position among the knobs of the plan."""
     first: int = 128
     """First value when it is changed from what the engine chooses."""
     least: int = 1

@@ -45,7 +45,7 @@ class HostKeyQuestion(Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """What is asked, in one line."""
+        """The question in one line."""
         return f"{self.target}: is this {self.host} port {self.port}?"
 
 
@@ -64,7 +64,7 @@ class SecretQuestion(Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """Who wants what, in one line."""
+        """The question in one line: who asks for what."""
         host = self.host or self.target
         if self.kind == "passphrase":
             return f"The key for {host} is locked"

@@ -91,4 +91,4 @@ class ProbePlan(Struct, frozen=True, kw_only=True):
     old_logs: int = 8
     """Older logs beside the current one to read the start-up sections of; 0: none."""
     ping_timeout_s: float = 20.0
-    """Without a ping for so long the probe ends itself."""
+    """Seconds without a ping after which the probe ends itself."""

@@ -27,12 +27,12 @@ class Phase(enum.StrEnum):
 
     @property
     def starting(self) -> bool:
-        """True from the first argument to the end of the warm-up."""
+        """Whether the server starts: from the first argument to the end of the warm-up."""
         return self in START_PHASES
 
     @property
     def ended(self) -> bool:
-        """True when no server process is expected any more."""
+        """Whether no server process is expected any more."""
         return self in (Phase.STOPPED, Phase.FAILED)
 
 

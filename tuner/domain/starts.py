@@ -190,7 +190,7 @@ class Start(Struct, frozen=True, kw_only=True):
     ranks: tuple[RankStory, ...] = ()
     ready_at: int | None = None
     limits: dict[str, Figure] = {}
-    """The capacity line at the end of a start: max_total_num_tokens, max_running_requests, ..."""
+    """Figures of the capacity line at the end of a start: max_total_num_tokens, max_running_requests, ..."""
     lines: tuple[LogLine, ...] = ()
     """The first lines that may matter: everything but batch, access and progress lines."""
     places: tuple[int, ...] = ()
