@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar, cast
 
 from textual import events
@@ -156,6 +157,13 @@ class TunerScreen(Screen[None]):
     def key_words(self) -> dict[str, str]:
         """Return descriptions for the key bar that differ from the binding's own, by binding id."""
         return {}
+
+    def scroll_to_heading(self, box: str, headings: Iterable[int], step: int) -> None:
+        """Scroll a box to the next of some lines, or to the one before where `step` is negative; not past the last."""
+        there = round(self.query_one(box).scroll_y)
+        ahead = [line for line in headings if (line > there if step > 0 else line < there)]
+        if ahead:
+            self.query_one(box).scroll_to(y=ahead[0 if step > 0 else -1], animate=False)
 
     def show_place(self, at: int) -> None:
         """Show a byte offset of the log, on screens with a log."""

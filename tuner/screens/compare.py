@@ -20,7 +20,7 @@ from tuner.widgets import status
 from tuner.widgets.comparison_text import Told, told
 from tuner.widgets.field import Field
 from tuner.widgets.rows import Rows
-from tuner.widgets.spans import Line, clean, clip, text_of, wrap_words
+from tuner.widgets.spans import Line, clean, clip, dim_lines, text_of
 from tuner.widgets.start_story import missing_words
 
 _FILE = "file:"
@@ -166,14 +166,14 @@ class CompareScreen(TunerScreen):
     def _lines(self, server: ServerState | None, width: int) -> list[Line]:
         self._told = None
         if server is None:
-            return _words("no server, so nothing to compare", width)
+            return dim_lines("no server, so nothing to compare", width)
         if server.start is None:
-            return _words(missing_words(server), width)
+            return dim_lines(missing_words(server), width)
         answer = self._answer
         if answer is None:
             if self._choice is not None:
-                return _words(f"comparing {self.glyphs.ellipsis}", width)
-            return _words("no other start of its LLM is known: press c to choose another one, or a log file", width)
+                return dim_lines(f"comparing {self.glyphs.ellipsis}", width)
+            return dim_lines("no other start of its LLM is known: press c to choose another one, or a log file", width)
         if answer.comparison is None:
             return [((f" {self.glyphs.warn} ", "warn"), (clean(answer.error), "text"))]
         names = ("this start", "the other") if answer.own_is_good else ("the other", "this start")
@@ -245,18 +245,9 @@ class CompareScreen(TunerScreen):
 
     def action_section(self, step: int) -> None:
         """Scroll to the next section, or to the one before."""
-        box = self.query_one("#compare-box")
-        there = round(box.scroll_y)
-        headings = self._told.headings if self._told is not None else ()
-        ahead = [line for line in headings if (line > there if step > 0 else line < there)]
-        if ahead:
-            box.scroll_to(y=ahead[0 if step > 0 else -1], animate=False)
+        self.scroll_to_heading("#compare-box", self._told.headings if self._told is not None else (), step)
 
     def copy_text(self) -> str:
         """Return the whole comparison as text."""
         lines = self.query_one("#pair", Rows).lines + self.query_one("#comparison", Rows).lines
         return "\n".join(text_of(line).rstrip() for line in lines)
-
-
-def _words(text: str, width: int) -> list[Line]:
-    return [((f" {chunk}", "dim"),) for chunk in wrap_words(text, width - 2)]

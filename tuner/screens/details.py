@@ -269,11 +269,7 @@ class DetailsScreen(TunerScreen):
 
     def action_section(self, step: int) -> None:
         """Scroll to the next heading, or to the one before."""
-        box = self.query_one("#details-box")
-        there = round(box.scroll_y)
-        ahead = [line for line in self._headings.values() if (line > there if step > 0 else line < there)]
-        if ahead:
-            box.scroll_to(y=ahead[0 if step > 0 else -1], animate=False)
+        self.scroll_to_heading("#details-box", self._headings.values(), step)
 
     def action_filter(self) -> None:
         """Open the input for a text that the shown lines must contain."""

@@ -14,7 +14,7 @@ from tuner.screens.explain_requests import title_of
 from tuner.screens.explained import Explained
 from tuner.widgets.finding_card import Card
 from tuner.widgets.rows import Rows
-from tuner.widgets.spans import Line, text_of, wrap_words
+from tuner.widgets.spans import Line, dim_lines, text_of
 from tuner.widgets.start_story import missing_words, quiet_words, story_lines
 
 _WHOLE = 1 << 20
@@ -115,14 +115,14 @@ class FindingsScreen(Explained):
     def _lines(self, server: ServerState | None) -> list[Line]:
         width, glyphs = self.size.width - 1, self.glyphs
         if server is None:
-            return _told(missing_words(None), width)
+            return dim_lines(missing_words(None), width)
         lines: list[Line] = []
         if server.start is not None:
             lines += story_lines(
                 server.start, width, glyphs, server, engine=title_of(server.start), folded=self._folding
             )
         else:
-            lines += _told(missing_words(server), width)
+            lines += dim_lines(missing_words(server), width)
         self._tops, self._places = [], []
         for at, card in enumerate(self.cards):
             lines.append(())
@@ -216,7 +216,3 @@ class FindingsScreen(Explained):
         if server is not None and server.start is not None:
             story = story_lines(server.start, 160, self.glyphs, server, engine=title_of(server.start))
         return "\n".join([*(text_of(line).rstrip() for line in story), *(f"\n{card.text()}" for card in self.cards)])
-
-
-def _told(words: str, width: int) -> list[Line]:
-    return [((f" {chunk}", "dim"),) for chunk in wrap_words(words, width - 2)]

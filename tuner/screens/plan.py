@@ -19,7 +19,7 @@ from tuner.widgets.field import Field
 from tuner.widgets.plan_fields import change_words, command_line, label_of, next_value, typed_value
 from tuner.widgets.plan_panel import base_line, command_lines, panel
 from tuner.widgets.rows import Rows
-from tuner.widgets.spans import Line, clean, text_of, wrap_words
+from tuner.widgets.spans import Line, clean, dim_lines, text_of
 
 _COMMAND_LINES = 2
 _TALL = 40
@@ -98,7 +98,7 @@ class PlanScreen(TunerScreen):
             command.show([])
             words = self._error or f"working {glyphs.ellipsis}"
             words = "no server, so nothing to plan from" if server is None else words
-            plan.show([((f" {chunk}", "dim"),) for chunk in wrap_words(clean(words), width - 3)])
+            plan.show(dim_lines(clean(words), width - 1))
             return
         base.show([base_line(planned, width, glyphs)], dimmed=dimmed)
         drawn = panel(planned, self._values, self._at, width - 1, glyphs, old=self._answered != self._values)

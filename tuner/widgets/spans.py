@@ -113,6 +113,11 @@ def wrap_parts(parts: Sequence[Sequence[Span]], width: int, separator: Span, ind
     return lines
 
 
+def dim_lines(text: str, width: int) -> list[Line]:
+    """Return a text as dim lines, broken between words, with a margin of one cell on either side."""
+    return [((f" {chunk}", "dim"),) for chunk in wrap_words(text, width - 2)]
+
+
 def wrap_words(text: str, width: int) -> list[str]:
     """Break a text into lines between words; a word that is longer than a line is broken at its end."""
     lines = [""]
