@@ -69,19 +69,16 @@ def _numbers(server: ServerState, most: float) -> tuple[Evidence, ...]:
     )
 
 
-def _limit(server: ServerState) -> int | None:
+def _limit(server: ServerState, case: Case) -> int | None:
     start = server.start
     told = start.limits.get("max_running_requests") if start is not None else None
-    value = (
-        told.value
-        if told is not None
-        else server.settings.get("max_running_requests", server.settings.get("max_num_seqs"))
-    )
+    name = case.named("max_running_requests")
+    value = told.value if told is not None else server.settings.get(name)
     return int(value) if isinstance(value, int | float) else None
 
 
 def _capped(state: HostState, server: ServerState, case: Case) -> Finding | None:
-    seen, limit = _waiting(state, server), _limit(server)
+    seen, limit = _waiting(state, server), _limit(server, case)
     if seen is None or limit is None or seen[1] < limit:
         return None
     knob = case.named("max_running_requests")
@@ -100,7 +97,7 @@ def _capped(state: HostState, server: ServerState, case: Case) -> Finding | None
 
 
 def _conservative(state: HostState, server: ServerState, case: Case) -> Finding | None:
-    seen, limit = _waiting(state, server), _limit(server)
+    seen, limit = _waiting(state, server), _limit(server, case)
     knob = "schedule_conservativeness"
     if seen is None or knob not in case.engine.knobs() or (limit is not None and seen[1] >= limit) or seen[1] < 2:
         return None

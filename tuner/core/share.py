@@ -18,8 +18,9 @@ from msgspec import Struct
 from tuner.domain.starts import Figure, RankStory, Start
 from tuner.units import real
 
-KNOBS = ("mem_fraction_static", "gpu_memory_utilization")
-"""Canonical names of the fraction: SGLang's and vLLM's."""
+OF_FREE, OF_CARD = "mem_fraction_static", "gpu_memory_utilization"
+KNOBS = (OF_FREE, OF_CARD)
+"""Canonical names of the two kinds of fraction: of the memory free before the weights, and of the whole card."""
 SAME = 0.002
 """Fractions that differ by no more are the same: a log prints sizes with two decimals."""
 
@@ -44,6 +45,11 @@ class Share(Struct, frozen=True, kw_only=True):
         return self.slope * fraction - self.rest
 
     @property
+    def of_free(self) -> bool:
+        """Whether the fraction is one of the memory that is free before the weights, and not one of the whole card."""
+        return self.knob == OF_FREE
+
+    @property
     def f_min(self) -> float:
         """Fraction at or below which there is no pool."""
         return self.rest / self.slope
@@ -64,7 +70,7 @@ class Share(Struct, frozen=True, kw_only=True):
 def line_of(before: float, after: float) -> Share:
     """Return SGLang's pool formula for T (`before`) and A (`after`) in GiB; T > 0."""
     formula = f"{after:.2f} - {before:.2f} x (1 - {{f}})"
-    return Share(knob=KNOBS[0], slope=before, rest=before - after, formula=formula)
+    return Share(knob=OF_FREE, slope=before, rest=before - after, formula=formula)
 
 
 def up(fraction: float, digits: int = 3) -> float:
@@ -86,12 +92,12 @@ def share_of(start: Start) -> Share | None:
     if before is not None and after is not None and before.value > 0:
         return msgspec.structs.replace(line_of(before.value, after.value), before=before, after=after)
     total_gib = least(start.ranks, lambda rank: rank.total_gib)
-    pool, fraction = pool_of(start), real(start.setting(KNOBS[1]))
+    pool, fraction = pool_of(start), real(start.setting(OF_CARD))
     if total_gib is None or pool is None or fraction is None or total_gib.value <= 0:
         return None
     taken = total_gib.value * fraction - pool
     return Share(
-        knob=KNOBS[1],
+        knob=OF_CARD,
         slope=total_gib.value,
         rest=taken,
         formula=f"{total_gib.value:.2f} x {{f}} - {taken:.2f}",

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.proposals import option
-from tuner.core.share import KNOBS, Share, asked, down, effective, pool_of, share_of, up
+from tuner.core.share import OF_FREE, Share, asked, down, effective, pool_of, share_of, up
 from tuner.domain.findings import Evidence, Move, Remedy
 from tuner.domain.starts import Start
 
@@ -60,7 +60,7 @@ def asked_of(case: Case) -> Asked | None:
     if told is None:
         return None
     named = asked(start)
-    knob = named[0] if named is not None else case.share.knob if case.share is not None else KNOBS[0]
+    knob = named[0] if named is not None else case.share.knob if case.share is not None else case.named(OF_FREE)
     if told.said is None or told.said == told.value:
         return Asked(knob, told.value, told.value)
     elsewhere = told.at is not None and told.at != start.settings_at
@@ -112,7 +112,9 @@ def larger_pool(case: Case, why: str, *, need_gib: float = 0.0, tokens: float | 
     cap = case.engine.cap(case.start)
     if cap is None:
         return raised(case, asked_of(case), need_gib=need_gib, why=why)
-    least = None if tokens is None or cap != "max_total_tokens" else int(tokens)
+    knob = case.engine.knobs().find(cap)
+    counted = knob is not None and knob.unit == "tokens"
+    least = int(tokens) if tokens is not None and counted else None
     words = f"{why}: it, and not the fraction, bounds the KV pool; unset, the memory does"
     return case.remedy(cap, Move.RAISE, words, least=least) or option(case, cap, _flag(cap), Move.RAISE, words)
 
@@ -133,7 +135,7 @@ def raised(case: Case, told: Asked | None, *, need_gib: float = 0.0, why: str = 
     factor = told.factor if told is not None else 1.0
     bounds = interval(case, factor)
     if bounds is None or case.share is None:
-        knob = told.knob if told is not None else case.named(KNOBS[0])
+        knob = told.knob if told is not None else case.named(OF_FREE)
         return case.remedy(knob, Move.RAISE, why or "the pool needs room")
     low = case.share.fraction(need_gib) / factor if need_gib else bounds.low
     least = up(max(low, told.value if told is not None else 0.0) + _TOO_CLOSE)

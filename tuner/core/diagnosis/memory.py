@@ -10,6 +10,7 @@ from tuner.core.diagnosis.oom import Oom, evidence_of, fragmentation, fragmented
 from tuner.core.diagnosis.passes import activation, of_images, serving
 from tuner.core.diagnosis.proposals import container, error_of, variable
 from tuner.core.diagnosis.tenants import foreign
+from tuner.core.share import OF_CARD, OF_FREE
 from tuner.domain.findings import Confidence, Finding, Move, Remedy
 from tuner.domain.starts import Figure, Sign
 
@@ -61,7 +62,7 @@ def _weights(case: Case, oom: Oom) -> Finding:
             *smaller_weights(case),
             case.remedy("speculative_algorithm", Move.UNSET, "a draft model's weights come on top") if draft else None,
         ],
-        wrong_advice=["moving mem_fraction_static either way", *fragmentation(oom)],
+        wrong_advice=[f"moving {case.named(OF_FREE)} either way", *fragmentation(oom)],
         refuted_by="another process holding the memory: avail mem before the load far below the card's capacity",
     )
 
@@ -134,7 +135,7 @@ def _pool_allocation(case: Case, oom: Oom) -> Finding:
                 case.remedy("tensor_parallel_size", Move.RAISE, "smaller weights per GPU"),
             ],
             confidence=Confidence.HIGH if profiles else Confidence.MEDIUM,
-            wrong_advice=["lowering gpu_memory_utilization: nothing is reserved yet", *fragmentation(oom)],
+            wrong_advice=[f"lowering {case.named(OF_CARD)}: nothing is reserved yet", *fragmentation(oom)],
             refuted_by="another process on the GPU",
         )
     told = asked_of(case)

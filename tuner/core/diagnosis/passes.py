@@ -8,7 +8,7 @@ from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import FORWARD_SPARE, asked_of, lowered
 from tuner.core.diagnosis.oom import Oom, evidence_of, fragmentation
 from tuner.core.diagnosis.proposals import engine_variable
-from tuner.core.share import KNOBS
+from tuner.core.share import OF_FREE
 from tuner.domain.findings import Confidence, Evidence, Finding, Meaning, Move
 from tuner.domain.starts import Sign
 
@@ -79,7 +79,7 @@ def _leak(case: Case, oom: Oom) -> Finding | None:
         remedies=[
             case.advice("version", "features of images and videos were kept too long in several versions: update"),
             case.advice("restart", "gives the memory back"),
-            case.remedy(case.named(KNOBS[0]), Move.OTHER, "a lower one only delays it: it gains time"),
+            case.remedy(case.named(OF_FREE), Move.OTHER, "a lower one only delays it: it gains time"),
         ],
         confidence=Confidence.MEDIUM,
         wrong_advice=fragmentation(oom),

@@ -78,7 +78,7 @@ def no_pool(case: Case) -> Finding | None:
     words = [
         f"KV pool = free after weights - free before x (1 - f): {share.told(told.effective)}, so nothing is left"
         " for it."
-        if share.knob == "mem_fraction_static"
+        if share.of_free
         else f"{share.told(told.effective)}: nothing is left for the KV cache.",
         f"The fraction must be above {minimum:.4f}.",
     ]
@@ -184,14 +184,14 @@ def _pool_evidence(case: Case, told: Asked | None, sign: Sign) -> list[Evidence 
         at = start.settings_at if start.setting(told.knob) is not None else sign.at
         facts.append(
             Evidence(
-                what="requested mem_fraction_static" if multiplied else told.knob,
+                what=f"requested {told.knob}" if multiplied else told.knob,
                 value=told.value,
                 at=at,
                 meaning=Meaning.MULTIPLIED_FRACTION if multiplied else None,
             )
         )
         if multiplied:
-            facts.append(told.told or case.derived("effective mem_fraction_static", round(told.effective, 4)))
+            facts.append(told.told or case.derived(f"effective {told.knob}", round(told.effective, 4)))
     if share is not None:
         facts.append(case.figure("avail after weights", share.after))
         facts.append(case.figure("pre-load avail", share.before))

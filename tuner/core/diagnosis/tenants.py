@@ -190,7 +190,7 @@ def less_than_before(case: Case, facts: list[Evidence | None]) -> Finding | None
     if now is None or then is None or now.value >= UNEVEN * then.value or then.value - now.value < FOREIGN_GIB:
         return None
     held, told, share = then.value - now.value, asked_of(case), case.share
-    if told is None or share is None or share.after is None or share.knob != "mem_fraction_static":
+    if told is None or share is None or share.after is None or not share.of_free:
         return None
     pool = share.after.value + held - then.value * (1 - told.effective)
     if pool <= 0:
