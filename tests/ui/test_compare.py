@@ -109,6 +109,29 @@ def test_what_differs_between_any_two_starts_is_counted_and_shown_when_asked() -
     assert "NCCL_BUFFSIZE" in shown_text, "one that is acquitted by a number"
 
 
+def test_a_variable_of_one_log_is_not_called_changed() -> None:
+    half = Difference(
+        group=Group.ENVIRONMENT, name="NCCL_X", bad="8", bad_origin=Origin.MEASURED, role=Role.ACQUITTED, note="0.1 GiB"
+    )
+    whole = states.REPLACE(half, name="NCCL_Y", good="4", good_origin=Origin.MEASURED)
+    lines = text(states.REPLACE(case(), differences=(half, whole))).splitlines()
+    changed = next(at for at, line in enumerate(lines) if "changed, and not the reason" in line)
+    alone = next(at for at, line in enumerate(lines) if "shown by one log only, and not the reason" in line)
+    assert lines[changed + 1].split()[0] == "NCCL_Y"
+    assert lines[alone + 1].split() == ["NCCL_X", "not", "told", "8"]
+
+
+def test_versions_that_only_may_be_the_same() -> None:
+    good, bad = case().good, case().bad
+    for one, other, words in (
+        (">=0.5.21", "0.5.23", "versions: may be the same"),
+        ("0.5.23", "0.5.23", "versions: the same in both"),
+        (None, "0.5.23", "versions: not in both logs"),
+    ):
+        sides = {"good": states.REPLACE(good, version=one), "bad": states.REPLACE(bad, version=other)}
+        assert words in text(states.REPLACE(case(), differences=(), **sides))
+
+
 def test_starts_that_do_not_compare_say_why() -> None:
     comparison = states.REPLACE(case(), obstacles=("another LLM",))
     assert "▲ These two do not compare: another LLM" in text(comparison)
@@ -190,7 +213,7 @@ async def test_a_log_file_is_compared_with(app_on: AppOn) -> None:
     async with app.run_test(size=NARROW) as pilot:
         for path, words in (
             ("good.log", "the only change that matters"),
-            ("empty.log", "No start of an inference server is told in there"),
+            ("empty.log", "No line of an inference server is in that file"),
             ("none.log", "That file cannot be read"),
         ):
             await pilot.press("d", "c")

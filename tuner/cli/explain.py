@@ -13,14 +13,14 @@ from tuner.cli import FINE, PROBLEM
 from tuner.cli.inputs import once, say_broken
 from tuner.cli.paper import Paper
 from tuner.core.compare import compare as compared
-from tuner.core.compare import failed_phase, findings_that_weigh, same_llm
+from tuner.core.compare import findings_that_weigh, same_llm
 from tuner.core.engine import Engine
 from tuner.core.gates import all_reduce
 from tuner.core.reading import starts_of
 from tuner.core.report import Report, as_data, report
 from tuner.core.report_comparison import ComparisonReport, Locate, report_comparison
 from tuner.domain.comparison import Comparison
-from tuner.domain.findings import Confidence, Finding, Remedy, Severity
+from tuner.domain.findings import Confidence, Finding, Remedy, Severity, failed_phase
 from tuner.domain.forecast import Forecast
 from tuner.domain.starts import Start
 from tuner.engines import load_engines
@@ -52,12 +52,16 @@ def diagnose(files: Sequence[str], baseline: str | None, *, as_json: bool, with_
         0 without a fatal or error finding, 1 with one.
 
     Raises:
-        UsageProblem: A file cannot be read, or is no log of an engine.
+        UsageProblem: A file cannot be read, or no line in it is of an engine; then `as_json` prints the object first.
     """
     once([*files, *([] if baseline is None else [baseline])])
     engines = load_engines()
     good = None if baseline is None else _told([baseline], engines)
     told = _told(files, engines, () if good is None else (good.start,))
+    if not told.start.engine:
+        if as_json:  # Scripts get the promised object all the same.
+            _print_json(_report(told, None))
+        raise _refusal(told)
     comparison = None if good is None else _compared(good, told, engines)
     promised = None
     if good is not None and comparison is not None:
@@ -120,7 +124,8 @@ def _told(files: Sequence[str], engines: dict[str, Engine], past: Sequence[Start
     say_broken(log)
     starts = starts_of(log, engines)
     if not starts:
-        return Told(Start(engine="", files=log.files), (), (_nothing(engines),), None, log.locate)
+        nothing = _nothing(engines, empty=log.size_bytes == 0)
+        return Told(Start(engine="", files=log.files), (), (nothing,), None, log.locate)
     *earlier, last = starts
     last = msgspec.structs.replace(last, files=log.files)
     engine = engines[last.engine]
@@ -138,17 +143,25 @@ def _told(files: Sequence[str], engines: dict[str, Engine], past: Sequence[Start
     )
 
 
-def _nothing(engines: dict[str, Engine]) -> Finding:
-    known = " and ".join(engine.title for engine in engines.values())
+def _nothing(engines: dict[str, Engine], *, empty: bool) -> Finding:
+    """Return the finding of a text that no engine printed."""
+    known = " or ".join(engine.title for engine in engines.values())
     return Finding(
         cause="inconclusive",
         severity=Severity.INFO,
         confidence=Confidence.LOW,
-        title="No start of an inference server is told in there",
-        explanation=f"Known are the logs of {known}. Nothing in this text is of one of them.",
-        remedies=(Remedy(knob="log", why="Give the whole log, from the command that starts the server on"),),
+        title="The log is empty" if empty else f"No line of {known} is in this text",
+        explanation=f"Only what {known} prints can be diagnosed, and nothing of it is in there.",
+        remedies=(Remedy(knob="log", why="Give the server's whole log, from the command that starts it on"),),
         refuted_by="a line of an engine in it",
     )
+
+
+def _refusal(told: Told) -> UsageProblem:
+    """Return the error for a text that no engine printed."""
+    nothing = told.findings[0]
+    title = nothing.title[0].lower() + nothing.title[1:]
+    return UsageProblem(title, ", ".join(told.start.files), nothing.remedies[0].why)
 
 
 def _report(told: Told, comparison: ComparisonReport | None) -> Report:
@@ -158,7 +171,7 @@ def _report(told: Told, comparison: ComparisonReport | None) -> Report:
 def _compared(good: Told, bad: Told, engines: dict[str, Engine]) -> Comparison:
     for told in (good, bad):
         if not told.start.engine:
-            raise UsageProblem(told.findings[0].title, ", ".join(told.start.files), told.findings[0].explanation)
+            raise _refusal(told)
     engine = engines[bad.start.engine] if good.start.engine == bad.start.engine else None
     findings = findings_that_weigh(good.start, bad.start, good.findings, bad.findings)
     failed_in = (failed_phase(good.findings), failed_phase(bad.findings))

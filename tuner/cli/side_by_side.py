@@ -90,9 +90,8 @@ class _Columns:
 
 def _differences(comparison: Comparison, table: _Columns, *, noise: bool) -> Iterator[str]:
     paper = table.paper
-    for role, title in words.TITLES.items():
-        found = words.told(comparison, role)
-        if not found or (role is Role.NOISE and not noise):
+    for role, title, found in words.sections(comparison):
+        if role is Role.NOISE and not noise:
             continue
         yield ""
         yield paper.ink(title, _INKS[role])
@@ -113,7 +112,9 @@ def _measures(comparison: Comparison, table: _Columns) -> Iterator[str]:
         yield table.paper.ink(title, "strong")
         for each in measures:
             cells = words.numbers(each, each.good, each.bad)
-            yield from table.numbers(f"  {words.name_of(each)}", cells, words.beside(each))
+            yield from table.numbers(
+                f"  {words.name_of(each)}", cells, words.beside(each, comparable=not comparison.obstacles)
+            )
 
 
 def _names(comparison: Comparison) -> tuple[str, str]:

@@ -19,8 +19,8 @@ from tuner.core.differences import arguments, llm, measures, missing, unlike, va
 from tuner.core.engine import Engine
 from tuner.core.redact import mask
 from tuner.core.share import Share, pool_of, share_of
-from tuner.core.weighing import LIKELY, WORDS, Case, follows, judge
-from tuner.domain.comparison import Comparison, Difference, Group, Measure, Origin, Role, Side, where
+from tuner.core.weighing import LIKELY, WORDS, Contrast, follows, judge
+from tuner.domain.comparison import Comparison, Difference, Group, Measure, Origin, Role, Side
 from tuner.domain.findings import Finding, Outcome, Severity
 from tuner.domain.knobs import Part
 from tuner.domain.starts import Start
@@ -32,7 +32,13 @@ _OTHER_GPU = 0.15
 """Share of a rank's memory: GPUs of the same kind never differ by more."""
 
 
-def compare(good: Start, bad: Start, engine: Engine | None = None, findings: Sequence[Finding] = ()) -> Comparison:
+def compare(
+    good: Start,
+    bad: Start,
+    engine: Engine | None = None,
+    findings: Sequence[Finding] = (),
+    failed_in: tuple[str, str] = ("", ""),
+) -> Comparison:
     """Compare two starts.
 
     Args:
@@ -40,10 +46,11 @@ def compare(good: Start, bad: Start, engine: Engine | None = None, findings: Seq
         bad: The one that is judged.
         engine: The engine of both; it knows how versions change a fraction after printing it. None: not known, or two.
         findings: Those of `findings_that_weigh`, the root cause first: their remedies name the knobs that matter.
+        failed_in: `failed_phase` of the findings of both; empty: the furthest phase is named instead.
     """
-    case = Case(
-        good=_side(good, engine),
-        bad=_side(bad, engine),
+    case = Contrast(
+        good=_side(good, engine, failed_in[0]),
+        bad=_side(bad, engine, failed_in[1]),
         good_share=share_of(good),
         bad_share=share_of(bad),
         findings=tuple(each for each in findings if each.severity in (Severity.FATAL, Severity.ERROR)),
@@ -64,7 +71,7 @@ def compare(good: Start, bad: Start, engine: Engine | None = None, findings: Seq
         good=case.good,
         bad=case.bad,
         obstacles=obstacles,
-        differences=tuple(sorted(_once(judged, case), key=_rank)),
+        differences=tuple(sorted(_parts_before_sum(judged, case), key=_rank)),
         measures=case.measures,
     )
     return _masked(msgspec.structs.replace(comparison, summary=_summary(comparison, case)))
@@ -109,7 +116,7 @@ def _unproven(each: Difference) -> Difference:
     return msgspec.structs.replace(each, role=Role.POSSIBLE) if doubtful else each
 
 
-def _once(judged: Sequence[Difference], case: Case) -> Iterator[Difference]:
+def _parts_before_sum(judged: Sequence[Difference], case: Contrast) -> Iterator[Difference]:
     """Demote "after weights" if one of its parts, or what decides what is loaded, already explains the outcome."""
     parts = any(
         each.explains and (each.name != "after weights" if each.group is Group.MEMORY else _loads(each, case))
@@ -122,7 +129,7 @@ def _once(judged: Sequence[Difference], case: Case) -> Iterator[Difference]:
             yield each
 
 
-def _loads(each: Difference, case: Case) -> bool:
+def _loads(each: Difference, case: Contrast) -> bool:
     """Return whether an argument or variable decides what is loaded."""
     return Part.WEIGHTS in case.parts(each.name)
 
@@ -131,7 +138,7 @@ def _rank(each: Difference) -> tuple[int, float, int, str]:
     return _ROLES.index(each.role), -each.weight, _GROUPS.index(each.group), each.name
 
 
-def _side(start: Start, engine: Engine | None) -> Side:
+def _side(start: Start, engine: Engine | None, failed_in: str) -> Side:
     share = share_of(start)
     fraction, origin, note = _in_effect(start, share, engine)
     pool = pool_of(start)
@@ -143,8 +150,10 @@ def _side(start: Start, engine: Engine | None) -> Side:
         model=start.model,
         outcome=start.outcome,
         phase=str(start.phase),
+        failed_in=failed_in,
         ranks=len(start.ranks),
         files=start.files,
+        shows_arguments=bool(start.settings),
         fraction=fraction,
         fraction_origin=origin,
         fraction_note=note,
@@ -185,7 +194,7 @@ def _inferred(share: Share | None, fraction: float, pool: float | None) -> str:
     return f"1 - ({share.after.value:.2f} - {pool:.2f}) / {share.before.value:.2f} = {fraction:g}"
 
 
-def _fraction(good: Start, bad: Start, case: Case) -> list[Difference]:
+def _fraction(good: Start, bad: Start, case: Contrast) -> list[Difference]:
     before, after = case.good.fraction, case.bad.fraction
     if before is None or after is None or abs(before - after) <= shares.SAME:
         return []
@@ -225,11 +234,12 @@ def _obstacles(good: Start, bad: Start, measured: Sequence[Measure]) -> list[str
 _SAID = {"total": "in all", "before weights": "free before the weights"}
 
 
-def _summary(comparison: Comparison, case: Case) -> str:
+def _summary(comparison: Comparison, case: Contrast) -> str:
     explaining = comparison.explaining
     if comparison.obstacles:
         return (
-            f"What differs between {' and '.join(_words(side) for side in (case.good, case.bad))} is told, not weighed."
+            f"What differs between {' and '.join(_words(side) for side in (case.good, case.bad))} is listed side by"
+            " side; nothing of it is called a cause."
         )
     if case.failed is not None and explaining:
         first = explaining[0]
@@ -250,18 +260,38 @@ def _summary(comparison: Comparison, case: Case) -> str:
         return f"No difference that the logs tell explains it by arithmetic. It may be one of {names}."
     roles = (Role.EXPLAINS, Role.POSSIBLE, Role.ACQUITTED)
     alike = all(each.role not in roles or each.untold for each in comparison.differences)
-    same = "What the logs tell of arguments, variables and versions is the same." if alike else ""
+    same = _same(case) if alike else ""
     if case.good.outcome is Outcome.FAILED:
-        good, bad = where(case.good.phase), where(case.bad.phase)
+        good, bad = case.good.where, case.bad.where
         apart = f", the baseline{good} and the other{bad}" if good and bad else ""
         failed = f"Both failed{bad if good == bad else apart}."
         return f"{failed} {same}".rstrip()
     changed = ", ".join(_change(each) for each in explaining[:3])
-    texts = ("Neither failed.", _pools(case), f"What changed it: {changed}." if changed else "", same)
+    texts = (_ends(case), _pools(case), f"What changed it: {changed}." if changed else "", same)
     return " ".join(text for text in texts if text)
 
 
-def _pools(case: Case) -> str:
+def _same(case: Contrast) -> str:
+    if case.good.version != case.bad.version:
+        return "The arguments and variables that both logs show are the same, and the versions may be."
+    return "The arguments, variables and versions that both logs show are the same."
+
+
+def _ends(case: Contrast) -> str:
+    """Return how two starts ended of which none is known to have failed."""
+    cut = [name for name, side in (("baseline", case.good), ("other start", case.bad)) if _cut(side)]
+    if not cut:
+        return "Neither failed."
+    if len(cut) == 2:
+        return "Whether they failed is unknown: both logs just end."
+    return f"Whether the {cut[0]} failed is unknown: its log just ends."
+
+
+def _cut(side: Side) -> bool:
+    return side.outcome is Outcome.UNKNOWN
+
+
+def _pools(case: Contrast) -> str:
     tokens = next((each for each in case.measures if each.group is Group.POOL and each.name == "tokens"), None)
     if tokens is None or tokens.good is None or tokens.bad is None:
         return ""
@@ -271,6 +301,8 @@ def _pools(case: Case) -> str:
 
 
 def _words(side: Side) -> str:
+    if _cut(side):
+        return "one whose log just ends"
     failed = side.outcome is Outcome.FAILED
     return f"one that failed{side.where}" if failed else "one that did not fail"
 

@@ -18,6 +18,8 @@ TITLES = {
     Role.NOISE: "differs between any two starts",
 }
 """Headings of the lists of differences, in order; consequences are in the tables only."""
+HALF_KNOWN = "shown by one log only, and not the reason"
+"""Heading of acquitted differences of which one log says nothing: whether they changed is unknown."""
 GROUPS = {
     Group.PHASE: "phases, seconds of the slowest rank",
     Group.MEMORY: "memory, GiB of the weakest rank",
@@ -56,9 +58,31 @@ def obstacles(comparison: Comparison) -> Iterator[str]:
         yield f"These two do not compare: {text}"
 
 
-def told(comparison: Comparison, role: Role) -> tuple[Difference, ...]:
-    """Return the differences of a role, without those that only one log mentions and nothing weighs."""
-    return tuple(each for each in comparison.of(role) if not each.untold)
+def sections(comparison: Comparison) -> Iterator[tuple[Role, str, tuple[Difference, ...]]]:
+    """Yield role, heading and differences of each list that has any.
+
+    Differences that only one log mentions and nothing weighs are left out.
+    """
+    for role, title in TITLES.items():
+        found = [each for each in comparison.of(role) if not each.untold]
+        half = [each for each in found if role is Role.ACQUITTED and each.half_known]
+        for heading, part in ((title, [each for each in found if each not in half]), (HALF_KNOWN, half)):
+            if part:
+                yield role, heading, tuple(part)
+
+
+def alike(comparison: Comparison, group: Group) -> str:
+    """Return what to say of arguments, variables or versions of which no difference is listed."""
+    good, bad = comparison.good, comparison.bad
+    if group is Group.VERSION:
+        if good.version is None or bad.version is None:
+            return "not in both logs"
+        return "the same in both" if good.version == bad.version else "may be the same"
+    if group is Group.ARGUMENT and not (good.shows_arguments and bad.shows_arguments):
+        return "not in both logs"
+    if any(each.group is group for each in comparison.differences):
+        return "no difference in what both logs show"
+    return "the same in both"
 
 
 def rows(comparison: Comparison, found: Sequence[Difference]) -> Iterator[Row]:
@@ -108,11 +132,16 @@ def numbers(measure: Measure, good: float | None, bad: float | None) -> tuple[st
     return number(good, measure.unit, bare=bare), number(bad, measure.unit, bare=bare)
 
 
-def beside(measure: Measure) -> str:
-    """Return how much the number changed, and the ranks that changed otherwise than the rest."""
+def beside(measure: Measure, *, comparable: bool = True) -> str:
+    """Return how much the number changed, and the ranks that changed otherwise than the rest.
+
+    Args:
+        measure: The number in both starts.
+        comparable: Whether the starts compare; of those that do not, only the odd ranks are named.
+    """
     parts: list[str] = []
     good, bad, times = measure.good, measure.bad, measure.ratio
-    if good is not None and bad is not None and good != bad:
+    if comparable and good is not None and bad is not None and good != bad:
         if measure.unit == "GiB":
             parts += [f"{bad - good:+.2f}"] if abs(bad - good) >= 0.005 else []
         elif times is not None and measure.unit == "s":

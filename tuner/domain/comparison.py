@@ -18,7 +18,7 @@ Value = int | float | str | bool | tuple[int, ...] | None
 
 
 _READ = ("NCCL", "SGL", "VLLM", "CUDA", "TORCH", "PYTORCH", "FLASHINFER", "TRITON", "NVSHMEM")
-"""How variables begin that engines and their libraries read."""
+"""First letters of the environment variables that engines and their libraries read."""
 
 
 class Group(enum.StrEnum):
@@ -29,7 +29,7 @@ class Group(enum.StrEnum):
     ENVIRONMENT = "environment"
     """An environment variable that a log proves or a process showed."""
     VERSION = "version"
-    """Of a part: engine, torch, cuda, nccl, flashinfer, commit, ..."""
+    """Version of a part: engine, torch, cuda, nccl, flashinfer, commit, ..."""
     PHASE = "phase"
     """Seconds of a phase of the start."""
     MEMORY = "memory"
@@ -46,7 +46,7 @@ class Role(enum.StrEnum):
     """What a difference has to do with the outcome."""
 
     EXPLAINS = "explains"
-    """It alone turns one outcome into the other, by arithmetic."""
+    """It turned one outcome into the other, by arithmetic or by a finding's remedy."""
     POSSIBLE = "possible"
     """It may matter, and no number proves or refutes it."""
     FOLLOWS = "follows"
@@ -81,7 +81,7 @@ class RankPair(Struct, frozen=True):
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """One thing that is not the same in both starts."""
+    """One thing that is not the same in two starts."""
 
     group: Group
     name: str
@@ -94,30 +94,30 @@ class Difference(Struct, frozen=True, kw_only=True):
     unit: str = ""
     good_at: int | None = None
     bad_at: int | None = None
-    """The line of either log that tells it, as `Evidence.at` counts in that log."""
+    """Place of the line in either log that tells it, as `Evidence.at` counts in that log."""
     role: Role = Role.POSSIBLE
     weight: float = 0.0
-    """How much of the outcome it can explain, 0 to 1: the order within a role."""
+    """How much of the outcome it can explain, 0 to 1; orders the differences of one role."""
     effect_gib: float | None = None
     """What it did to the memory of the weakest rank's KV pool, bad minus good; None: not computable."""
     pairs: tuple[RankPair, ...] = ()
-    """Rank by rank where the ranks have numbers of their own; `good` and `bad` are then the worst rank's."""
+    """The values rank by rank, if ranks have numbers of their own; `good` and `bad` are then the worst rank's."""
     note: str = ""
     """One sentence with the numbers."""
 
     @property
     def explains(self) -> bool:
-        """It is what turned one outcome into the other."""
+        """Whether it turned one outcome into the other."""
         return self.role is Role.EXPLAINS
 
     @property
     def half_known(self) -> bool:
-        """Only one log mentions it, so whether it changed is unknown."""
+        """Whether only one log mentions it, so that nobody knows if it changed."""
         return Origin.UNKNOWN in (self.good_origin, self.bad_origin)
 
     @property
     def untold(self) -> bool:
-        """Only one log tells of it, and nothing more is known: of a variable no number or remedy either."""
+        """Whether only one log mentions it, and no number or remedy gives it a meaning."""
         if not self.half_known or self.role is Role.EXPLAINS:
             return False
         if self.group is not Group.ENVIRONMENT:
@@ -127,24 +127,27 @@ class Difference(Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float | None:
-        """Bad over good, of numbers above zero."""
+        """`bad / good`; None unless both are numbers above zero."""
         return ratio(self.good, self.bad)
 
 
 class Measure(Struct, frozen=True, kw_only=True):
-    """One number that both starts have, the same or not: a row of the tables side by side."""
+    """One number of two starts, the same or not: a row of the tables side by side.
+
+    None on a side whose log does not tell it.
+    """
 
     group: Group
     name: str
     unit: str = ""
     good: float | None = None
     bad: float | None = None
-    """Of the rank that is worst off: the slowest phase, the least memory free, the most memory used."""
+    """Values of the rank that is worst off: the slowest phase, the least memory free, the most memory used."""
     pairs: tuple[RankPair, ...] = ()
 
     @property
     def ratio(self) -> float | None:
-        """Bad over good, of numbers above zero."""
+        """`bad / good`; None unless both are numbers above zero."""
         return ratio(self.good, self.bad)
 
 
@@ -154,10 +157,10 @@ class Side(Struct, frozen=True, kw_only=True):
     engine: str = ""
     version: str | None = None
     model: str | None = None
-    """As its arguments name it."""
+    """The LLM as its arguments name it."""
     outcome: Outcome = Outcome.UNKNOWN
     phase: str = "unknown"
-    """The furthest it came."""
+    """The furthest phase that was reached."""
     failed_in: str = ""
     """The phase in which its root cause shows; empty: no finding names one."""
     ranks: int = 0
@@ -168,20 +171,20 @@ class Side(Struct, frozen=True, kw_only=True):
     """The memory fraction that was in effect."""
     fraction_origin: Origin = Origin.UNKNOWN
     fraction_note: str = ""
-    """How an effective one was found: `1 - (21.71 - 10.42) / 94.04`."""
+    """How an effective fraction was found: `1 - (21.71 - 10.42) / 94.04`."""
     pool_gib: float | None = None
-    """The KV pool of the weakest rank; negative: what it would have had to be."""
+    """The KV pool of the weakest rank; negative: what the fraction would have left for it."""
     f_min: float | None = None
     """1 - A/T of the weakest rank, to four digits: at or below it there is no pool."""
 
     @property
     def where(self) -> str:
-        """Where it failed, as words go on: ` in kv-alloc`, ` while serving`; empty where its log does not tell."""
-        return where(self.phase)
+        """Where it failed, as the end of a sentence: ` in kv-alloc`, ` while serving`; empty if not known."""
+        return f" in {self.failed_in}" if self.failed_in else where(self.phase)
 
 
 def where(phase: str) -> str:
-    """As `Side.where`, of a phase."""
+    """Return where a start failed that came as far as a phase, as `Side.where`."""
     if phase == Phase.READY:
         return " while serving"
     return f" in {phase}" if phase in set(START_PHASES) else ""
@@ -207,16 +210,16 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     @property
     def explaining(self) -> tuple[Difference, ...]:
-        """What turned one outcome into the other."""
+        """The differences that turned one outcome into the other."""
         return self.of(Role.EXPLAINS)
 
     @property
     def acquitted(self) -> tuple[Difference, ...]:
-        """What changed and does not matter."""
+        """The differences that changed and do not matter."""
         return self.of(Role.ACQUITTED)
 
 
 def ratio(good: Value, bad: Value) -> float | None:
-    """`bad / good` where both are numbers above zero."""
+    """Return `bad / good`; None unless both are numbers above zero."""
     before, after = real(good), real(bad)
     return after / before if before is not None and after is not None and before > 0 and after > 0 else None

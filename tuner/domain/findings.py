@@ -7,6 +7,7 @@ values into the JSON that `gputuner diagnose --json` promises.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -27,7 +28,7 @@ class Severity(enum.StrEnum):
 
 
 MOST_EVIDENCE = 12
-"""Of one finding: what is cited beyond is left out."""
+"""Most pieces of evidence that a finding cites; more are left out."""
 
 
 class Confidence(enum.StrEnum):
@@ -50,7 +51,7 @@ class Outcome(enum.StrEnum):
     """The start is unfinished, without an error."""
     FAILED = "failed"
     STOPPED = "stopped"
-    """By its operator, clean or not."""
+    """Ended by its operator, cleanly or not."""
     UNKNOWN = "unknown"
 
 
@@ -85,13 +86,13 @@ class Evidence(Struct, frozen=True, kw_only=True):
     None: derived."""
     file: str | None = None
     line: int | None = None
-    """Counted from 1, where lines are counted."""
+    """Line number from 1; None if lines are not counted."""
     meaning: Meaning | None = None
     """What the code concludes from it; None for evidence that only the reader weighs."""
 
     @property
     def derived(self) -> bool:
-        """It was computed, and no line has it."""
+        """Whether it was computed, so that no line has it."""
         return self.at is None
 
 
@@ -130,3 +131,15 @@ class Finding(Struct, frozen=True, kw_only=True):
     refuted_by: str = ""
     at: int | None = None
     """The line under which it is shown, as `Evidence.at` counts."""
+
+
+def failed_phase(findings: Sequence[Finding]) -> str:
+    """Return the phase in which a start failed by its root cause; empty where no finding tells.
+
+    Args:
+        findings: Those about the start, the root cause first.
+    """
+    cause = next(iter(findings), None)
+    if cause is None or cause.phase == "none" or cause.severity not in (Severity.FATAL, Severity.ERROR):
+        return ""
+    return cause.phase

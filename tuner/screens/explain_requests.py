@@ -14,7 +14,7 @@ from tuner.core.diagnosis import diagnose
 from tuner.core.engine import Engine
 from tuner.core.knobs import read_value
 from tuner.domain.comparison import Comparison, where
-from tuner.domain.findings import Finding, Outcome
+from tuner.domain.findings import Finding, Outcome, failed_phase
 from tuner.domain.knobs import Knob, KnobKind
 from tuner.domain.planning import PlanKnob, Planned, StartChoice
 from tuner.domain.starts import Start
@@ -80,9 +80,13 @@ class _Known:
                 name = "" if alike else f"{clean(server_name(other))} "
                 title = f"{name}pid {other.identity.pid}, {_named(other.start)}"
                 self._add(f"server:{other.identity.key}", title, other.start, own)
-        for number, start in enumerate(server.past):
+        for start in server.past:
             if start != own:
-                self._add(f"past:{number}", f"earlier start{_when(start)}, {_named(start)}", start, own)
+                # By its time and not by its place: the list grows while one looks at it.
+                name = f"past:{start.began}"
+                while name in self.starts:
+                    name += "+"
+                self._add(name, f"earlier start{_when(start)}, {_named(start)}", start, own)
         # Starts that worked with the same LLM come first: they explain most.
         self.choices.sort(key=lambda each: (not each.same_llm, not self.starts[each.id].worked))
 
@@ -117,7 +121,7 @@ async def comparison(state: HostState, ask: ComparisonRequested, read: ReadStart
         post(ComparisonArrived(ask, None, str(error)))
         return
     if other is None:
-        post(ComparisonArrived(ask, None, "No start of an inference server is told in there"))
+        post(ComparisonArrived(ask, None, "No line of an inference server is in that file"))
         return
     own = server.start
     made, own_is_good = await asyncio.to_thread(_held_against, state, server, own, ask.choice, other)
@@ -131,9 +135,11 @@ def _held_against(
     own_is_good = own.worked and not other.worked
     engine = engines().get(own.engine) if own.engine == other.engine else None
     of_other = _findings(state, server, choice, other)
-    if own_is_good:
-        return compare(own, other, engine, findings_that_weigh(own, other, server.findings, of_other)), True
-    return compare(other, own, engine, findings_that_weigh(other, own, of_other, server.findings)), False
+    good, bad = (own, server.findings), (other, of_other)
+    if not own_is_good:
+        good, bad = bad, good
+    weigh = findings_that_weigh(good[0], bad[0], good[1], bad[1])
+    return compare(good[0], bad[0], engine, weigh, (failed_phase(good[1]), failed_phase(bad[1]))), own_is_good
 
 
 def _findings(state: HostState, server: ServerState, choice: str, start: Start) -> tuple[Finding, ...]:

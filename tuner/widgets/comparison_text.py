@@ -93,8 +93,8 @@ def told(
         page.words(f"{glyphs.warn} {text}", "warn")
     page.lines.append(())
     page.row("", names, style="head")
-    for role, title in words.TITLES.items():
-        _role(page, words.told(comparison, role), title, _STYLES[role], shown=role is not Role.NOISE or noise)
+    for role, title, found in words.sections(comparison):
+        _role(page, found, title, _STYLES[role], shown=role is not Role.NOISE or noise)
     page.heading("the two starts")
     for row in words.sides(comparison):
         page.row(row.name, row.values, style="strong" if row.name == "outcome" else "text")
@@ -106,8 +106,6 @@ def told(
 
 
 def _role(page: _Page, found: Sequence[Difference], title: str, style: str, *, shown: bool) -> None:
-    if not found:
-        return
     sign = {"bad": page.glyphs.bad, "warn": page.glyphs.warn, "ok": page.glyphs.ok}.get(style, page.glyphs.note)
     if not shown:
         one, many = "one more thing differs", f"{len(found)} more differ"
@@ -128,8 +126,8 @@ def _list(page: _Page, group: Group, title: str) -> None:
     told = [each for each in found if not each.untold]
     wanted = [each for each in told if each.role is not Role.NOISE]
     if not wanted:
-        what = "nothing that matters differs" if told else "nothing that both tell differs"
-        page.heading(f"{title}: {what if found else 'the same in both'}", "dim")
+        what = "nothing that matters differs" if told else words.alike(page.comparison, group)
+        page.heading(f"{title}: {what}", "dim")
         return
     page.heading(title)
     for each in sorted(wanted, key=lambda each: each.name):
@@ -144,8 +142,9 @@ def _table(page: _Page, group: Group, title: str, *, each_rank: bool) -> None:
     page.heading(title)
     for measure in measures:
         values = words.numbers(measure, measure.good, measure.bad)
+        beside = words.beside(measure, comparable=not page.comparison.obstacles)
         odd = measure.good is None or measure.bad is None or _unlike(measure)
-        page.row(words.name_of(measure), values, words.beside(measure), "strong" if odd else "text", right=True)
+        page.row(words.name_of(measure), values, beside, "strong" if odd else "text", right=True)
         if each_rank and len(measure.pairs) > 1:
             for cells, ranks in _alike(measure).items():
                 name = f"  all {len(ranks)} alike" if len(ranks) == len(measure.pairs) else f"  rank {ranges(ranks)}"

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tuner.domain.findings import Outcome
+from tuner.domain.comparison import where
+from tuner.domain.findings import Finding, Outcome, failed_phase
 from tuner.domain.server import START_PHASES, Phase
 from tuner.domain.starts import Figure, PhaseSpan, RankStory, Start
 from tuner.domain.state import ServerState
@@ -56,19 +57,29 @@ def took(start: Start) -> float | None:
     return None if start.began is None or start.ended is None else max(0.0, start.ended - start.began)
 
 
-def head_line(start: Start, width: int, glyphs: Glyphs, engine: str = "") -> Line:
-    """Return outcome, engine, ranks and the most important settings as one line."""
+def head_line(start: Start, width: int, glyphs: Glyphs, engine: str = "", findings: Sequence[Finding] = ()) -> Line:
+    """Return outcome, engine, ranks and the most important settings as one line.
+
+    Args:
+        start: The start to show.
+        width: Width of the line, in cells.
+        glyphs: Symbols to draw with.
+        engine: Name of the engine for people; empty for the engine's own.
+        findings: Those about the start, the root cause first: it names the phase in which the start failed.
+    """
     sign, style = outcome_span(start, glyphs)
-    where = f" in {start.phase}" if _failed_in(start) else ""
-    if start.outcome is Outcome.FAILED and start.ready_at is not None:
-        where = " while serving"
+    place = ""
+    if start.outcome is Outcome.FAILED:
+        phase = failed_phase(findings)
+        reached = Phase.READY if start.ready_at is not None else start.phase
+        place = f" in {phase}" if phase else where(reached)
     engine = engine or clean(start.engine)
     version = clean(start.version or "")
     if version and start.version_inferred:
         version = f"{version}, by its wording"
     fraction = start.setting("mem_fraction_static", "gpu_memory_utilization")
     parts: list[Line] = [
-        ((f"{sign}{where}", style),),
+        ((f"{sign}{place}", style),),
         ((f"{engine} {version}".strip(), "text"),),
         ((f"{len(start.ranks)} ranks" if len(start.ranks) != 1 else "one rank", "text"),) if start.ranks else (),
         (("fraction ", "dim"), (str(fraction), "strong")) if fraction is not None else (),
@@ -76,10 +87,6 @@ def head_line(start: Start, width: int, glyphs: Glyphs, engine: str = "") -> Lin
         ((clean(start.files[0].rsplit("/", 1)[-1]), "dim"),) if start.files else (),
     ]
     return ((" ", "text"), *fit(parts, width - 2, (f" {glyphs.separator} ", "dim")))
-
-
-def _failed_in(start: Start) -> bool:
-    return start.outcome is Outcome.FAILED and start.phase in set(START_PHASES)
 
 
 def story_lines(
@@ -101,7 +108,8 @@ def story_lines(
         engine: Name of the engine for people; empty for the engine's own.
         folded: Ranks with equal values share a row.
     """
-    lines = [head_line(start, width, glyphs, engine)]
+    own = server.findings if server is not None and server.start is start else ()
+    lines = [head_line(start, width, glyphs, engine, own)]
     if not start.ranks:
         return [*lines, ((" the log tells nothing of its ranks", "dim"),)]
     groups = _groups(start) if folded else [(rank,) for rank in start.ranks]

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -200,6 +201,7 @@ def test_two_llms_do_not_compare_and_are_shown_all_the_same(told: Any) -> None:
     assert code == 0
     assert "These two do not compare: other LLMs" in out
     assert "138.18 GiB" in out
+    assert not re.search(r" x \d|[+-]\d+\.\d %|[+-]\d+\.\d\d$", out, re.MULTILINE), "no number is held against another"
 
 
 @pytest.mark.parametrize(
@@ -221,16 +223,71 @@ def test_bad_input_is_one_line_and_two(arguments: list[str], words: str, told: A
         assert len(err.splitlines()) == 1
 
 
-def test_a_text_of_no_engine(told: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Dear all,\nthe server is down.\n", "no line of SGLang or vLLM is in this text: "),
+        ("# Notes\n\nStart it with sglang; vllm would do. See https://vllm.ai\n", "no line of SGLang or vLLM is in"),
+        ("", "the log is empty: "),
+    ],
+)
+def test_a_text_of_no_engine_is_refused(text: str, words: str, told: Any, tmp_path: Path) -> None:
     letter = tmp_path / "letter.txt"
-    letter.write_text("Dear all,\nthe server is down.\n")
+    letter.write_text(text)
+    code, out, err = told("diagnose", letter)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert words in err
+    assert str(letter) in err
+    assert "Give the server's whole log" in err
     code, out, _ = told("diagnose", letter, "--json")
     data = json.loads(out)
-    assert (code, data["engine"], data["outcome"], data["phase"]) == (0, None, "unknown", "none")
+    assert (code, data["engine"], data["outcome"], data["phase"]) == (2, None, "unknown", "none")
     assert [(each["cause"], each["severity"]) for each in data["findings"]] == [("inconclusive", "info")]
-    code, _, err = told("compare", letter, WORKED)
-    assert code == 2
-    assert "No start of an inference server" in err
+    for arguments in (("compare", letter, WORKED), ("compare", WORKED, letter), ("plan", "--from", letter)):
+        code, out, err = told(*arguments)
+        assert (code, out, len(err.splitlines())) == (2, "", 1), arguments
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/diagnose.md", "docs/forecast.md", "pyproject.toml"])
+def test_what_only_mentions_engines_is_no_log(name: str, told: Any) -> None:
+    code, out, _ = told("diagnose", Path(__file__).parents[3] / name)
+    assert (code, out) == (2, "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[2026-01-02 10:00:00 TP0] Init torch distributed begin.",
+        "INFO 01-02 10:00:00 [api_server.py:1] vLLM API server version 0.9.1",
+        '  File "/venv/lib/python3.12/site-packages/sglang/srt/server.py", line 3, in main',
+        "/venv/lib/python3.11/site-packages/vllm/triton_utils/dispatcher.py:138: FutureWarning: old",
+    ],
+)
+def test_one_line_of_an_engine_is_a_log(line: str, told: Any, tmp_path: Path) -> None:
+    (tmp_path / "cut.log").write_text(f"{line}\n")
+    code, out, err = told("diagnose", tmp_path / "cut.log")
+    assert code in (0, 1)
+    assert err == ""
+    assert str(tmp_path / "cut.log") in out
+
+
+def test_an_end_that_is_not_in_the_log_is_unknown(told: Any, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.log"
+    cut.write_text("[2026-01-02 10:00:00] sglang: a line that means nothing\n")
+    _, out, _ = told("compare", WORKED, cut)
+    assert "Neither failed" not in out
+    assert "Whether the other start failed is unknown: its log just ends." in " ".join(out.split())
+    _, out, _ = told("compare", cut, cut)
+    assert "Whether they failed is unknown" in out
+
+
+def test_both_commands_name_the_same_phase(told: Any) -> None:
+    log = GOLDEN / "corpus/vl-17939.log"
+    assert "FAILED in warmup" in told("diagnose", log)[1]
+    out = told("compare", log, log)[1]
+    assert "FAILED in warmup" in out
+    assert "Both failed in warmup" in out
+    assert "graph-capture  " in out, "the furthest phase stays in the tables"
 
 
 def test_no_line_is_longer_than_the_terminal(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +377,7 @@ def test_two_starts_that_fail_alike_explain_nothing(told: Any, tmp_path: Path) -
     data = json.loads(out)
     assert data["baseline"]["outcome"] == data["this"]["outcome"] == "failed"
     assert {each["role"] for each in data["differences"] if each["name"] == "port"} == {"noise"}
-    assert "is the same" in data["summary"]
+    assert "versions that both logs show are the same" in data["summary"]
     _, out, _ = told("diagnose", log, "--baseline", log)
     assert "Both failed" in out
     assert "this start" not in out, "no table of nothing"

@@ -387,7 +387,7 @@ def test_a_variable_that_one_log_does_not_tell_is_shown_only_where_something_spe
     alone = compare(start(), bad)
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in alone.summary
     assert [each.name for each in alone.of(Role.POSSIBLE) if each.untold] == ["CUDA_DEVICE_MAX_CONNECTIONS"]
-    for text in (words.told(alone, Role.POSSIBLE), list(side_by_side.lines(alone, Paper(width=100), noise=True))):
+    for text in (list(words.sections(alone)), list(side_by_side.lines(alone, Paper(width=100), noise=True))):
         assert "CUDA_DEVICE_MAX_CONNECTIONS" not in str(text)
     named = Remedy(knob="x", env="CUDA_DEVICE_MAX_CONNECTIONS", move=Move.UNSET)
     finding = Finding(cause="rank-died", severity=Severity.FATAL, remedies=(named,))
