@@ -91,6 +91,23 @@ class TestPlan:
         assert any(marker in plan.log_end_marker or plan.log_end_marker in marker for marker in plan.start_markers)
 
 
+class TestBehaviour:
+    def test_titles_and_variables_are_its_own(self, engine: Engine) -> None:
+        behaviour = engine.behaviour()
+        assert any(re.search(title, behaviour.process_title) for title in engine.plan().titles)
+        assert behaviour.variables
+        assert all(prefix == prefix.upper() and prefix.endswith("_") for prefix in behaviour.variables)
+        own = [knob.name for knob in engine.knobs().values() if knob.name.startswith(behaviour.variables)]
+        assert own, "its catalogue of knobs has some of them"
+
+    def test_a_stack_of_its_own_names_a_phase(self, engine: Engine) -> None:
+        behaviour = engine.behaviour()
+        assert {"args", "dist-init", "weight-load", "kv-alloc"} <= {entry.phase for entry in behaviour.stack}
+        assert behaviour.argument_frames
+        assert set(behaviour.core_frames) <= set(behaviour.child_frames)
+        assert not set(behaviour.serving_frames) & {part for entry in behaviour.stack for part in entry.frames}
+
+
 class TestLines:
     @pytest.mark.parametrize(
         "line",

@@ -58,6 +58,14 @@ def test_what_is_wrong_is_refused(tmp_path: Path, text: str, words: str) -> None
         load_behaviour(path)
 
 
+def test_each_value_is_explained() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "extending.md").read_text("utf-8")
+    chapter = page.partition("\n## Behaviour\n")[2].partition("\n## ")[0]
+    assert [
+        name for name in Behaviour.__struct_fields__ if f"`{name}`" not in chapter and f"[[{name}]]" not in chapter
+    ] == []
+
+
 def test_a_missing_file_is_a_catalogue_error(tmp_path: Path) -> None:
     with pytest.raises(CatalogError):
         load_behaviour(tmp_path / "none.toml")
