@@ -85,8 +85,8 @@ def arguments(good: Start, bad: Start) -> Iterator[Difference]:
         yield Difference(
             group=Group.ARGUMENT,
             name=name,
-            good=plain(before),
-            bad=plain(after),
+            good=_as_value(before),
+            bad=_as_value(after),
             good_origin=_origin(good, name),
             bad_origin=_origin(bad, name),
             good_at=good.settings_at,
@@ -226,7 +226,7 @@ _COMPOSED = re.compile(r"[A-Za-z_][\w.]*\(\w+=|\{['\"]")
 _DEEPEST = 3
 
 
-def plain(value: Any) -> Value:
+def _as_value(value: Any) -> Value:
     """Return a value in a type that a `Difference` holds; other types become text."""
     if value is None or isinstance(value, bool | int | float | str):
         return value

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from tuner.core.engine import Engine
+from tuner.core.knobs import OFF_WORDS, ON_WORDS
 from tuner.core.sign_index import SignIndex
 from tuner.core.surroundings import environment, parts
 from tuner.core.talk import notes_of
@@ -33,8 +34,8 @@ from tuner.domain.starts import Sign, Start
 from tuner.domain.state import HostState, ServerState
 
 _NEWEST: Version = (1 << 20,)
-_ON = frozenset({"1", "true", "yes", "y", "on"})
-_OFF = frozenset({"0", "false", "no", "n", "off", ""})
+_ON = ON_WORDS | {"y"}
+_OFF = OFF_WORDS | {"n", ""}
 ASKED = "asked for"
 """`GateRule.what` of a gate that only an opt-in opens."""
 _LISTED = "all-reduce-backends"
@@ -287,13 +288,13 @@ _TESTS = {
 
 
 def _state(value: Any, rule: GateRule) -> GateState:
-    word = plain(value)
-    opens = [plain(each) for each in rule.opens]
+    word = as_word(value)
+    opens = [as_word(each) for each in rule.opens]
     passed = word in opens or ("any" in opens and word not in ("none", "0"))
     return GateState.PASSED if passed else GateState.CLOSED
 
 
-def plain(value: Any) -> str:
+def as_word(value: Any) -> str:
     """Return a setting or variable as one word, so that `True`, `1` and `yes` are equal."""
     word = "none" if value is None else str(value).strip().lower()
     return "1" if word in _ON else "0" if word in _OFF else word

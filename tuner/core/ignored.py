@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from tuner.core.gates import ASKED, Held, plain
+from tuner.core.gates import ASKED, Held, as_word
 from tuner.core.talk import effective_channels
 from tuner.core.versions import in_range, parse_version
 from tuner.domain.gates import AllReduce, OverwriteRule, PathState, VariableRule
@@ -79,7 +79,7 @@ def _in_vain(told: AllReduce | None) -> Iterator[Ignored]:
 def _unread(held: Held, told: AllReduce | None) -> Iterator[Ignored]:
     for rule in held.rules.variables:
         value = held.env.get(rule.name)
-        if value is None or plain(value) in {plain(each) for each in rule.unset}:
+        if value is None or as_word(value) in {as_word(each) for each in rule.unset}:
             continue
         at = held.shown(rule.name)
         version = parse_version(held.start.version)

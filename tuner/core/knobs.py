@@ -11,8 +11,9 @@ from tuner.core.versions import in_range, parse_version
 from tuner.domain.knobs import Hazard, Knob, KnobType, SpelledAs, Spelling
 
 _UNSET = frozenset({"", "auto", "none", "null", "default", "unset"})
-_ON = frozenset({"1", "on", "true", "yes"})
-_OFF = frozenset({"0", "off", "false", "no"})
+ON_WORDS = frozenset({"1", "on", "true", "yes"})
+OFF_WORDS = frozenset({"0", "off", "false", "no"})
+"""Words for a switch that is on and for one that is off, in lower case."""
 _SIZES = {"k": 1024, "m": 1024**2, "g": 1024**3}
 _NUMBER = re.compile(r"([+-]?(?:\d{1,3}(?:,\d{3})+|\d[\d_]*)(?:\.\d+)?)\s*([kmg]i?b?)?", re.IGNORECASE)
 _LARGEST = 1 << 50
@@ -113,8 +114,8 @@ def read_value(knob: Knob, text: str) -> Any:
     """
     word = text.strip()
     if knob.type is KnobType.BOOL:
-        if word.lower() in _ON | _OFF:
-            return word.lower() in _ON
+        if word.lower() in ON_WORDS | OFF_WORDS:
+            return word.lower() in ON_WORDS
         raise ValueError(f"on or off is meant, not {word!r}")
     if word.lower() in _UNSET:
         return None

@@ -36,7 +36,7 @@ def of_a_request(text: str) -> bool:
     return " HTTP/" in text and _OF_REQUEST.search(text) is not None
 
 
-def plain(text: str) -> str:
+def without_escapes(text: str) -> str:
     """Return text without escape sequences, other control characters left as they are."""
     return _ANSI.sub("", text) if "\x1b" in text else text
 

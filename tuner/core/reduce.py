@@ -25,7 +25,8 @@ from tuner.domain.state import HostState, LinkState, ServerState
 
 KEEP_ENDED = 8
 """Most ended servers that are kept."""
-KEEP_XIDS = 20
+KEEP_KERNEL_LINES = 20
+"""Most Xids and most kills of the kernel's log that are kept."""
 
 Engines = Mapping[str, Engine]
 Result = tuple[HostState, tuple[AnyCommand, ...]]
@@ -175,14 +176,14 @@ def _xid(state: HostState, event: e.GpuXid, engines: Engines) -> Result:
     same = (event.bus_id, event.xid, event.text)
     if any((x.bus_id, x.xid, x.text) == same and _close(x.at, event.at) for x in state.xids):
         return state, ()
-    return msgspec.structs.replace(state, xids=(*state.xids, event)[-KEEP_XIDS:]), ()
+    return msgspec.structs.replace(state, xids=(*state.xids, event)[-KEEP_KERNEL_LINES:]), ()
 
 
 def _killed(state: HostState, event: e.ProcessKilled, engines: Engines) -> Result:
     """Keep a kill once, although every probe reads the kernel's log from its beginning again."""
     if any(x.pid == event.pid and x.text == event.text and _close(x.at, event.at) for x in state.killed):
         return state, ()
-    return msgspec.structs.replace(state, killed=(*state.killed, event)[-KEEP_XIDS:]), ()
+    return msgspec.structs.replace(state, killed=(*state.killed, event)[-KEEP_KERNEL_LINES:]), ()
 
 
 def _close(a: float | None, b: float | None) -> bool:

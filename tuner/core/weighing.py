@@ -34,7 +34,7 @@ LIKELY = 0.6
 """Weight when a remedy is about it, or a number shows it, without proof that it was the reason."""
 
 
-class Case(Struct, frozen=True, kw_only=True):
+class Contrast(Struct, frozen=True, kw_only=True):
     """Two starts, with all that one difference is weighed by."""
 
     good: Side
@@ -116,7 +116,7 @@ class Case(Struct, frozen=True, kw_only=True):
         return next((each for each in found if each.good is not None and each.bad is not None), None)
 
 
-def judge(each: Difference, case: Case) -> Difference:
+def judge(each: Difference, case: Contrast) -> Difference:
     """Decide what an argument, a variable or a version has to do with the outcome."""
     # A value of the other start is no remedy if that failed too.
     remedy = None if case.both_failed else _named(each, case.findings)
@@ -133,7 +133,7 @@ def judge(each: Difference, case: Case) -> Difference:
     return verdict
 
 
-def follows(measure: Measure, case: Case) -> Difference:
+def follows(measure: Measure, case: Contrast) -> Difference:
     """Turn a number that differs into a difference: a cause if memory alone makes the outcome, else a consequence."""
     role, weight, effect, note = Role.FOLLOWS, 0.0, None, ""
     if measure.group is Group.MEMORY and measure.good is not None and measure.bad is not None:
@@ -170,7 +170,7 @@ def follows(measure: Measure, case: Case) -> Difference:
     )
 
 
-def _part_of_pool(name: str, effect: float, case: Case) -> float | None:
+def _part_of_pool(name: str, effect: float, case: Contrast) -> float | None:
     """Return the share of the change between two pools that this memory makes; None unless it is most of it."""
     gap = case.pool_gap
     if name not in ("communicators", "weights", "draft weights") or gap is None or not gap:
@@ -200,7 +200,7 @@ WORDS = {
 """Names of purposes of memory in a sentence."""
 
 
-def _by_fraction(each: Difference, case: Case) -> Difference:
+def _by_fraction(each: Difference, case: Contrast) -> Difference:
     failed, mine, lack = case.failed, case.failed_share, case.lack
     if lack is not None and failed is not None and mine is not None:
         mended = mine.pool(_fraction(case.other))
@@ -228,7 +228,7 @@ def _by_fraction(each: Difference, case: Case) -> Difference:
     return _is(each, Role.EXPLAINS if part > 0.5 else Role.POSSIBLE, max(0.0, min(1.0, part)), note)
 
 
-def _by_remedy(each: Difference, remedy: Remedy, case: Case) -> Difference:
+def _by_remedy(each: Difference, remedy: Remedy, case: Contrast) -> Difference:
     """Weigh a knob that a remedy names: it explains if the other start has it as the remedy wants it."""
     forward = case.failed is not case.good
     lost, kept = (each.bad, each.good) if forward else (each.good, each.bad)
@@ -262,7 +262,7 @@ def _mends(kept: Any, lost: Any, remedy: Remedy) -> bool:
     return False
 
 
-def _by_lack(each: Difference, case: Case) -> Difference:
+def _by_lack(each: Difference, case: Contrast) -> Difference:
     """Acquit whatever moved less than a tenth of the missing pool."""
     lack, regained = case.lack, case.regained
     assert lack is not None
@@ -279,7 +279,7 @@ def _by_lack(each: Difference, case: Case) -> Difference:
     return _is(each, Role.POSSIBLE, _UNPROVEN[Group.ARGUMENT], "")
 
 
-def _by_result(each: Difference, case: Case) -> Difference:
+def _by_result(each: Difference, case: Contrast) -> Difference:
     """Weigh a difference by the numbers in which it shows: if none of them moved, it did not make the outcome."""
     if _caps(each, case):
         return _is(each, Role.EXPLAINS, REMEDIED, "it caps the KV pool, whatever the fraction")
@@ -303,7 +303,7 @@ def _by_result(each: Difference, case: Case) -> Difference:
     return _is(each, Role.POSSIBLE, weight + 0.1 * asked - 0.1 * ("." in each.name), each.note)
 
 
-def _caps(each: Difference, case: Case) -> bool:
+def _caps(each: Difference, case: Contrast) -> bool:
     """Return whether the pool was too small, and the failed start has a cap on it that the other does not have."""
     if case.failed is None or Part.CAP not in case.parts(each.name) or not case.findings:
         return False
@@ -321,7 +321,7 @@ _RESULTS: dict[Part, tuple[Group, tuple[str, ...]]] = {
 _TAKEN = (Group.MEMORY, ("communicators",))
 
 
-def _names(case: Case, group: Group) -> tuple[str, ...]:
+def _names(case: Contrast, group: Group) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each.name for each in case.measures if each.group is group and each.unit == "GiB"))
 
 

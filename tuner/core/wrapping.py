@@ -195,7 +195,7 @@ class Wrapping:
         whole = True
         for layer in self._layers:
             if "\x1b" in text:
-                text = logtext.plain(text)
+                text = logtext.without_escapes(text)
             found = layer.strip(text)
             if found is not None:
                 text = found[0]
@@ -208,7 +208,7 @@ def find(lines: Iterable[str]) -> Wrapping:
     texts: list[str] = []
     for line in lines:
         if line.strip():
-            texts.append(logtext.plain(line.rstrip("\r\n")))
+            texts.append(logtext.without_escapes(line.rstrip("\r\n")))
             if len(texts) == _HEAD_LINES:
                 break
     layers: list[Layer] = []
@@ -220,7 +220,9 @@ def find(lines: Iterable[str]) -> Wrapping:
             # Collectors that write Docker's format leave out the line's end, and cut no lines.
             layer = _JSON_LOG
         layers.append(layer)
-        texts = [logtext.plain(found[0]) if (found := layer.strip(text)) is not None else text for text in texts]
+        texts = [
+            logtext.without_escapes(found[0]) if (found := layer.strip(text)) is not None else text for text in texts
+        ]
         if layer is _JSON_LOG:
             break
     return Wrapping(layer.name for layer in layers)

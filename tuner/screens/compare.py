@@ -15,7 +15,7 @@ from tuner.domain.starts import Start
 from tuner.domain.state import HostState, ServerState
 from tuner.messages import ComparisonArrived, ComparisonRequested, StartsArrived, StartsRequested
 from tuner.screens.base import TunerScreen
-from tuner.screens.dialogs import Dialog, plain
+from tuner.screens.dialogs import Dialog, verbatim
 from tuner.widgets import status
 from tuner.widgets.comparison_text import Told, told
 from tuner.widgets.field import Field
@@ -46,21 +46,21 @@ class StartDialog(Dialog):
     def compose(self) -> ComposeResult:
         """Make the list of starts, and an input for a path."""
         with Vertical(classes="dialog wide"):
-            yield Static(plain("Compare with"), classes="dialog-title")
+            yield Static(verbatim("Compare with"), classes="dialog-title")
             if self.choices:
                 options = [
-                    Option(plain(clip(clean(each.title), 100)), id=str(at)) for at, each in enumerate(self.choices)
+                    Option(verbatim(clip(clean(each.title), 100)), id=str(at)) for at, each in enumerate(self.choices)
                 ]
                 yield OptionList(*options, id="choices", markup=False)
             else:
-                yield Static(plain("No other start is known: not of this host's servers, and not in the history."))
+                yield Static(verbatim("No other start is known: not of this host's servers, and not in the history."))
             yield Field(id="path", placeholder="or the path of a log file on this machine", compact=True)
             words = (
                 "enter compares, tab goes to the path, escape closes"
                 if self.choices
                 else "enter compares, escape closes"
             )
-            yield Static(plain(f"\n{words}"), classes="dialog-foot")
+            yield Static(verbatim(f"\n{words}"), classes="dialog-foot")
 
     def on_mount(self) -> None:
         """Focus the list, or the input where there is no list."""

@@ -21,7 +21,7 @@ from tuner.widgets.spans import clean
 Answer = TypeVar("Answer")
 
 
-def plain(text: str) -> Content:
+def verbatim(text: str) -> Content:
     """Return a text that is never parsed as markup."""
     return Content(text)
 
@@ -91,11 +91,13 @@ class HostKeyDialog(Dialog):
         """Make the text with the key and how to verify it, and the buttons."""
         question = self.question
         with Vertical(classes="dialog"):
-            yield Static(plain(clean(question.title)), classes="dialog-title")
-            yield Static(plain(f"Its {clean(question.key_type)} host key has not been seen before:"))
-            yield Static(plain(f"\n  {clean(question.fingerprint)}\n"))
+            yield Static(verbatim(clean(question.title)), classes="dialog-title")
+            yield Static(verbatim(f"Its {clean(question.key_type)} host key has not been seen before:"))
+            yield Static(verbatim(f"\n  {clean(question.fingerprint)}\n"))
             yield Static(
-                plain("Compare it with what the host itself says:\n  ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
+                verbatim(
+                    "Compare it with what the host itself says:\n  ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
+                )
             )
             with Horizontal(classes="dialog-buttons"):
                 yield Button("Once (o)", id="once")
@@ -126,17 +128,17 @@ class SecretDialog(Dialog):
         """Make the host's own prompt and an input."""
         question = self.question
         with Vertical(classes="dialog"):
-            yield Static(plain(clean(question.title)), classes="dialog-title")
+            yield Static(verbatim(clean(question.title)), classes="dialog-title")
             if question.attempt > 1:
-                yield Static(plain(f"That was wrong. Attempt {question.attempt}:"))
-            yield Static(plain(clean(question.prompt)))
+                yield Static(verbatim(f"That was wrong. Attempt {question.attempt}:"))
+            yield Static(verbatim(clean(question.prompt)))
             yield Input(password=not question.echo, id="secret")
             what = (
                 "It unlocks the key on this machine, and is neither sent nor kept. Enter goes on, escape gives up."
                 if question.kind == "passphrase"
                 else "It is sent to the host and not kept. Enter sends, escape gives up."
             )
-            yield Static(plain(what))
+            yield Static(verbatim(what))
 
     def on_mount(self) -> None:
         """Focus the input."""
@@ -165,12 +167,12 @@ class TextDialog(Dialog):
     def compose(self) -> ComposeResult:
         """Make the title, the text and the hint."""
         with Vertical(classes="dialog wide"):
-            yield Static(plain(self.heading), classes="dialog-title")
+            yield Static(verbatim(self.heading), classes="dialog-title")
             with VerticalScroll(classes="dialog-text"):
-                yield Static(plain(self.text))
+                yield Static(verbatim(self.text))
             if self.hint:
-                yield Static(plain(f"\n{self.hint}"))
-            yield Static(plain("\ny copies, escape closes"), classes="dialog-foot")
+                yield Static(verbatim(f"\n{self.hint}"))
+            yield Static(verbatim("\ny copies, escape closes"), classes="dialog-foot")
 
     def on_mount(self) -> None:
         """Focus the text, so that keys scroll it."""
