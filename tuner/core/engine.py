@@ -25,7 +25,9 @@ class LinePrefix(Struct, frozen=True, gc=False):
     """The prefix of a log line."""
 
     rank: str | None
+    """Tag of the rank that printed the line; None if there is none."""
     at: float | None
+    """Log time, seconds since an epoch of the log's zone; None if the line has none."""
     message_start: int
     """Index in the text at which the message begins."""
     level: Level | None = None

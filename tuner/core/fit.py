@@ -92,7 +92,7 @@ def cell_bytes(start: Start) -> Cell | None:
     cells = [
         cell
         for rank in start.ranks
-        # Up to 0.4.4 the line of the pool has no tokens; the line at the end of the start has.
+        # SGLang up to 0.4.4 prints the tokens at the end of the start, not in the line of the pool.
         if rank.kv_gib is not None and (tokens := rank.kv_tokens or limit) is not None
         if (cell := printed_cell(rank.kv_gib.value, int(tokens.value), page, parts)) is not None
     ]

@@ -117,6 +117,7 @@ class GpuXid(Event, frozen=True, kw_only=True, tag="xid"):
     xid: int
     text: str
     at: float | None = None
+    """Host wall clock, seconds since the epoch; None if it is not known."""
 
 
 class ProcessKilled(Event, frozen=True, kw_only=True, tag="oom"):
@@ -127,7 +128,9 @@ class ProcessKilled(Event, frozen=True, kw_only=True, tag="oom"):
     name: str
     """The first 15 bytes of the process's name."""
     text: str
+    """The kernel's line."""
     at: float | None = None
+    """Host wall clock, seconds since the epoch; None if it is not known."""
 
 
 class ServerSeen(Event, frozen=True, kw_only=True, tag="server"):

@@ -25,7 +25,9 @@ class StartRecord(Struct, frozen=True, kw_only=True):
     outcome: str = "ready"
     """`ready` or `failed`."""
     total_s: float | None = None
+    """Seconds from the first phase to ready; None if it never was."""
     phases_s: dict[Phase, float] = {}
+    """Seconds of each phase that has ended."""
 
 
 class MemoryRecord(Struct, frozen=True, kw_only=True):

@@ -105,6 +105,7 @@ class Knob(Struct, frozen=True, kw_only=True):
     """What it is, in a few words."""
     min: float | None = None
     max: float | None = None
+    """Least and greatest value that is accepted; None: no bound."""
     unit: str = ""
     effects: Effects = Effects()
     also: tuple[str, ...] = ()

@@ -40,6 +40,7 @@ class LogBlock(Struct, frozen=True, gc=False):
 
     start: int
     end: int
+    """Byte offsets of the first byte and after the last one."""
     lines: tuple[LogLine, ...]
 
 

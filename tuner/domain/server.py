@@ -94,6 +94,7 @@ class ServerIdentity(Struct, frozen=True, kw_only=True):
     pid: int
     start_ticks: int
     started_at: float | None = None
+    """Host wall clock at which the leader began, seconds since the epoch."""
     uid: int | None = None
     user: str | None = None
     argv: tuple[str, ...] = ()
@@ -105,7 +106,9 @@ class ServerIdentity(Struct, frozen=True, kw_only=True):
     """From the installed package's metadata beside the interpreter; HTTP and log may correct it."""
     manager: Manager | None = None
     port: int | None = None
+    """Port at which it is to serve; None if it is not known."""
     ports: tuple[int, ...] = ()
+    """Ports on which its processes listen."""
     members: tuple[Member, ...] = ()
     orphaned: bool = False
     """True: these are processes of an engine whose leader is gone."""

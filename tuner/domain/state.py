@@ -138,10 +138,13 @@ class LogState(Struct, frozen=True, kw_only=True):
     blocks: tuple[LogBlock, ...] = ()
     start: int = 0
     end: int = 0
+    """Byte offsets of the first line that is held, and after the last byte that was read."""
     size: int | None = None
+    """Bytes of the log on the host; None for the systemd journal."""
     lines_total: int = 0
     """Lines seen since connecting, also those no longer held."""
     dropped_bytes: int = 0
+    """Bytes that the probe did not send."""
     held_lines: int = 0
     held_characters: int = 0
     partial: str = ""
