@@ -103,9 +103,11 @@ class TestBehaviour:
     def test_a_stack_of_its_own_names_a_phase(self, engine: Engine) -> None:
         behaviour = engine.behaviour()
         assert {"args", "dist-init", "weight-load", "kv-alloc"} <= {entry.phase for entry in behaviour.stack}
-        assert behaviour.argument_frames
-        assert set(behaviour.core_frames) <= set(behaviour.child_frames)
-        assert not set(behaviour.serving_frames) & {part for entry in behaviour.stack for part in entry.frames}
+        frames = behaviour.frames
+        assert frames.arguments
+        assert set(frames.core) <= set(frames.child)
+        assert bool(frames.profile) == behaviour.profiles_before_pool
+        assert not set(frames.serving) & {part for entry in behaviour.stack for part in entry.frames}
 
 
 class TestLines:

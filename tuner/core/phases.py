@@ -21,7 +21,7 @@ def by_frames(frames: Sequence[str], behaviour: Behaviour) -> str | None:
 
 def serving_frames(frames: Sequence[str], behaviour: Behaviour) -> bool:
     """Return whether a stack is that of a forward pass, of a request or of the warm-up."""
-    return _shows(frames, behaviour.serving_frames)
+    return _shows(frames, behaviour.frames.serving)
 
 
 def _shows(frames: Sequence[str], parts: Sequence[str]) -> bool:

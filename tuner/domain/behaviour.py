@@ -29,6 +29,27 @@ class StackPhase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Parts of `path:function`."""
 
 
+class Frames(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is on the stack while something is done, as parts of `path:function`."""
+
+    serving: tuple[str, ...] = ()
+    """A forward pass for requests, or for the warm-up."""
+    arguments: tuple[str, ...] = ()
+    """The check of its arguments."""
+    core: tuple[str, ...] = ()
+    """Anything in the process that runs the engine proper, behind the arguments."""
+    child: tuple[str, ...] = ()
+    """Anything in a process that its main one starts."""
+    profile: tuple[str, ...] = ()
+    """The forward pass that is measured before the KV pool is sized."""
+    sampler_warmup: tuple[str, ...] = ()
+    """The first run of the sampler, with logits of as many requests as are allowed."""
+    prefill_capture: tuple[str, ...] = ()
+    """The capture of graphs of prefill steps."""
+    host_pool: tuple[str, ...] = ()
+    """The allocation of a pool in host memory, behind the one on the GPU."""
+
+
 class Behaviour(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one engine behaves, all versions alike."""
 
@@ -59,14 +80,7 @@ class Behaviour(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Prefixes of its own environment variables."""
     stack: tuple[StackPhase, ...] = ()
     """Phases by functions on a stack: the first entry that any frame contains decides."""
-    serving_frames: tuple[str, ...] = ()
-    """Parts of `path:function` that are on the stack while a forward pass for requests, or for the warm-up, runs."""
-    argument_frames: tuple[str, ...] = ()
-    """Parts of `path:function` on the stack while it reads and checks its arguments."""
-    core_frames: tuple[str, ...] = ()
-    """Parts of `path:function` on the stack of the process that runs the engine proper, after the arguments."""
-    child_frames: tuple[str, ...] = ()
-    """Parts of `path:function` on the stack of any process that the main one starts."""
+    frames: Frames = Frames()
     process_title: str = ""
     """Prefix of the titles of its processes."""
     llm_flag: str = "--model"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tuner.core.phases import by_frames, serving_frames
-from tuner.domain.behaviour import Behaviour, PortBound
+from tuner.domain.behaviour import Behaviour, Frames, PortBound
 from tuner.engines import load_engines
 from tuner.engines.behaviour import load_behaviour
 from tuner.errors import CatalogError
@@ -61,9 +61,8 @@ def test_what_is_wrong_is_refused(tmp_path: Path, text: str, words: str) -> None
 def test_each_value_is_explained() -> None:
     page = (Path(__file__).parents[3] / "docs" / "extending.md").read_text("utf-8")
     chapter = page.partition("\n## Behaviour\n")[2].partition("\n## ")[0]
-    assert [
-        name for name in Behaviour.__struct_fields__ if f"`{name}`" not in chapter and f"[[{name}]]" not in chapter
-    ] == []
+    names = {*Behaviour.__struct_fields__, *Frames.__struct_fields__}
+    assert {name for name in names if f"`{name}`" not in chapter and f"[{name}]" not in chapter} == set()
 
 
 def test_a_missing_file_is_a_catalogue_error(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def _draft(case: Case, oom: Oom) -> Finding:
 def _pool_allocation(case: Case, oom: Oom) -> Finding:
     behaviour = case.engine.behaviour()
     sized = case.sign_before(oom.sign.at, "kv-available") is not None or case.start.limits.get("max_total_num_tokens")
-    profiles = case.on_stack("profile_run", "determine_available_memory", "_dummy_run")
+    profiles = case.on_stack(*behaviour.frames.profile)
     if behaviour.profiles_before_pool and (profiles or not sized):
         return case.finding(
             "profile-run-oom",
@@ -245,7 +245,7 @@ def _capture(case: Case, oom: Oom) -> Finding:
 def _of_prefill(case: Case) -> bool:
     """Return whether the failed capture was of prefill graphs, not of decode graphs."""
     said = "prefill CUDA graph failed" in case.message or "prefill runner" in case.message
-    return said or case.on_stack("prefill_cuda_graph", "piecewise_cuda_graph")
+    return said or case.on_stack(*case.engine.behaviour().frames.prefill_capture)
 
 
 def _half(case: Case) -> int | None:
@@ -275,7 +275,7 @@ def sampler(case: Case) -> Finding | None:
 
 
 def _warmup(case: Case, oom: Oom) -> Finding:
-    if case.on_stack("_dummy_sampler_run"):
+    if case.on_stack(*case.engine.behaviour().frames.sampler_warmup):
         told = asked_of(case)
         return case.finding(
             "sampler-warmup-oom",
@@ -314,7 +314,7 @@ def driver_oom(case: Case) -> Finding | None:
         return None
     if case.phase in _NOTHING_YET:
         return _full_before(case, sign)
-    if case.on_stack("memory_pool_host", "/pool_host/"):
+    if case.on_stack(*case.engine.behaviour().frames.host_pool):
         return _pinned(case, sign)
     if last is None and case.phase == "none":
         return None

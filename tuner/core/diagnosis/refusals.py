@@ -40,10 +40,10 @@ def by_its_checks(case: Case) -> Finding | None:
     if case.root_sign(*_REFUSED) is not None:
         return _refusal(case, failure, sure=True)
     validated = case.root_sign("validation-error") is not None or failure.exception == "ValidationError"
-    behaviour = case.engine.behaviour()
-    if not validated and not (case.phase in ("args", "none") and case.on_stack(*behaviour.argument_frames)):
+    frames = case.engine.behaviour().frames
+    if not validated and not (case.phase in ("args", "none") and case.on_stack(*frames.arguments)):
         return None
-    if case.start.ready_at is not None or case.on_stack(*behaviour.core_frames):
+    if case.start.ready_at is not None or case.on_stack(*frames.core):
         return None
     if (case.start.ranks and not validated) or _known(case, failure):
         return None
@@ -63,7 +63,7 @@ def by_its_words(case: Case) -> Finding | None:
         return None
     quoted = _quoted(case, text)
     named = bool(quoted or _CHOSEN_BY_ARGUMENT.search(text) or _variables(case, text))
-    child = case.on_stack(*case.engine.behaviour().child_frames)
+    child = case.on_stack(*case.engine.behaviour().frames.child)
     main = failure.rank is None and not failure.header and not case.start.ranks and not child
     if not (named and (failure.exception in _CHECKS or (main and quoted))) and not main:
         return None
