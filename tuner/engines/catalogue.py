@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +16,28 @@ from tuner.errors import CatalogError
 
 
 class Example(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line that the format must match, and what it must read from it."""
+    """A line that a pattern must match, and all fields that must be read from it."""
 
     line: str
     fields: dict[str, Any] = {}
     version: str = ""
+
+
+class FormatExample(Example, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A line that a format must match, and the rank whose line it is."""
+
     rank: str | None = None
 
 
 class NearMiss(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A similar line that neither this format nor any other may match."""
+    """A similar line that the pattern may not match."""
 
     line: str
     why: str = ""
 
 
-class FormatEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[format]]` table as written in the file."""
+class PatternEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the tables `[[format]]` and `[[sign]]` have in common, as written in the file."""
 
     id: str
     kind: str
@@ -45,6 +51,31 @@ class FormatEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     raw: bool | None = None
     example: tuple[Example, ...] = ()
     near_miss: tuple[NearMiss, ...] = ()
+
+
+class FormatEntry(PatternEntry, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[format]]` table as written in the file."""
+
+    example: tuple[FormatExample, ...] = ()
+
+
+def check(path: Path, line: int, what: str, entry: PatternEntry, kinds: Iterable[str]) -> None:
+    """Refuse an entry that could never match, or of which nothing shows that it does.
+
+    Raises:
+        CatalogError: The entry is refused; the error names its line and, by `what`, its table.
+    """
+    name = f"{what} {entry.id}"
+    if entry.kind not in kinds:
+        raise CatalogError(path, line, f"{name} has the unknown kind {entry.kind}")
+    if not entry.starts + entry.contains or not all(entry.contains):
+        raise CatalogError(path, line, f"{name} names no substring", "Fill `starts` or `contains`.")
+    if short := [start for start in entry.starts if len(start) < HEAD]:
+        raise CatalogError(path, line, f"{name} starts with less than {HEAD} characters: {short[0]!r}")
+    if not entry.example:
+        raise CatalogError(path, line, f"{name} has no example", f"Add a [[{what}.example]].")
+    if unknown := set(entry.types.values()) - set(CASTS):
+        raise CatalogError(path, line, f"{name} has the unknown type {sorted(unknown)[0]}")
 
 
 def read_formats(path: Path) -> tuple[LogFormat, ...]:
@@ -73,16 +104,7 @@ def read_entries(path: Path) -> list[tuple[FormatEntry, LogFormat]]:
 
 
 def _compile(path: Path, line: int, entry: FormatEntry) -> LogFormat:
-    if entry.kind not in facts.KINDS:
-        raise CatalogError(path, line, f"format {entry.id} has the unknown kind {entry.kind}")
-    if not entry.starts + entry.contains or not all(entry.contains):
-        raise CatalogError(path, line, f"format {entry.id} names no substring", "Fill `starts` or `contains`.")
-    if short := [start for start in entry.starts if len(start) < HEAD]:
-        raise CatalogError(path, line, f"format {entry.id} starts with less than {HEAD} characters: {short[0]!r}")
-    if not entry.example:
-        raise CatalogError(path, line, f"format {entry.id} has no example", "Add a [[format.example]].")
-    if unknown := set(entry.types.values()) - set(CASTS):
-        raise CatalogError(path, line, f"format {entry.id} has the unknown type {sorted(unknown)[0]}")
+    check(path, line, "format", entry, facts.KINDS)
     try:
         return LogFormat(
             id=entry.id,

@@ -20,11 +20,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from tuner.core.formats import CASTS, HEAD, Cast, Fields
 from tuner.domain.starts import Sign
-from tuner.engines.catalogue import NearMiss
+from tuner.engines.catalogue import PatternEntry, check
 from tuner.engines.tables import Document, read_document
 from tuner.errors import CatalogError
 
@@ -247,30 +248,10 @@ def _gates(needles: Sequence[str]) -> dict[str, list[str]]:
     return chosen
 
 
-class SignExample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line that carries the sign, and all fields that must be read from it."""
-
-    line: str
-    fields: dict[str, Any] = {}
-    version: str = ""
-
-
-class SignEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SignEntry(PatternEntry, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One `[[sign]]` table as written in the file."""
 
-    id: str
-    kind: str
-    pattern: str
-    starts: tuple[str, ...] = ()
-    contains: tuple[str, ...] = ()
-    versions: str = ""
-    parts: tuple[str, ...] = ()
-    each: dict[str, str] = {}
-    set: dict[str, Any] = {}
-    types: dict[str, str] = {}
-    raw: bool | None = None
-    example: tuple[SignExample, ...] = ()
-    near_miss: tuple[NearMiss, ...] = ()
+    each: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class Quiet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -334,18 +315,9 @@ def _quiet(document: Document) -> Iterator[Quiet]:
 
 
 def _compile(path: Path, line: int, entry: SignEntry) -> SignPattern:
-    if entry.kind not in KINDS:
-        raise CatalogError(path, line, f"sign {entry.id} has the unknown kind {entry.kind}")
-    if not entry.starts + entry.contains or not all(entry.contains):
-        raise CatalogError(path, line, f"sign {entry.id} names no substring", "Fill `starts` or `contains`.")
-    if short := [start for start in entry.starts if len(start) < HEAD]:
-        raise CatalogError(path, line, f"sign {entry.id} starts with less than {HEAD} characters: {short[0]!r}")
+    check(path, line, "sign", entry, KINDS)
     if short := [needle for needle in entry.contains if len(needle) < HEAD]:
         raise CatalogError(path, line, f"sign {entry.id} contains less than {HEAD} characters: {short[0]!r}")
-    if not entry.example:
-        raise CatalogError(path, line, f"sign {entry.id} has no example", "Add a [[sign.example]].")
-    if unknown := set(entry.types.values()) - set(CASTS):
-        raise CatalogError(path, line, f"sign {entry.id} has the unknown type {sorted(unknown)[0]}")
     return SignPattern(
         id=entry.id,
         kind=entry.kind,

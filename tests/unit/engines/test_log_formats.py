@@ -11,7 +11,7 @@ import tuner.engines
 from tuner.core.engine import Engine
 from tuner.core.formats import FormatSet
 from tuner.engines import load_engines
-from tuner.engines.catalogue import Example, FormatEntry, NearMiss, read_entries
+from tuner.engines.catalogue import FormatEntry, FormatExample, NearMiss, read_entries
 
 ENGINES = load_engines()
 FOLDER = Path(tuner.engines.__file__).parent
@@ -37,7 +37,7 @@ def test_every_engine_has_formats() -> None:
 
 
 @pytest.mark.parametrize(("engine", "entry", "example"), EXAMPLES)
-def test_example_is_recognised_by_its_format_alone(engine: Engine, entry: FormatEntry, example: Example) -> None:
+def test_example_is_recognised_by_its_format_alone(engine: Engine, entry: FormatEntry, example: FormatExample) -> None:
     prefix = engine.prefix(example.line)
     (fact,) = engine.facts(example.line, prefix, 7)
     message = example.line[prefix.message_start :]

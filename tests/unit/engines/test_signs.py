@@ -10,8 +10,8 @@ import tuner.engines
 from tuner.core.engine import Engine
 from tuner.core.logtext import clean
 from tuner.engines import load_engines
-from tuner.engines.catalogue import NearMiss
-from tuner.engines.signs import COMMON, KINDS, SignEntry, SignExample, SignPattern, read_entries, read_signs
+from tuner.engines.catalogue import Example, NearMiss
+from tuner.engines.signs import COMMON, KINDS, SignEntry, SignPattern, read_entries, read_signs
 from tuner.errors import CatalogError
 
 ENGINES = load_engines()
@@ -45,7 +45,7 @@ def _signs(engine: Engine, line: str) -> dict[str, dict[str, object]]:
 
 
 @pytest.mark.parametrize(("engine", "entry", "example"), EXAMPLES)
-def test_example_carries_its_sign_with_all_it_says(engine: Engine, entry: SignEntry, example: SignExample) -> None:
+def test_example_carries_its_sign_with_all_it_says(engine: Engine, entry: SignEntry, example: Example) -> None:
     assert _signs(engine, example.line)[entry.id] == example.fields
 
 
