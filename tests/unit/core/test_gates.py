@@ -11,15 +11,17 @@ import pytest
 from tests.support import states
 from tests.support.golden_starts import GOLDEN, last_start
 from tuner.core.diagnosis import diagnose
-from tuner.core.gates import all_reduce, hardware_of, start_of
+from tuner.core.gates import all_reduce, hardware_of
 from tuner.core.reading import starts_of
 from tuner.core.reduce import initial, reduce
 from tuner.core.reduction_words import headline, rows
+from tuner.core.scene import with_host
 from tuner.core.talk import notes_of
 from tuner.domain.findings import Confidence, Finding, Severity
 from tuner.domain.gates import GateState, Hardware, Path, PathState
 from tuner.domain.server import Phase
 from tuner.domain.starts import Start
+from tuner.domain.state import ServerState
 from tuner.engines import load_engines
 from tuner.store.journal import read_events
 
@@ -256,6 +258,10 @@ def test_everything_asked_for_is_shown_and_the_rest_named() -> None:
 
 
 # --- What is watched ------------------------------------------------------------------------------------------------
+
+
+def start_of(server: ServerState) -> Start:
+    return with_host(server.start or Start(engine="sglang"), server)
 
 
 def test_the_table_of_a_host_opens_and_closes_gates() -> None:
