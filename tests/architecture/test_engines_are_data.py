@@ -24,7 +24,8 @@ ALLOWED = {
 
 def named(source: str) -> list[str]:
     """Texts of a module, docstrings excepted, that name an engine."""
-    names = {word.lower() for name, engine in load_engines().items() for word in (name, engine.title)}
+    engines = load_engines().values()
+    names = {word.lower() for each in engines for word in (each.name, each.title, *each.behaviour().variables)}
     tree = ast.parse(source)
     texts = list(_texts(tree))
     return [
