@@ -18,6 +18,8 @@ IDLE_BYTES = 4 * MIB
 CAPACITY_BYTES = TOTAL_BYTES - RESERVED_BYTES - IDLE_BYTES
 """Bytes that CUDA can give to processes."""
 LIMIT_W = 600.0
+_CAPPED = 0.97
+"""Share of the power limit from which the driver lowers the clocks and says so."""
 DRIVER = "580.95.05"
 CUDA = 13_000
 _NAME = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
@@ -43,6 +45,9 @@ class _Gpu:
     mem_util: float = 0.0
     rx: float = 0.0
     tx: float = 0.0
+    """PCIe traffic from the GPU in GB/s; `rx`: to it."""
+    rx_bytes: float = 0.0
+    tx_bytes: float = 0.0
     energy_j: float = 0.0
 
 
@@ -73,12 +78,16 @@ class Driver:
             loads: Load by GPU, as the engines publish it.
             holders: All processes that hold GPU memory.
         """
-        passed = min(2.0, now - self.at) if self.at else 0.25
+        elapsed = now - self.at if self.at else 0.25
         self.at = now
         for gpu, load in zip(self.gpus, loads, strict=True):
-            self._let_pass(gpu, load, passed)
+            # At the rates that were written last: between two states the guest counts on with them.
+            gpu.rx_bytes += gpu.rx * 1e9 * elapsed
+            gpu.tx_bytes += gpu.tx * 1e9 * elapsed
+            self._let_pass(gpu, load, min(2.0, elapsed))
         state = {
             "mode": self.mode,
+            "at": now,
             "driver": DRIVER,
             "nvml": f"13.{DRIVER}",
             "cuda": CUDA,
@@ -106,15 +115,15 @@ class Driver:
         gpu.temp += (self._target_temp(gpu) - gpu.temp) * min(1.0, passed / 14.0)
         gpu.util += (load["utilization"] - gpu.util) * min(1.0, passed / 0.3)
         gpu.mem_util += (load["mem_utilization"] - gpu.mem_util) * min(1.0, passed / 0.3)
-        gpu.rx = load["pcie_rx"] * self.rng.uniform(0.93, 1.07)
-        gpu.tx = load["pcie_tx"] * self.rng.uniform(0.93, 1.07)
+        # Whole kB/s, so that what the guest counts with is what is counted here.
+        gpu.rx = round(load["pcie_rx"] * self.rng.uniform(0.93, 1.07), 6)
+        gpu.tx = round(load["pcie_tx"] * self.rng.uniform(0.93, 1.07), 6)
         gpu.energy_j += gpu.watts * passed
 
     def _tell(self, gpu: _Gpu, holders: list[Holder]) -> dict[str, Any]:
         index = gpu.index
         busy = gpu.util > 0.02
-        # The third card has the worst silicon, and reaches its power target first.
-        capped = index == 2 and gpu.watts > 0.66 * LIMIT_W
+        capped = gpu.watts > _CAPPED * LIMIT_W
         sm = 180 if not busy else 2_410 - (15 if capped else 0) - int(self.rng.random() * 2) * 8
         used = IDLE_BYTES + sum(h.used_bytes for h in holders if h.gpu == index)
         return {
@@ -142,6 +151,8 @@ class Driver:
             "throttle": 0x4 if capped else 0x0 if busy else 0x1,
             "rx_kb_s": round(gpu.rx * 1e6),
             "tx_kb_s": round(gpu.tx * 1e6),
+            "rx_bytes": gpu.rx_bytes,
+            "tx_bytes": gpu.tx_bytes,
             "pcie_gen": 5 if busy else 1,
             "pcie_width": 16,
             "pcie_gen_max": 5,

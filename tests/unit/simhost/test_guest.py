@@ -15,6 +15,7 @@ import pynvml
 import pytest
 
 import tuner.simhost
+from tuner.probe.agent import gpu_base, gpu_nvml
 from tuner.simhost import gpus
 
 _GUEST = Path(tuner.simhost.__file__).parent / "guest"
@@ -118,12 +119,67 @@ def test_gpus_behave_under_load(tmp_path: Path) -> None:
         assert 54 < nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU) < 66
         assert nvml.nvmlDeviceGetUtilizationRates(handle).gpu == 97
         assert nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM) > 2_380
-        assert nvml.nvmlDeviceGetCurrentClocksEventReasons(handle) == (0x4 if index == 2 else 0)
+        assert nvml.nvmlDeviceGetCurrentClocksEventReasons(handle) == 0, "far below the limit nothing is capped"
     driver.update(1020.0, [dict.fromkeys(_BUSY, 0.05)] * 8, [])
     for second in range(30):
         driver.update(1021.0 + second, [dict.fromkeys(_BUSY, 0.0)] * 8, [])
     assert nvml.nvmlDeviceGetPowerUsage(handle) < 10_000
     assert nvml.nvmlDeviceGetCurrentClocksEventReasons(handle) == 0x1
+    for second in range(30):
+        driver.update(1060.0 + second, [{**_BUSY, "watts": 1.2}] * 8, [])
+    assert nvml.nvmlDeviceGetPowerUsage(handle) == 600_000
+    assert nvml.nvmlDeviceGetCurrentClocksEventReasons(handle) == 0x4
+
+
+def test_pcie_counters_of_ranks_that_work_together_grow_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml, driver = _load(tmp_path)
+    _tell(driver)
+    nvml.nvmlInit()
+    clock = [1007.0]
+    monkeypatch.setattr(nvml, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def counted() -> list[list[int]]:
+        fields = [nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES]
+        handles = map(nvml.nvmlDeviceGetHandleByIndex, range(8))
+        return [[value.value.ullVal for value in nvml.nvmlDeviceGetFieldValues(each, fields)] for each in handles]
+
+    before, seen = counted(), [counted()]
+    for step in range(1, 33):
+        clock[0] = 1007.0 + step / 4
+        seen.append(counted())  # between two states it has gone on already
+        driver.update(clock[0], [_BUSY] * 8, [])
+        seen.append(counted())
+    for gpu in range(8):
+        for way, rate in ((0, 3.1e9), (1, 2.9e9)):
+            numbers = [each[gpu][way] for each in seen]
+            assert numbers == sorted(numbers), "a counter never goes back"
+            assert (numbers[-1] - before[gpu][way]) / 8 == pytest.approx(rate, rel=0.05)
+
+
+def test_traffic_of_a_gpu_that_became_idle_is_unknown_until_it_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml, driver = _load(tmp_path)
+    _tell(driver)
+    clock = [1007.0]
+    for module in (nvml, gpu_nvml):
+        monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
+    reader = gpu_nvml.NvmlGpus(nvml, "simulated")
+
+    def live(seconds: int, load: dict[str, float]) -> list[int | None]:
+        for _ in range(seconds):
+            clock[0] += 1.0
+            driver.update(clock[0], [load] * 8, [])
+            reader.traffic()
+            samples, _ = reader.samples()
+        return [dict(zip(gpu_base.SAMPLE_FIELDS, each, strict=True))["pcie_rx_bytes_s"] for each in samples]
+
+    busy = live(24, _BUSY)
+    assert all(each == pytest.approx(3.1e9, rel=0.05) for each in busy)
+    idle = dict.fromkeys(_BUSY, 0.0)
+    assert all(live(2, idle)), "a moment without work is no end"
+    assert not any(live(6, idle)), "no rate of the time before"
+    assert live(16, idle) == [0] * 8, "each was read twice since"
 
 
 def test_topology_is_two_sockets_without_nvlink(tmp_path: Path) -> None:

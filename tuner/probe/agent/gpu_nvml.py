@@ -19,6 +19,8 @@ _PCIE = (_FIELD_PCIE_RX, _FIELD_PCIE_TX)
 _NVLINK = (_FIELD_NVLINK_RX, _FIELD_NVLINK_TX)
 NVLINK_TURNS = 2
 """Traffic is read in turns; one of so many turns reads the NVLinks too."""
+IDLE_S = 3.0
+"""Seconds at 0 % after which traffic of the time before is no longer shown; between two requests it stays."""
 LINK_EVERY_S = 5.0
 """Seconds between readings of PCIe generation and width, which change slowly with the load."""
 ECC_EVERY_S = 30.0
@@ -45,7 +47,8 @@ class NvmlGpus:
         self._never: Set[Tuple[int, str]] = set()
         self._counters: Dict[Tuple[int, int], Tuple[float, int]] = {}
         self._fields: Dict[Tuple[int, Tuple[int, ...]], List[Any]] = {}
-        self._traffic: Dict[Tuple[int, Tuple[int, ...]], Tuple[float, List[Optional[int]]]] = {}
+        self._traffic: Dict[Tuple[int, Tuple[int, ...]], Tuple[float, float, List[Optional[int]]]] = {}
+        self._idle_since: Dict[int, float] = {}
         self._turn = 0
         self._seldom: Dict[Tuple[int, str], Tuple[float, Any]] = {}
         self._graphics: Dict[Tuple[int, int], Optional[int]] = {}
@@ -223,6 +226,10 @@ class NvmlGpus:
         throttle = ask(gpu, "nvmlDeviceGetCurrentClocksEventReasons")
         if throttle is None:
             throttle = ask(gpu, "nvmlDeviceGetCurrentClocksThrottleReasons")
+        if rates is not None and rates.gpu == 0:
+            self._idle_since.setdefault(gpu, time.monotonic())
+        else:
+            self._idle_since.pop(gpu, None)
         warm = self._field_values(gpu, (_FIELD_MEMORY_TEMPERATURE,))
         return [
             gpu,
@@ -306,18 +313,27 @@ class NvmlGpus:
             fields = self._field_values(gpu, counters)
             now = time.monotonic()
             rates = [self._rate(gpu, field, fields, now) for field in counters]
+            slow = None
             if counters is _PCIE and _FIELD_PCIE_RX not in fields:
                 slow = [self._ask(gpu, "nvmlDeviceGetPcieThroughput", direction) for direction in (1, 0)]
                 rates = [value * 1000 if value is not None else None for value in slow]
         except GpuError:
             return
-        self._traffic[gpu, counters] = (time.monotonic(), rates)
+        # A counter's rate is that of the time since its last reading, one that was asked for is that of now.
+        before = self._traffic.get((gpu, counters), (now, now, []))[1]
+        self._traffic[gpu, counters] = (before if slow is None else now, time.monotonic(), rates)
 
     def _traffic_of(self, gpu: int, counters: Tuple[int, ...]) -> List[Optional[int]]:
-        """Return bytes per second in and out; None each where the reading is older than two rounds."""
-        at, rates = self._traffic.get((gpu, counters), (-1e9, []))
-        fresh = time.monotonic() - at <= 10.0 + 2 * NVLINK_TURNS * len(self._handles)
-        return rates if rates and fresh else [None] * len(counters)
+        """Return bytes per second in and out; None each where the reading is older than two rounds.
+
+        None also where the GPU has become idle and the reading is still of the time before: a dead rank moves nothing.
+        """
+        began, at, rates = self._traffic.get((gpu, counters), (-1e9, -1e9, []))
+        now = time.monotonic()
+        idle_since = self._idle_since.get(gpu, now)
+        worked = began < idle_since and now - idle_since >= IDLE_S
+        fresh = now - at <= 10.0 + 2 * NVLINK_TURNS * len(self._handles)
+        return rates if rates and fresh and not worked else [None] * len(counters)
 
     def processes(self, graphics: bool) -> List[List[Any]]:
         """Return memory by GPU and process as [gpu, pid, bytes or None]."""

@@ -136,6 +136,8 @@ class Server:
             work = self.serving.loads()
             for rank in range(self.config.tp):
                 machine.loads[rank] = work
+        children = self.family.children if self.family else ()
+        dead = {child.rank for child in children if child.code is not None}
         fact: dict[str, Any] = {
             "pid": os.getpid(),
             "started_at": self.started_at,
@@ -146,7 +148,7 @@ class Server:
             "phase": machine.phase,
             "ready": self.ready,
             "members": members,
-            "loads": [load.__dict__ for load in machine.loads],
+            "loads": [(start.UNUSED if rank in dead else load).__dict__ for rank, load in enumerate(machine.loads)],
         }
         content = json.dumps(fact)
         if content != self._written:

@@ -58,6 +58,10 @@ class Load:
     mem_utilization: float = 0.0
 
 
+UNUSED = Load(watts=0.055)
+"""The load of a GPU that no process holds."""
+
+
 @dataclass
 class Machine:
     """The state that a start changes."""

@@ -9,6 +9,7 @@ runs on Python 3.8 and imports only the standard library.
 import json
 import os
 import threading
+import time
 
 # Resolved once: a probe loads this module through the server's /proc/PID/root, a path that ends with the process.
 _STATE = os.path.join(os.path.dirname(os.path.realpath(__file__)), "gpu-state.json")  # noqa: PTH118, PTH120
@@ -56,6 +57,8 @@ NVML_P2P_STATUS_OK = 0
 NVML_P2P_STATUS_NOT_SUPPORTED = 5
 NVML_FI_DEV_MEMORY_TEMP = 82
 NVML_FI_DEV_NVLINK_LINK_COUNT = 91
+NVML_FI_DEV_PCIE_COUNT_TX_BYTES = 197
+NVML_FI_DEV_PCIE_COUNT_RX_BYTES = 198
 NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX = 138
 NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 139
 nvmlClocksEventReasonGpuIdle = 0x1
@@ -455,12 +458,24 @@ def nvmlDeviceGetFieldValues(handle, fields):
     out = []
     for field in fields:
         ident = field[0] if isinstance(field, (tuple, list)) else field
-        known = {NVML_FI_DEV_MEMORY_TEMP: gpu["mem_temp"], NVML_FI_DEV_NVLINK_LINK_COUNT: 0}
+        known = {
+            NVML_FI_DEV_MEMORY_TEMP: gpu["mem_temp"],
+            NVML_FI_DEV_NVLINK_LINK_COUNT: 0,
+            NVML_FI_DEV_PCIE_COUNT_TX_BYTES: _counted(gpu, "tx"),
+            NVML_FI_DEV_PCIE_COUNT_RX_BYTES: _counted(gpu, "rx"),
+        }
         code = NVML_SUCCESS if ident in known else NVML_ERROR_NOT_SUPPORTED
         number = known.get(ident, 0)
         value = _Struct(uiVal=number, ulVal=number, ullVal=number, siVal=number, sllVal=number, dVal=float(number))
-        out.append(_FieldValue(fieldId=ident, scopeId=0, nvmlReturn=code, valueType=1, value=value, timestamp=0))
+        kind = 3 if ident in (NVML_FI_DEV_PCIE_COUNT_TX_BYTES, NVML_FI_DEV_PCIE_COUNT_RX_BYTES) else 1
+        out.append(_FieldValue(fieldId=ident, scopeId=0, nvmlReturn=code, valueType=kind, value=value, timestamp=0))
     return out
+
+
+def _counted(gpu, way):
+    """Return the bytes that went over PCIe so far: those of the last state, and what its rate adds since."""
+    since = max(0.0, time.monotonic() - _read()["at"])
+    return int(gpu[way + "_bytes"] + gpu[way + "_kb_s"] * 1000 * since)
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle):
