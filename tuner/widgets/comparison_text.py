@@ -143,7 +143,7 @@ def _table(page: _Page, group: Group, title: str, *, each_rank: bool) -> None:
     for measure in measures:
         values = words.numbers(measure, measure.good, measure.bad)
         beside = words.beside(measure, comparable=not page.comparison.obstacles)
-        odd = measure.good is None or measure.bad is None or _unlike(measure)
+        odd = measure.good is None or measure.bad is None or _striking(measure)
         page.row(words.name_of(measure), values, beside, "strong" if odd else "text", right=True)
         if each_rank and len(measure.pairs) > 1:
             for cells, ranks in _alike(measure).items():
@@ -160,6 +160,7 @@ def _alike(measure: Measure) -> dict[tuple[str, str], list[int]]:
     return found
 
 
-def _unlike(measure: Measure) -> bool:
+def _striking(measure: Measure) -> bool:
+    """Return whether a row is drawn strong: its numbers differ by more than those of two equal starts usually do."""
     good, bad = measure.good or 0.0, measure.bad or 0.0
     return abs(good - bad) > max(0.05 * abs(good), 0.05 if measure.unit == "GiB" else 0.5)
