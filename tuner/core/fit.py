@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from tuner.domain.starts import Start
-from tuner.units import GIB
+from tuner.units import GIB, whole
 
 ROUNDING_GIB = 0.005
 """GiB by which a printed size may be off: half of the last digit that engines print."""
@@ -86,7 +86,7 @@ def printed_cell(size_gib: float, tokens: int, page: int = 1, parts: int = 1) ->
 
 def cell_bytes(start: Start) -> Cell | None:
     """Return the cell of a start, the most exact that a rank prints; None before the pool is allocated."""
-    page = _int(start.setting("page_size", "block_size")) or 1
+    page = whole(start.setting("page_size", "block_size")) or 1
     limit = start.limits.get("max_total_num_tokens")
     parts = 2 if any(f.kind == "kv-pool" and "V size" in f.text for f in start.facts) else 1
     cells = [
@@ -195,7 +195,3 @@ def nccl_gib(channels: int, buffer_bytes: int, connections: int = 1) -> float:
 
 def _positive(value: float) -> bool:
     return math.isfinite(value) and value > 0
-
-
-def _int(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
