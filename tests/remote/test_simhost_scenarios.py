@@ -167,6 +167,17 @@ async def test_rank_killed(version: str) -> None:
         check_shapes(host, version)
 
 
+async def test_the_gpu_of_a_dead_rank_rests_while_the_others_wait_for_it() -> None:
+    async with simhost.start("rank-killed", "0.5.23", speed=8) as host:
+
+        def resting() -> bool:
+            gpus = gpus_of(host)["gpus"]
+            freed = [gpu["index"] for gpu in gpus if gpu["used"] < 1 << 30]
+            return freed == [3] and gpus[3]["util"] == 0 and gpus[3]["sm_mhz"] < 1000 and gpus[2]["util"] > 90
+
+        await until(resting, 40)
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_hang_capture(version: str) -> None:
     async with simhost.start("hang-capture", version, speed=50) as host:
