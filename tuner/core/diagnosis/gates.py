@@ -10,6 +10,7 @@ from tuner.core.diagnosis.fraction import asked_of, lowered
 from tuner.core.diagnosis.proposals import engine_variable
 from tuner.core.gates import words
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy, Severity
+from tuner.domain.forecast import Fit
 from tuner.domain.gates import PathState
 from tuner.domain.starts import Sign
 
@@ -84,6 +85,7 @@ def custom_all_reduce(case: Case) -> Finding | None:
 
 def _for_want_of_nvlink(case: Case, world: int, sign: Sign) -> Finding:
     step = _slow_step(case)
+    fewer, checked = _two_gpus(case, world)
     return case.finding(
         "custom-ar-disabled-pcie",
         f"{world} GPUs without full NVLink: custom all-reduce is gated off, and every small all-reduce pays NCCL's"
@@ -98,7 +100,7 @@ def _for_want_of_nvlink(case: Case, world: int, sign: Sign) -> Finding:
             Evidence(what="gate", value=sign.text.partition(". ")[0][:160], at=sign.at),
         ],
         remedies=[
-            _two_gpus(case, world),
+            fewer if checked else None,
             _for_pcie(case),
             case.remedy(
                 "nccl_p2p_level",
@@ -106,6 +108,7 @@ def _for_want_of_nvlink(case: Case, world: int, sign: Sign) -> Finding:
                 "NCCL may copy directly across sockets; not where IOMMU or ACS is on, it hangs there",
                 value="SYS",
             ),
+            None if checked else fewer,
         ],
         confidence=Confidence.MEDIUM,
         refuted_by="the same decode step with two GPUs",
@@ -113,17 +116,22 @@ def _for_want_of_nvlink(case: Case, world: int, sign: Sign) -> Finding:
     )
 
 
-def _two_gpus(case: Case, world: int) -> Remedy | None:
-    """Propose two ranks; None if there are two already, or if the log shows that the weights would not fit."""
-    first = next((r for r in case.start.ranks if r.weights_gib and r.before_weights), None)
-    if world == 2 or (
-        first is not None
-        and first.weights_gib is not None
-        and first.before_weights is not None
-        and first.weights_gib.value * world / 2 > _MOST_WEIGHTS * first.before_weights.value
-    ):
-        return None
-    return case.remedy("tp_size", Move.LOWER, "two GPUs may use it without NVLink", value=2)
+def _two_gpus(case: Case, world: int) -> tuple[Remedy | None, bool]:
+    """Propose two ranks where the weights surely fit there, and say whether the forecast confirms it.
+
+    None if there are two already, if the log does not show weights and free memory of every rank, or if the weights or
+    the forecast leave no room.
+    """
+    sizes = [(r.weights_gib, r.before_weights) for r in case.start.ranks]
+    known = [(weights.value, free.value) for weights, free in sizes if weights is not None and free is not None]
+    if world <= 2 or not known or len(known) < len(sizes):
+        return None, False
+    if any(weights * world / 2 > _MOST_WEIGHTS * free for weights, free in known):
+        return None, False
+    fit = case.engine.forecast(case.start, {"tp_size": 2}, case.past).fit
+    if fit not in (Fit.FITS, Fit.UNKNOWN):
+        return None, False
+    return case.remedy("tp_size", Move.LOWER, "two GPUs may use it without NVLink", value=2), fit is Fit.FITS
 
 
 def _for_pcie(case: Case) -> Remedy | None:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
 import pytest
 
+from tests.golden.diagnoses import CORPUS
 from tests.support.startlogs import SGLang, findings
 from tuner.domain.findings import Severity
+from tuner.domain.forecast import Fit, Forecast
+from tuner.domain.starts import Start
+from tuner.engines import load_engines
 
 CLOSED = (
     "Custom allreduce is disabled because it's not supported on more than two PCIe-only GPUs. To silence this"
@@ -15,7 +23,7 @@ CLOSED = (
 
 def served(weights: float, rate: float, running: int = 1) -> list[str]:
     log = SGLang("0.5.9", tp=4, before=94.0, weights=weights, fraction=0.88).communicators().each(CLOSED).load()
-    log.pool(200_000, 10.0, 8.0).capture(6.0).ready(200_000)
+    log.pool(200_000, 94.0 * 0.88 - weights, 94.0 * 0.12).capture(6.0).ready(200_000)
     for _ in range(6):
         log.rank(
             0, f"Decode batch, #running-req: {running}, #token: 4096, token usage: 0.10, cuda graph: True,"
@@ -48,3 +56,34 @@ def test_only_steps_that_reading_the_weights_does_not_explain_are_a_slowdown(
 def test_two_gpus_are_no_advice_where_the_weights_do_not_fit_on_them(weights: float, offered: bool) -> None:
     (finding,) = findings(served(weights, 4.0))
     assert any(remedy.knob == "tp_size" for remedy in finding.remedies) is offered
+
+
+def test_two_gpus_are_no_advice_before_the_log_shows_what_the_weights_take() -> None:
+    log = SGLang("0.5.9", tp=4, before=94.0, weights=15.0, fraction=0.88).communicators().each(CLOSED)
+    (finding,) = findings(log.lines)
+    assert [remedy.env for remedy in finding.remedies] == ["NCCL_P2P_LEVEL"]
+    cut = (CORPUS / "sg-8513.log").read_text().splitlines()[:11]
+    found = {each.cause: each for each in findings(cut)}["custom-ar-disabled-pcie"]
+    assert "tp_size" not in [remedy.knob for remedy in found.remedies]
+
+
+@pytest.mark.parametrize(
+    ("fit", "place"), [(Fit.FITS, 0), (Fit.UNKNOWN, -1), (Fit.NOWHERE, None), (Fit.TOO_HIGH, None)]
+)
+def test_two_gpus_come_first_only_where_the_forecast_confirms_them(
+    fit: Fit, place: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sglang = load_engines()["sglang"]
+    known = sglang.forecast
+
+    def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start] = ()) -> Forecast:
+        made = known(base, changes, past)
+        return msgspec.structs.replace(made, fit=fit) if changes == {"tp_size": 2} else made
+
+    monkeypatch.setattr(type(sglang), "forecast", lambda _, *arguments: forecast(*arguments))
+    (finding,) = findings(served(15.0, 21.0))
+    knobs = [remedy.knob for remedy in finding.remedies]
+    assert ("tp_size" in knobs) == (place is not None)
+    if place is not None:
+        assert knobs[place] == "tp_size"
+        assert len(knobs) > 1
