@@ -33,19 +33,19 @@ class Fit(enum.StrEnum):
 
 
 class Effective(Struct, frozen=True, kw_only=True):
-    """The fraction that a start really ran with, or would have."""
+    """The fraction that a start really ran with, or would have run with."""
 
     value: float
     error: float = 0.0
-    """Off by at most this."""
+    """Largest amount by which `value` may be off."""
     said: float | None = None
-    """The one that its arguments or its error text say, where they do."""
+    """The fraction that its arguments or its error text state; None if they do not."""
     how: str = ""
-    """In words: `its arguments`, `1 - (21.71 - 10.42) / 94.04, from the KV pool`."""
+    """How it was found, in words: `its arguments`, `1 - (21.71 - 10.42) / 94.04, from the KV pool`."""
     at: int | None = None
-    """The line that says it."""
+    """Place of the line that says it."""
     multiplied_by: str = ""
-    """The setting whose value makes the engine multiply what was said; empty where none does."""
+    """The setting that makes the engine multiply the stated fraction; empty if none does."""
 
 
 class ForecastRow(Struct, frozen=True, kw_only=True):
@@ -53,10 +53,10 @@ class ForecastRow(Struct, frozen=True, kw_only=True):
 
     rank: int
     what: str
-    """weights, draft_weights, kv_pool, draft_kv_pool, graphs, context, activation, request_table, free."""
+    """Purpose: a key of `core.plan_words.PURPOSES`, such as `weights`, `kv_pool`, `graphs` or `free`."""
     size_bytes: int | None
     tokens: int | None = None
-    """Of a KV pool."""
+    """Tokens of a KV pool; None for other purposes."""
     source: Source = Source.MEASURED
     error_bytes: int | None = None
     note: str = ""
@@ -64,21 +64,21 @@ class ForecastRow(Struct, frozen=True, kw_only=True):
 
 
 class Forecast(Struct, frozen=True, kw_only=True):
-    """What a start would do, per rank, and the interval in which its fraction is safe."""
+    """The memory that a start would take, per rank, and the interval in which its fraction is safe."""
 
     fit: Fit
     rows: tuple[ForecastRow, ...] = ()
     fraction: float | None = None
-    """The effective one of the forecast start."""
+    """The effective fraction of the start."""
     f_min: float | None = None
     """1 - A/T, to four digits: at or below it there is no pool."""
     f_max: float | None = None
-    """Leaves graphs, the largest activation need and 1 GiB. Below `f_min`: no fraction works."""
+    """Largest fraction that leaves graphs, the largest activation need and 1 GiB. Below `f_min`: no fraction works."""
     kv_tokens: int | None = None
-    """Of the whole server's weakest rank."""
+    """KV tokens of the server's weakest rank."""
     warnings: tuple[str, ...] = ()
-    """`less than 4 GiB are left: SGLang switches prefill graphs off`, ..."""
+    """Warnings in words: `less than 4 GiB are left: SGLang switches prefill graphs off`, ..."""
     changed: dict[str, tuple[object, object]] = {}
-    """Knobs that differ from the start it is made from: old and new value."""
+    """Knobs that differ from the start that was changed: old and new value by canonical name."""
     unknown: tuple[str, ...] = ()
     """Numbers that are missing, in words, with what would tell them."""
