@@ -40,6 +40,14 @@ def format_gib(value_bytes: int | None, width: int = 0) -> str:
     return text.rjust(width)
 
 
+def format_small(value_gib: float) -> str:
+    """Format GiB so that a small size is not shown as zero: `1.25 GiB`, `12.0 MiB`, `896.0 KiB`."""
+    if abs(value_gib) >= 0.1 or value_gib == 0:
+        return f"{value_gib:.2f} GiB"
+    mib = value_gib * 1024
+    return f"{mib:.1f} MiB" if abs(mib) >= 1 else f"{mib * 1024:.1f} KiB"
+
+
 def format_bytes(value: int | float | None) -> str:
     """Format a size in decimal units, for traffic and files: `1.4 kB`, `3.2 MB`; `n/a` for None."""
     if value is None:

@@ -81,10 +81,16 @@ def test_what_becomes_of_logs(way: str, tell: Tell, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\n", b"hello\n", b"\xff\xfe\xfd text\n" * 3, b"[2026-02-27 12:01:26 TP0] ", b"server_args="]
 )
-def test_what_is_hardly_a_log(data: bytes, tell: Tell, tmp_path: Path) -> None:
+def test_what_is_no_log(data: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.log"
     path.write_bytes(data)
-    assert complaints(tell, path) == []
+    code = run(["diagnose", str(path), "--json"])
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert (err.startswith("gputuner: "), len(err.splitlines())) == (True, 1)
+    made = contract.strict(out)
+    assert made["engine"] is None
+    assert contract.complaints(made, 0, {str(path): contract.lines_of(path)}) == [], "all but the exit code as ever"
 
 
 def test_the_same_log_gives_the_same_bytes_however_it_is_packed_and_cut(tell: Tell, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ OWED = {
     H200.format("retract"): Owed("failed", "rank-died", "fatal", "decode", (1,)),
     "sglang-0.5.23-cpu/fail-bad-attention-backend.log": Owed("failed", "bad-argument", phase="args"),
     "sglang-0.5.23-cpu/fail-bad-model-path.log": Owed("failed", "model-not-found", phase="args"),
-    "sglang-0.5.23-cpu/fail-gpu-asked-no-gpu.log": Owed("failed", "driver-too-old", phase="cuda-init", ranks=(0,)),
+    "sglang-0.5.23-cpu/fail-gpu-asked-no-gpu.log": Owed("failed", "binary-mismatch", phase="cuda-init", ranks=(0,)),
     "sglang-0.5.23-cpu/fail-kv-too-big.log": Owed("ready"),
     "sglang-0.5.23-cpu/fail-port-in-use.log": Owed("failed", "port-in-use", phase="warmup"),
     "sglang-0.5.23-cpu/portclash-new.log": Owed("failed", "port-in-use", phase="warmup"),

@@ -15,7 +15,7 @@ from tuner.cli.paper import Paper
 from tuner.core.compare import compare as compared
 from tuner.core.compare import findings_that_weigh, same_llm
 from tuner.core.engine import Engine
-from tuner.core.gates import all_reduce
+from tuner.core.gates import all_reduce, with_failures
 from tuner.core.reading import starts_of
 from tuner.core.report import Report, as_data, report
 from tuner.core.report_comparison import ComparisonReport, Locate, report_comparison
@@ -186,7 +186,7 @@ def _print_all_reduce(told: Told, engines: dict[str, Engine], paper: Paper, *, e
         return
     ways = all_reduce(told.start, engines[told.start.engine])
     if ways is not None:
-        _print(reduction.lines(ways, told.locate, paper, everything=everything))
+        _print(reduction.lines(with_failures(ways, told.findings), told.locate, paper, everything=everything))
 
 
 def _print_json(value: Report | ComparisonReport) -> None:

@@ -266,7 +266,7 @@ _CAUSES = (
     Cause(
         "binary-mismatch",
         "Installed binaries do not match",
-        "Import error or undefined symbol: packages built for another torch, CUDA or Python.",
+        "Import error or undefined symbol: packages built for another torch, CUDA or Python, or torch without CUDA.",
     ),
     Cause(
         "illegal-memory-access",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tuner.domain.findings import Confidence, Number
+from tuner.units import format_small
 
 RANKS_NAMED = 4
 """Most ranks that are named one by one; of more, the rest are counted."""
@@ -40,6 +41,8 @@ def value_text(value: Number | str | bool | None, unit: str = "") -> str:
         text = "true" if value else "false"
     elif isinstance(value, int):
         text = f"{value:,}" if unit else str(value)
+    elif isinstance(value, float) and unit == "GiB" and 0 < abs(value) < 0.005:
+        return format_small(value)
     elif isinstance(value, float):
         text = f"{value:,.2f}" if unit in _SIZES else f"{value:,.4f}".rstrip("0").rstrip(".")
     else:

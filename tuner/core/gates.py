@@ -18,6 +18,7 @@ from tuner.core.sign_index import SignIndex
 from tuner.core.surroundings import environment, parts
 from tuner.core.talk import notes_of
 from tuner.core.versions import Version, at_least, in_range, parse_version
+from tuner.domain.findings import Finding, Severity
 from tuner.domain.gates import (
     AllReduce,
     Closing,
@@ -42,6 +43,8 @@ _LISTED = "all-reduce-backends"
 """Id of the sign that holds vLLM's own list of all-reduce backends."""
 _KEPT = 160
 """Most characters of a line that are quoted."""
+_BROKEN = frozenset({"custom-ar-ipc-failure", "p2p-unsupported"})
+"""Causes by which custom all-reduce itself ends a start."""
 _OTHER_DEVICES = ("cpu", "xpu", "hpu", "npu", "tpu")
 
 
@@ -57,6 +60,20 @@ def all_reduce(start: Start, engine: Engine, hardware: Hardware | None = None) -
         None if there is no all-reduce: one rank, or no GPU.
     """
     return ways(Held(start, engine, hardware))
+
+
+def with_failures(told: AllReduce, findings: Iterable[Finding]) -> AllReduce:
+    """Return the paths, those of custom all-reduce as failed where a fatal finding says that they ended the start."""
+    broken = next((each for each in findings if each.cause in _BROKEN and each.severity is Severity.FATAL), None)
+    if broken is None:
+        return told
+    paths = [
+        msgspec.structs.replace(path, state=PathState.FAILED, told=broken.title, at=broken.at)
+        if path.id.startswith("custom") and path.state is not PathState.CLOSED
+        else path
+        for path in told.paths
+    ]
+    return msgspec.structs.replace(told, paths=tuple(paths))
 
 
 def ways(held: Held) -> AllReduce | None:

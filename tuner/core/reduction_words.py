@@ -32,6 +32,9 @@ def headline(told: AllReduce) -> str:
     perhaps = [way for way in ways if way.state is PathState.UNKNOWN]
     words = ", ".join(_sized(way) for way in sure)
     text = f"{words}, and {last.title} for the rest" if words else f"{last.title} for every tensor"
+    failed = [path.title for path in told.paths if path.state is PathState.FAILED]
+    if failed:
+        text = f"{' and '.join(failed)} failed; without, {text}"
     for way in perhaps:
         gate = way.unsure
         text += f"; perhaps {way.title} first: {gate.told if gate is not None else 'nothing tells'}"
@@ -65,6 +68,8 @@ def rows(told: AllReduce, *, gates: bool = False, unasked: bool = False) -> Iter
 def row(path: Path, *, last: bool = False) -> Row:
     """Return the row of one path."""
     closed, unsure = path.closed, path.unsure
+    if path.state is PathState.FAILED:
+        return Row(name=path.title, words=f"failed: {path.told}", at=path.at, good=False)
     if path.state is PathState.PROVEN:
         return Row(name=path.title, words=f"runs, {path.takes}: {path.told}", at=path.at, good=True)
     if path.state is PathState.CLOSED and closed is not None:

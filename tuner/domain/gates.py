@@ -189,6 +189,8 @@ class PathState(enum.StrEnum):
     CLOSED = "closed"
     UNKNOWN = "unknown"
     """No gate is closed, and the state of one is not known."""
+    FAILED = "failed"
+    """The start failed because of it."""
 
 
 class Path(Struct, frozen=True, kw_only=True):
@@ -200,7 +202,7 @@ class Path(Struct, frozen=True, kw_only=True):
     takes: str = ""
     gates: tuple[Gate, ...] = ()
     told: str = ""
-    """The line that proves it."""
+    """The line that proves it, or how it failed."""
     at: int | None = None
 
     @property
@@ -235,5 +237,5 @@ class AllReduce(Struct, frozen=True, kw_only=True):
 
     @property
     def used(self) -> tuple[Path, ...]:
-        """The paths that are not closed."""
-        return tuple(path for path in self.paths if path.state is not PathState.CLOSED)
+        """The paths that may run: they are neither closed nor have they failed."""
+        return tuple(path for path in self.paths if path.state not in (PathState.CLOSED, PathState.FAILED))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.core.gates import all_reduce, hardware_of
+from tuner.core.gates import all_reduce, hardware_of, with_failures
 from tuner.core.reduction_words import headline, rows
 from tuner.core.scene import with_host
 from tuner.domain.starts import Start
@@ -21,6 +21,7 @@ def all_reduce_section(state: HostState, server: ServerState, glyphs: Glyphs) ->
     told = all_reduce(start, engine, hardware_of(state, server))
     if told is None:
         return None
+    told = with_failures(told, server.findings)
     section = Section("all-reduce")
     section.line(f"{told.world} ranks: {headline(told)}")
     for row in rows(told, gates=True):

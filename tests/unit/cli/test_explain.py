@@ -281,6 +281,40 @@ def test_an_end_that_is_not_in_the_log_is_unknown(told: Any, tmp_path: Path) -> 
     assert "Whether they failed is unknown" in out
 
 
+def test_an_all_reduce_that_ended_the_start_does_not_run(told: Any) -> None:
+    _, out, _ = told("diagnose", GOLDEN / "corpus/sg-9706.log")
+    section = " ".join(out[out.index("all-reduce of 8 ranks") :].split())
+    assert "custom all-reduce v1 failed; without, NCCL for every tensor" in section
+    assert "✗ custom all-reduce v1 failed: Custom all-reduce cannot share its buffers" in section
+    assert "✓ custom" not in section
+
+
+def test_a_list_is_not_cut_inside_a_word(told: Any) -> None:
+    log = GOLDEN / "real/sglang-0.5.23-cpu/fail-bad-attention-backend.log"
+    finding = json.loads(told("diagnose", log, "--json")[1])["findings"][0]
+    listed = re.findall(r"'[^']*'", log.read_text().partition("(choose from ")[2].partition(")")[0])
+    (remedy,) = finding["remedies"]
+    names = re.findall(r"'[^']*'", remedy["why"])
+    assert names == listed[: len(names)]
+    assert remedy["why"].endswith(f"and {len(listed) - len(names)} more; --help lists them")
+    assert finding["explanation"].endswith("invalid choice: 'nosuch'.")
+    error = next(each["value"] for each in finding["evidence"] if each["what"] == "error")
+    assert error.count("'") % 2 == 0, error
+    assert "FAILED in args" in told("diagnose", log)[1]
+
+
+def test_small_amounts_are_told_in_a_unit_that_shows_them(told: Any) -> None:
+    log = GOLDEN / "real/vllm-0.32.0-cpu/kv-too-small.log"
+    _, out, _ = told("diagnose", log)
+    assert "0.00 GiB" not in out
+    assert "896.0 KiB are lacking" in out
+    assert re.search(r"KV cache needed +1\.0 MiB +computed", out)
+    assert re.search(r"KV cache available +128\.0 KiB +computed", out)
+    evidence = json.loads(told("diagnose", log, "--json")[1])["findings"][0]["evidence"]
+    sizes = {each["what"]: (each["value"], each["unit"], each["derived"]) for each in evidence}
+    assert sizes["KV cache needed"] == (1 / 1024, "GiB", True)
+
+
 def test_both_commands_name_the_same_phase(told: Any) -> None:
     log = GOLDEN / "corpus/vl-17939.log"
     assert "FAILED in warmup" in told("diagnose", log)[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.proposals import option, told, variable
+from tuner.core.diagnosis.proposals import option, shortened, told, variable
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
 from tuner.domain.starts import Sign
 
@@ -180,7 +180,7 @@ def attention(case: Case) -> Finding | None:
         evidence=[
             case.quote("backend", sign, "backend") or case.quote("backend", sign, "refused"),
             case.quote("head size", sign, "head_size"),
-            Evidence(what="error", value=str(sign.fields.get("error"))[:240], at=sign.at),
+            Evidence(what="error", value=shortened(str(sign.fields.get("error")), 240), at=sign.at),
             case.arg("kv_cache_dtype"),
             case.arg("attention_backend"),
         ],

@@ -17,9 +17,11 @@ _UNKNOWN_ARCH = (
 )  # fmt: skip
 _NO_CODE = ("PassManager::run failed", "Cannot select", "not supported on .target")
 _BINARIES = ("operator-missing", "version-mismatch", "import-failed")
-_NO_GPU = ("Found no NVIDIA driver", "No CUDA GPUs", "not compiled with CUDA", "no CUDA-capable", "_cuda_setDevice",
-           "infer device type", "nvidia-smi not found", "libcuda.so.1", "NVML Shared Library", "No accelerator (",
-           "select device driver", "No GPU memory values")  # fmt: skip
+_CPU_BUILD = ("not compiled with CUDA", "_cuda_setDevice")
+"""Said by a torch that was built without CUDA: in words, and by a function that only builds with CUDA have."""
+_NO_GPU = ("Found no NVIDIA driver", "No CUDA GPUs", *_CPU_BUILD, "no CUDA-capable", "infer device type",
+           "nvidia-smi not found", "libcuda.so.1", "NVML Shared Library", "No accelerator (", "select device driver",
+           "No GPU memory values")  # fmt: skip
 _OTHER_STATE = ("system not yet initialized", "version mismatch", "initialization failed", "unsupported display driver",
                 "communicate with", "unknown error", "initialization error")  # fmt: skip
 _PLENTY_GIB = 1.0
@@ -161,6 +163,27 @@ def shared_memory_of_a_block(case: Case) -> Finding | None:
         ],
         wrong_advice=no_memory_advice(case),
         refuted_by="the same kernel running on a GPU of the same model",
+    )  # fmt: skip
+
+
+def torch_without_cuda(case: Case) -> Finding | None:
+    """Diagnose a GPU asked of a torch that was built without CUDA: no driver or GPU of the host would help."""
+    sign = case.root_sign("cuda-unavailable")
+    if sign is None or not any(text in str(sign.fields.get("detail", "")) for text in _CPU_BUILD):
+        return None
+    return case.finding(
+        "binary-mismatch",
+        "The torch of this environment was built without CUDA, as its packages for CPUs are, and the server asks it for"
+        " a GPU. Whether the host has a GPU and a driver plays no part.",
+        title="The installed torch was built without CUDA",
+        evidence=[error_of(case, sign), case.arg("device")],
+        remedies=[
+            case.advice("packages", "install torch built for CUDA, best with the engine and its pinned dependencies:"
+                        " python -c 'import torch; print(torch.version.cuda)' prints None until then"),
+            option(case, "device", "--device", Move.SET, "if the CPU is meant, with an engine built for it", "cpu"),
+        ],
+        refuted_by="torch.version.cuda being a number in the same environment",
+        phase="cuda-init" if case.phase in _EARLY else None,
     )  # fmt: skip
 
 
@@ -313,6 +336,7 @@ def library_not_initialised(case: Case) -> Finding | None:
 
 JUDGES: tuple[Callable[[Case], Finding | None], ...] = (
     shared_memory_of_a_block,
+    torch_without_cuda,
     no_cuda,
     unsupported_architecture,
     *compiling.JUDGES,

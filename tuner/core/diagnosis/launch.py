@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tuner.core.diagnosis import checkpoints, refusals
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.proposals import engine_variable, first_line, option, variable
+from tuner.core.diagnosis.proposals import engine_variable, first_line, listed, option, variable
 from tuner.domain.behaviour import PortBound
 from tuner.domain.findings import Evidence, Finding, Move, Remedy
 
@@ -102,7 +102,7 @@ def refused_by_parser(case: Case) -> Finding | None:
     required = fields.get("missing")
     return case.finding(
         "bad-argument",
-        f"The command line was refused before anything was started: {first_line(detail, 200)}.{_renamed(asked, new)}",
+        f"The command line was refused before anything was started: {_in_short(detail)}.{_renamed(asked, new)}",
         evidence=[
             Evidence(what="argument", value=asked, at=sign.at) if asked is not None else None,
             Evidence(what="value", value=str(value), at=sign.at) if value is not None else None,
@@ -115,6 +115,11 @@ def refused_by_parser(case: Case) -> Finding | None:
         phase="args",
         ranks=None,
     )  # fmt: skip
+
+
+def _in_short(detail: str) -> str:
+    """Return what was refused, without the list of what is taken: the remedy has it."""
+    return first_line(detail.partition(" (choose from")[0], 200)
 
 
 def _first_flag(text: str) -> str | None:
@@ -142,7 +147,7 @@ def _for_flag(case: Case, asked: str, new: str | None, value: object, fields: di
     if value is not None:
         choices = str(fields.get("choices") or "")
         knob = asked.lstrip("-").replace("-", "_")
-        why = f"one of {choices[:300]}" if choices else "a value that this argument takes; --help lists them"
+        why = f"one of {listed(choices, 300)}" if choices else "a value that this argument takes; --help lists them"
         return Remedy(knob=knob, flag=asked, move=Move.SET, why=why)
     if fields.get("argument") is not None:
         json = "json" in fields

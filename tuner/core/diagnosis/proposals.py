@@ -83,9 +83,29 @@ def no_memory_advice(case: Case) -> list[str]:
     ]
 
 
+def shortened(text: str, most: int) -> str:
+    """Return a text, or the whole words of it that `most` characters hold; only a longer word is cut itself.
+
+    Nothing is added, so that what is quoted stands in the log.
+    """
+    if len(text) <= most:
+        return text
+    head = text[: most + 1].rpartition(" ")[0]
+    return (head if len(head) > most // 2 else text[:most]).rstrip(" ,;:(")
+
+
 def first_line(text: str, most: int = 240) -> str:
-    """Return the first non-blank line of a message, at most `most` characters; empty if there is none."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")[:most]
+    """Return the first non-blank line of a message, `shortened` to `most` characters; empty if there is none."""
+    return shortened(next((line.strip() for line in text.splitlines() if line.strip()), ""), most)
+
+
+def listed(items: str, most: int) -> str:
+    """Return the first items of a list that commas separate, with how many more there are beyond `most` characters."""
+    if len(items) <= most:
+        return items
+    head = shortened(items, most)
+    count = len(items.split(", "))
+    return f"{head} and {count - len(head.split(', '))} more; --help lists them"
 
 
 def told(case: Case) -> str:
@@ -98,7 +118,7 @@ def told(case: Case) -> str:
     for line in root.failure.message.splitlines():
         text = line.strip()
         if text.startswith(("Value error, ", "Assertion failed, ")):
-            return text.partition(", ")[2].partition(" [type=")[0][:240]
+            return shortened(text.partition(", ")[2].partition(" [type=")[0], 240)
     return first_line(root.failure.message) or root.failure.exception
 
 

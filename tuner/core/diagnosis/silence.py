@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.proposals import DMESG
+from tuner.core.diagnosis.proposals import DMESG, shortened
 from tuner.core.roots import is_consequence
 from tuner.domain.findings import Confidence, Evidence, Finding, Severity
 
@@ -18,9 +18,9 @@ def unknown(case: Case) -> Finding:
     """Return the `inconclusive` finding for a failure that no judge recognises."""
     root = case.root
     failure = root.failure if root is not None else None
-    said = case.message.strip().partition("\n")[0][:_QUOTED]
+    said = shortened(case.message.strip().partition("\n")[0], _QUOTED)
     if failure is not None and failure.exception:
-        said = f"{failure.exception}: {failure.message.partition(chr(10))[0]}"[:_QUOTED]
+        said = shortened(f"{failure.exception}: {failure.message.partition(chr(10))[0]}", _QUOTED)
     whole = case.start.settings_at is not None
     place = failure.message_at if failure is not None else root.at if root is not None else None
     words = "The start failed, and what the log holds does not tell why."

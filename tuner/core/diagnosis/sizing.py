@@ -6,7 +6,6 @@ import msgspec
 
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import (
-    MOST,
     TOO_MUCH,
     Asked,
     asked_of,
@@ -15,8 +14,10 @@ from tuner.core.diagnosis.fraction import (
     raised,
     smaller_weights,
 )
-from tuner.core.diagnosis.proposals import engine_variable, option, smaller_tokens
+from tuner.core.diagnosis.one_request import context_too_long
+from tuner.core.diagnosis.proposals import engine_variable, option
 from tuner.core.diagnosis.tenants import FOREIGN_GIB, foreign_at_load, less_than_before, poor_rank
+from tuner.core.forecast import MOST
 from tuner.core.share import down, least
 from tuner.domain.findings import Confidence, Evidence, Finding, Meaning, Move, Remedy
 from tuner.domain.starts import Sign
@@ -363,40 +364,6 @@ def _skip_check(case: Case) -> Remedy | None:
     check = case.engine.knob("memory_balance_check", case.start.version)
     value = "0" if check is not None and check.default is True else "1"
     return engine_variable(case, "memory_balance_check", Move.SET, "skips the check: the memory is there", value)
-
-
-def context_too_long(case: Case) -> Finding | None:
-    """Diagnose a KV pool too small for a single request of the allowed length."""
-    sign = case.root_sign("context-exceeds-pool")
-    if sign is None:
-        return None
-    needed, available = _number(sign, "needed_gib"), _number(sign, "available_gib")
-    estimate = sign.fields.get("estimated_max_model_len") or sign.fields.get("kv_tokens")
-    blocks = case.sign("gpu-blocks")
-    why = "a larger KV cache"
-    if needed is not None and available is not None:
-        why = f"{needed - available:.2f} GiB are lacking"
-    forced = case.setting("num_gpu_blocks_override") is not None
-    return case.finding(
-        "context-exceeds-kv-pool",
-        "A single request of the allowed length needs more KV cache than there is altogether."
-        + (" The number of blocks was given; memory for more was there." if forced else ""),
-        evidence=[
-            case.quote("max seq len", sign, "max_model_len", "tokens"),
-            case.quote("KV cache", sign, "kv_tokens", "tokens"),
-            case.quote("KV cache needed", sign, "needed_gib", "GiB"),
-            case.quote("KV cache available", sign, "available_gib", "GiB"),
-            case.quote("longest that fits", sign, "estimated_max_model_len", "tokens"),
-            case.quote("GPU blocks", blocks, "blocks") if blocks is not None else None,
-            case.arg("num_gpu_blocks_override"),
-        ],
-        remedies=[
-            case.remedy("max_model_len", Move.LOWER, "so long a request fits", value=estimate, most=estimate),
-            larger_pool(case, why, need_gib=needed or 0.0),
-            smaller_tokens(case, "halves the cache's size per token"),
-        ],
-        refuted_by="a KV cache larger than the length",
-    )
 
 
 def _number(sign: Sign, name: str) -> float | None:

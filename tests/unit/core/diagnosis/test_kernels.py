@@ -162,7 +162,6 @@ def test_a_compiler_that_was_killed_lacked_memory() -> None:
         ("RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime version", "older"),
         ("RuntimeError: CUDA error: the provided PTX was compiled with an unsupported toolchain.", "older"),
         ("RuntimeError: No CUDA GPUs are available", "No GPU"),
-        ("AssertionError: Torch not compiled with CUDA enabled", "No GPU"),
         ("ImportError: libcuda.so.1: cannot open shared object file: No such file or directory", "No GPU"),
         ("RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized", "service"),
     ],
@@ -173,6 +172,22 @@ def test_cuda_that_cannot_be_initialised(error: str, words: str) -> None:
     assert (finding.cause, finding.phase) == ("driver-too-old", "cuda-init")
     assert finding.confidence is Confidence.HIGH
     assert words in finding.explanation
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "AssertionError: Torch not compiled with CUDA enabled",
+        "AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'",
+    ],
+)
+def test_a_torch_without_cuda_is_no_matter_of_the_driver(error: str) -> None:
+    text = sglang("dist-init") + raised("TP0", ("torch/cuda/__init__.py", "set_device"), error=error) + SIGQUIT
+    finding = verdict(text)
+    assert (finding.cause, finding.phase, finding.confidence) == ("binary-mismatch", "cuda-init", Confidence.HIGH)
+    assert finding.title == "The installed torch was built without CUDA"
+    assert [remedy.knob for remedy in finding.remedies] == ["packages", "device"]
+    assert "driver" not in " ".join(remedy.why for remedy in finding.remedies)
 
 
 def test_a_warning_about_the_driver_explains_what_fails_after_it_less_surely() -> None:
