@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import msgspec
 
 from tuner.core import explaining, logtext, metrics, wrapping
@@ -60,66 +63,54 @@ def gap(server: ServerState, event: LogGap) -> ServerState:
     return caught_up(msgspec.structs.replace(server, log=log))
 
 
-def received(
-    server: ServerState, event: LogBytes, engine: Engine | None, *, live: bool, doubt: Doubt | None = None
-) -> ServerState:
-    """Fold new bytes of a log, in order.
+class Piece(NamedTuple):
+    """One piece of a log that was read."""
+
+    log: LogState
+    """The log with it."""
+    lines: list[LogLine]
+    facts: list[LogFact]
+    """What the server's own lines state."""
+    own: list[LogLine]
+    """The server's own lines that were not searched for facts before."""
+    predecessor: bool
+    """Whether some lines, or the newest before them, are an earlier process's."""
+
+
+def read_piece(log: LogState, event: LogBytes, engine: Engine | None, doubt: Doubt | None = None) -> Piece:
+    """Split new bytes of a log into lines and read them.
 
     Args:
-        server: The server they belong to.
+        log: The log so far.
         event: The bytes.
         engine: Reads them; None for an engine this version does not know: lines are shown, nothing is concluded.
-        live: False for the backlog of a log that was opened late: its batch lines describe the past and must not
-            be drawn as if they happened now.
         doubt: Set while lines may be an earlier process's: those that are, are only shown.
     """
-    log = server.log
     # Runs of the start-up section have gaps between them: a line torn before a gap ends there.
     contiguous = event.offset == log.end
     torn = [] if contiguous or not log.partial else [(log.partial_start, log.partial)]
     before = log.partial if contiguous else ""
     raw, partial, start = logtext.split(before, log.partial_start, event.data, event.offset, event.end)
     kind = log.source.kind if log.source else "file"
-    lines: list[LogLine] = []
-    facts: list[LogFact] = []
-    own: list[LogLine] = []
-    joined = log.joined
-    line_at = log.line_at if contiguous else None
-    earlier = predecessor = log.earlier and doubt is not None
+    reader = _Reader(log, engine, doubt, log.line_at if contiguous else None)
     for offset, wrapped in (*torn, *raw):
         text, whole = wrapping.unwrap(kind, wrapped)
-        if not whole:
-            joined = (joined + text)[: logtext.MAX_LINE + 1]
-            continue
-        if joined:
-            text, joined = joined + text, ""
-        for segment in logtext.segments(text):
-            found: list[LogFact] = []
-            at = _read_line(segment, offset, engine, log, lines, found, line_at)
-            if doubt is not None and at is not None:
-                earlier = doubt.before(at)
-            if at is not None:
-                line_at = None if earlier else at
-            if earlier:
-                predecessor = True
-                facts.clear()  # lines before it have no time and are as old
-                own.clear()
-            else:
-                facts.extend(found)
-                if offset >= log.facts_end:
-                    own.append(lines[-1])
-    if partial and "\r" in partial and engine is not None and not earlier and event.offset >= log.facts_end:
+        reader.take(offset, text, whole=whole)
+    lines, facts = reader.lines, reader.facts
+    if partial and "\r" in partial and engine is not None and not reader.earlier and event.offset >= log.facts_end:
         # A progress bar has no line end until it is full; its last state is worth having now.
-        _facts_of(logtext.clean(logtext.segments(partial)[-1]), start, engine, facts)
+        text = logtext.clean(logtext.segments(partial)[-1])
+        if engine.interesting(text):
+            facts.extend(engine.facts(text, engine.prefix(text), start))
     log = msgspec.structs.replace(
         log,
         partial=partial,
         partial_start=start,
-        joined=joined,
-        earlier=earlier,
+        joined=reader.joined,
+        earlier=reader.earlier,
         end=event.end,
         grown_at=event.mono,
-        line_at=line_at,
+        line_at=reader.line_at,
         said_at=event.mono if _says_something(lines) else log.said_at,
         start=log.start if log.blocks else event.offset,
         size=None if kind == "journal" else max(log.size or 0, event.end),
@@ -129,29 +120,51 @@ def received(
     )
     if lines:
         log = _kept(log, LogBlock(start=lines[0].offset, end=event.end, lines=tuple(lines)))
+    return Piece(log, lines, facts, reader.own, reader.predecessor)
+
+
+def received(
+    server: ServerState, event: LogBytes, engine: Engine | None, *, live: bool, doubt: Doubt | None = None
+) -> ServerState:
+    """Fold new bytes of a log, in order.
+
+    Args:
+        server: The server they belong to.
+        event: The bytes.
+        engine: As in `read_piece`.
+        live: False for the backlog of a log that was opened late: its batch lines describe the past and must not
+            be drawn as if they happened now.
+        doubt: As in `read_piece`.
+    """
+    log, _, facts, own, predecessor = read_piece(server.log, event, engine, doubt)
     server = msgspec.structs.replace(server, log=log)
-    if server.gone and any(fact.kind == f.ARGS and fact.rank is None for fact in facts):
-        # Its successor appends to the same file: those lines are not about this server.
-        successor = next(fact for fact in facts if fact.kind == f.ARGS and fact.rank is None)
+    successor = next((fact for fact in facts if server.gone and _begins_a_start(fact)), None)
+    if successor is not None:
+        # It appends to the same file: those lines are not about this server.
         facts = facts[: facts.index(successor)]
         own = [line for line in own if line.offset < successor.offset]
         server = msgspec.structs.replace(server, log=msgspec.structs.replace(log, facts_end=NEVER))
     if predecessor:
         server = explaining.forgotten(server)
     if engine is not None and own:
-        begins = {fact.offset for fact in facts if fact.kind == f.ARGS and fact.rank is None}
-        server = explaining.noted(server, own, engine, begins)
-    newest: dict[tuple[str, str | None], LogFact] = {}
+        server = explaining.noted(server, own, engine, {fact.offset for fact in facts if _begins_a_start(fact)})
     for fact in facts:
-        if fact.kind in _BATCHES:
-            newest[fact.kind, fact.rank] = fact
         server = apply_fact(server, fact, unsure=doubt is not None)
-    if live:
-        for fact in newest.values():
-            server = metrics.from_batch(server, fact, event.mono)
-        if any(_of_work(fact) for fact in facts):
-            server = msgspec.structs.replace(server, log=msgspec.structs.replace(server.log, worked_at=event.mono))
-    return caught_up(server)
+    return caught_up(_at_work(server, facts, event.mono) if live else server)
+
+
+def _begins_a_start(fact: LogFact) -> bool:
+    return fact.kind == f.ARGS and fact.rank is None
+
+
+def _at_work(server: ServerState, facts: list[LogFact], mono: float) -> ServerState:
+    """Fold the newest batch line of each kind and rank into the numbers of now."""
+    newest = {(fact.kind, fact.rank): fact for fact in facts if fact.kind in _BATCHES}
+    for fact in newest.values():
+        server = metrics.from_batch(server, fact, mono)
+    if any(_of_work(fact) for fact in facts):
+        server = msgspec.structs.replace(server, log=msgspec.structs.replace(server.log, worked_at=mono))
+    return server
 
 
 def _says_something(lines: list[LogLine]) -> bool:
@@ -166,47 +179,78 @@ def _of_work(fact: LogFact) -> bool:
     return fact.kind in _BATCHES
 
 
-def _read_line(
-    text: str,
-    offset: int,
-    engine: Engine | None,
-    log: LogState,
-    lines: list[LogLine],
-    facts: list[LogFact],
-    line_at: float | None,
-) -> float | None:
-    """Read one line into `lines` and `facts` and return its own time.
+class _Reader:
+    """Reads the lines of one piece, in order.
 
-    None if it has none; its facts then get `line_at`.
+    Args:
+        log: The log before the piece.
+        engine: As in `read_piece`.
+        doubt: As in `read_piece`.
+        line_at: Time of the newest line before the piece, seconds on the log's clock; None where it has none.
     """
-    text = logtext.cut(text)
-    if engine is None:
-        lines.append(LogLine(offset=offset, text=text))
-        return None
-    prefix = engine.prefix(text)
-    before = lines[-1] if lines else (log.blocks[-1].lines[-1] if log.blocks else None)
-    if prefix.prefixed:
-        message = text[prefix.message_start :]
-        level = prefix.level or engine.level(message)
-        fold = logtext.fold_key(message) if prefix.rank is not None else 0
-        lines.append(LogLine(offset=offset, text=text, rank=prefix.rank, level=level, fold=fold))
-    else:
-        # Continuation lines carry no prefix: they belong to the line before, though ranks may interleave.
-        level = engine.level(text)
-        rank = before.rank if before is not None and not before.marker else None
-        if before is not None and before.level is Level.ERROR and text[:1] in (" ", "\t"):
-            level = max(level, Level.ERROR)
-        lines.append(LogLine(offset=offset, text=text, rank=rank, level=level, continued=True))
-        prefix = LinePrefix(rank, prefix.at, prefix.message_start, prefix.level, prefixed=False)
-    if offset >= log.facts_end and engine.interesting(text):
-        timed = prefix if prefix.at is not None else msgspec.structs.replace(prefix, at=line_at)
-        facts.extend(engine.facts(text, timed, offset))
-    return prefix.at
 
+    def __init__(self, log: LogState, engine: Engine | None, doubt: Doubt | None, line_at: float | None) -> None:
+        self.lines: list[LogLine] = []
+        self.facts: list[LogFact] = []
+        self.own: list[LogLine] = []
+        self.joined = log.joined
+        self.line_at = line_at
+        self.earlier = self.predecessor = log.earlier and doubt is not None
+        self._engine = engine
+        self._doubt = doubt
+        self._facts_end = log.facts_end
+        self._before = log.blocks[-1].lines[-1] if log.blocks else None
 
-def _facts_of(text: str, offset: int, engine: Engine, facts: list[LogFact]) -> None:
-    if engine.interesting(text):
-        facts.extend(engine.facts(text, engine.prefix(text), offset))
+    def take(self, offset: int, text: str, *, whole: bool) -> None:
+        """Read one line of a log's driver, of which several may be one line of the server."""
+        if not whole:
+            self.joined = (self.joined + text)[: logtext.MAX_LINE + 1]
+            return
+        if self.joined:
+            text, self.joined = self.joined + text, ""
+        for segment in logtext.segments(text):
+            self._segment(offset, segment)
+
+    def _segment(self, offset: int, text: str) -> None:
+        at, facts = self._line(offset, logtext.cut(text))
+        if at is not None:
+            if self._doubt is not None:
+                self.earlier = self._doubt.before(at)
+            self.line_at = None if self.earlier else at
+        if self.earlier:
+            self.predecessor = True
+            self.facts.clear()  # lines before it have no time and are as old
+            self.own.clear()
+            return
+        self.facts.extend(facts)
+        if offset >= self._facts_end:
+            self.own.append(self.lines[-1])
+
+    def _line(self, offset: int, text: str) -> tuple[float | None, Sequence[LogFact]]:
+        """Keep one line; return its own time, None if it has none, and what it states."""
+        engine = self._engine
+        if engine is None:
+            self.lines.append(LogLine(offset=offset, text=text))
+            return None, ()
+        prefix = engine.prefix(text)
+        before = self.lines[-1] if self.lines else self._before
+        if prefix.prefixed:
+            message = text[prefix.message_start :]
+            level = prefix.level or engine.level(message)
+            fold = logtext.fold_key(message) if prefix.rank is not None else 0
+            self.lines.append(LogLine(offset=offset, text=text, rank=prefix.rank, level=level, fold=fold))
+        else:
+            # Continuation lines carry no prefix: they belong to the line before, though ranks may interleave.
+            level = engine.level(text)
+            rank = before.rank if before is not None and not before.marker else None
+            if before is not None and before.level is Level.ERROR and text[:1] in (" ", "\t"):
+                level = max(level, Level.ERROR)
+            self.lines.append(LogLine(offset=offset, text=text, rank=rank, level=level, continued=True))
+            prefix = LinePrefix(rank, prefix.at, prefix.message_start, prefix.level, prefixed=False)
+        if offset < self._facts_end or not engine.interesting(text):
+            return prefix.at, ()
+        timed = prefix if prefix.at is not None else msgspec.structs.replace(prefix, at=self.line_at)
+        return prefix.at, engine.facts(text, timed, offset)
 
 
 def _marked(log: LogState, offset: int, text: str, *, generation: bool = False) -> LogState:

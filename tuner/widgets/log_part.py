@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuner.core.engine import Engine
-from tuner.core.serverlog import received
+from tuner.core.serverlog import read_piece
 from tuner.domain.events import LogBytes, ReadResult
 from tuner.domain.logs import LogLine
 from tuner.domain.state import LogState, ServerState
@@ -16,6 +16,5 @@ def lines_of(server: ServerState, engine: Engine | None, result: ReadResult) -> 
     """
     log = LogState(source=server.log.source, facts_end=result.end + 1, start=result.offset, end=result.offset)
     event = LogBytes(key=server.identity.key, offset=result.offset, end=result.end, data=result.data)
-    blocks = received(ServerState(identity=server.identity, log=log), event, engine, live=False).log.blocks
-    lines = tuple(line for block in blocks for line in block.lines)
+    lines = tuple(read_piece(log, event, engine).lines)
     return lines[1:] if result.offset > 0 else lines
