@@ -10,6 +10,7 @@ import pytest
 from tests.support import explained, states
 from tests.support.sessions import FakeSession
 from tuner.domain.events import ReadResult
+from tuner.domain.findings import Severity
 from tuner.domain.logs import LogBlock, LogLine
 from tuner.domain.state import HostState, LogState
 from tuner.widgets.keybar import KeyBar
@@ -93,6 +94,25 @@ async def test_a_slowdown_takes_one_line_where_there_is_little_room(app_on: AppO
         await pilot.press("u")
         await pilot.pause()
         assert "Mean TTFT about doubles." in " ".join(card_text(app).replace("│", " ").split())
+
+
+@pytest.mark.parametrize("size", [NARROW, WIDE])
+async def test_a_note_has_no_card_and_no_keys_of_a_card(app_on: AppOn, size: tuple[int, int]) -> None:
+    note = states.REPLACE(states.slowed().servers[0].findings[0], severity=Severity.INFO)
+    app, _ = app_on(with_server(states.slowed(), findings=(note,)))
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        await pilot.press("u", "A", "enter")
+        await pilot.pause()
+        assert card_text(app) == ""
+        assert app.current_mode == "overview"
+        bar = app.screen.query_one(KeyBar).text
+        assert "Unfold" not in bar
+        assert "opies" not in bar
+        assert "1 finding" in bar
+        await pilot.press("x")
+        await pilot.pause()
+        assert "Prefill CUDA graphs" in app.screen.query_one("#story", Rows).text, "the Findings screen has it"
 
 
 async def test_without_findings_there_is_no_card_and_no_key(app_on: AppOn) -> None:

@@ -323,10 +323,10 @@ class OverviewScreen(Explained):
             return self.shell.snapshot is not None and len(self.shell.snapshot.servers) > 1
         if action in ("move", "fold"):
             return self.card is not None and self.card.unfolded
+        if action in ("enter", "remedy", "unfold") and self.is_mounted and not self.query_one("#card", Rows).lines:
+            return False  # a finding that is no failure has no card on a small screen: the Findings screen has it
         if action == "enter":
             return self.card is not None
-        if action == "remedy" and self.is_mounted and not self.query_one("#card", Rows).lines:
-            return False  # a finding that is no failure has no card on a small screen
         if action == "next_curve":
             server = self.shell.server()
             return server is not None and len(curves_of(server)) > 1
