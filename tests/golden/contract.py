@@ -23,7 +23,8 @@ KEYS = {
     "rank_report": ["rank", "tag", "phases", "memory", "graphs"],
     "phases": ["phase", "seconds", "before_gib", "after_gib", "used_gib", "ended", "file", "line"],
     "graphs": ["what", "gib", "seconds", "sizes"],
-    "plan": ["fit", "fraction", "f_min", "f_max", "kv_tokens", "rows", "warnings", "unknown"],
+    "plan": ["fit", "fraction", "f_min", "f_max", "kv_tokens", "rows", "warnings", "unknown", "sure",
+             "estimated", "context", "f_whole"],
     "rows": ["rank", "what", "gib", "tokens", "source", "error_gib", "note"],
 }  # fmt: skip
 """In their order."""

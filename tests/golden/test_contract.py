@@ -204,4 +204,6 @@ def test_plans_and_comparisons(part: int, tell: Tell) -> None:
         data = contract.strict(out)
         assert (list(data), data["schema"]) == (KEYS_OF_PLAN, 1)
         assert list(data["plan"]) == contract.KEYS["plan"]
-        assert code == (0 if data["plan"]["fit"] == "fits" else 1)
+        plan = data["plan"]
+        whole = None in (plan["context"], plan["kv_tokens"]) or plan["kv_tokens"] >= plan["context"]
+        assert code == (0 if plan["fit"] == "fits" and plan["sure"] and whole else 1)

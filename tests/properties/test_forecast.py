@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.golden_starts import last_start
 from tuner.core.engine import Engine
+from tuner.core.forecast import MOST
 from tuner.domain.forecast import Fit
 from tuner.domain.logs import LogFact
 from tuner.domain.starts import Figure, GraphCapture, RankStory, Start
@@ -134,10 +135,15 @@ def test_no_start_makes_it_raise(engine: Engine, base: Start, wanted: dict[str, 
         assert forecast.unknown
     if forecast.fit is Fit.FITS:
         assert forecast.f_min is not None
-        assert forecast.f_max is not None
         assert forecast.fraction is not None
-        assert forecast.f_min < forecast.fraction <= forecast.f_max
+        assert forecast.f_min < forecast.fraction
+        assert forecast.f_max is None or forecast.fraction <= forecast.f_max or not forecast.sure
+        assert forecast.f_max is not None or any("bounds the KV pool" in each for each in forecast.warnings)
         assert forecast.kv_tokens
+    else:
+        assert not forecast.sure
+    if forecast.f_max is not None:
+        assert forecast.f_max <= MOST
     msgspec.json.encode(forecast)
     engine.effective_fraction(base)
 
@@ -163,7 +169,8 @@ def test_there_is_a_pool_exactly_above_the_minimum(fraction: float) -> None:
     assert forecast.f_max is not None
     if fraction > forecast.f_min + 2e-4:
         assert forecast.kv_tokens
-        assert forecast.fit is (Fit.FITS if fraction <= forecast.f_max else Fit.TOO_HIGH)
+        assert forecast.sure is (fraction <= forecast.f_max)
+        assert forecast.fit is Fit.FITS if forecast.sure else forecast.fit in (Fit.FITS, Fit.TOO_HIGH)
     elif fraction < forecast.f_min - 2e-4:
         assert forecast.kv_tokens == 0
         assert forecast.fit is Fit.TOO_LOW

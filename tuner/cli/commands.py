@@ -271,7 +271,8 @@ def plan(logs: tuple[str, ...], host: str | None, changes: tuple[str, ...], knob
     It is made from the log of a start that worked, with some knobs at other values. More logs of the same LLM on the
     same host make it better, and so do the starts that were watched there: --host names it as connect did, and without
     --from the newest of them is the one that is planned from. Each number says where it comes from: measured, the
-    engine's own formula, or an estimate with its error. The exit code is 1 when the start does not fit.
+    engine's own formula, or an estimate with its error. The exit code is 0 when the start surely fits and its KV pool
+    holds one request of the full context length, and 1 when it does not, or that is not certain.
     """
     from tuner.cli import plan as command
 

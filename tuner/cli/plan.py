@@ -33,7 +33,7 @@ from tuner.store.history import History
 
 SCHEMA = 1
 _LABEL = 10
-_INKS = {Fit.FITS: "good", Fit.UNKNOWN: "warn"}
+_INKS = {Fit.FITS: "warn", Fit.UNKNOWN: "warn"}
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ def plan(files: Sequence[str], assignments: Sequence[str], *, host: str | None =
         as_json: Print one JSON object instead of text.
 
     Returns:
-        0 when the start fits, 1 when it does not or that cannot be told.
+        0 when the start surely fits and its KV pool holds one request of full length, else 1.
 
     Raises:
         UsageProblem: A log cannot be read or holds no start, or there is no such knob or value.
@@ -119,7 +119,7 @@ def plan(files: Sequence[str], assignments: Sequence[str], *, host: str | None =
         click.echo(msgspec.json.encode(answer).decode())
     else:
         click.echo("\n".join(lines(answer, engine.title, Paper.of())), color=True)
-    return FINE if forecast.fit is Fit.FITS else PROBLEM
+    return FINE if words.good(answer.plan) else PROBLEM
 
 
 def _starts(
@@ -276,10 +276,11 @@ def _said(value: object) -> str:
 
 
 def _verdict(plan: PlanReport, paper: Paper) -> Iterator[str]:
-    word = paper.ink(words.VERDICTS[plan.fit], _INKS.get(plan.fit, "bad"))
-    yield paper.letters(f"{word}  {words.reason(plan.fit, plan.fraction, plan.f_min, plan.f_max, plan.kv_tokens)}")
+    word = paper.ink(words.verdict(plan), "good" if words.good(plan) else _INKS.get(plan.fit, "bad"))
+    yield paper.letters(f"{word}  {words.reason(plan)}")
     if plan.f_min is not None and plan.f_max is not None and plan.fit is not Fit.NOWHERE:
-        text = f"above {plan.f_min:.4f}, up to {plan.f_max:.3f}"
+        text = f"above {plan.f_min:.4f}, up to {plan.f_max:.3f}" + (", by estimate" if plan.estimated else "")
+        text += f"; {words.whole(plan)}" if words.whole(plan) else ""
         yield from paper.wrapped(text, label="fraction", hang=_LABEL)
 
 

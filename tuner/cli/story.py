@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from tuner.cli.paper import Paper
 from tuner.cli.tables import plain
 from tuner.core.finding_words import everyone, ranks_text, sureness, value_text
-from tuner.core.plan_words import reason
+from tuner.core.plan_words import reason, whole
 from tuner.core.remedies import order, safe
 from tuner.core.report import EvidenceReport, FindingReport, PhaseReport, PlanReport, RankReport, Report
-from tuner.domain.findings import Outcome, Severity
+from tuner.core.share import KNOBS
+from tuner.domain.findings import Move, Outcome, Severity
 from tuner.domain.forecast import Fit
 from tuner.domain.server import START_PHASES, Phase
 from tuner.units import format_seconds
@@ -56,7 +57,7 @@ def lines(report: Report, paper: Paper) -> Iterator[str]:
         yield from paper.wrapped(
             f"The log has {report.failures} exceptions; the others say the same or follow from it."
         )
-    yield from plan(report.plan, paper)
+    yield from plan(report.plan, paper, report.findings)
     if report.starts:
         yield ""
         yield paper.ink("earlier starts in this log", "strong")
@@ -77,9 +78,9 @@ def head(report: Report, paper: Paper) -> Iterator[str]:
         count = len(report.rank_report)
         who.append(f"{count} rank{'s' if count != 1 else ''}")
     words, ink = _OUTCOMES[report.outcome]
-    if report.outcome is Outcome.FAILED and report.phase not in ("none", "failed"):
+    if report.outcome is Outcome.FAILED:
         phase = report.findings[0].phase if report.findings and report.findings[0].phase != "none" else report.phase
-        words += f" in {phase}" if phase != "ready" else " while serving"
+        words += " while serving" if phase == "ready" else "" if phase in ("none", "failed") else f" in {phase}"
     title = " · ".join(who)
     room = paper.width - len(title) - len(words) - 2
     if room > 0:
@@ -127,7 +128,8 @@ def _inside(finding: FindingReport, paper: Paper) -> Iterator[str]:
     if finding.remedies:
         yield ""
         for number, remedy in enumerate(finding.remedies):
-            text = order(remedy) + (f" ({safe(remedy)})" if safe(remedy) else "")
+            interval = safe(remedy, mends=finding.severity not in (Severity.FATAL, Severity.ERROR))
+            text = order(remedy) + (f" ({interval})" if interval else "")
             text += f": {remedy.why}" if remedy.why else ""
             yield from paper.wrapped(text, label="do" if number == 0 else "or", hang=_LABEL)
     for number, advice in enumerate(finding.wrong_advice):
@@ -136,26 +138,37 @@ def _inside(finding: FindingReport, paper: Paper) -> Iterator[str]:
         yield from paper.wrapped(finding.refuted_by, label="unless", hang=_LABEL)
 
 
-def plan(plan: PlanReport, paper: Paper) -> Iterator[str]:
+def plan(plan: PlanReport, paper: Paper, findings: Sequence[FindingReport] = ()) -> Iterator[str]:
     """Yield the safe interval of the memory fraction and its warnings; nothing where no bound is known."""
     if plan.f_min is None and plan.f_max is None:
         return
     yield ""
-    yield from paper.wrapped(_interval(plan), label="memory", hang=_LABEL)
-    for warning in plan.warnings:
-        yield from paper.wrapped(warning, hang=_LABEL)
+    # Where a cap bounds the pool, a fraction is no matter: the warnings say so.
+    capped = plan.f_max is None and plan.fit is Fit.FITS
+    said = [*([] if capped else [_interval(plan, findings)]), *plan.warnings]
+    for number, text in enumerate(said):
+        yield from paper.wrapped(text, label="" if number else "memory", hang=_LABEL)
 
 
-def _interval(plan: PlanReport) -> str:
+def _interval(plan: PlanReport, findings: Sequence[FindingReport]) -> str:
     if plan.fit is Fit.NOWHERE:
-        return reason(plan.fit, plan.fraction, plan.f_min, plan.f_max)
+        return reason(plan)
     low = "" if plan.f_min is None else f"above {_digits(plan.f_min)}"
     high = "" if plan.f_max is None else f"up to {_digits(plan.f_max)}"
     if not high:
         return f"such a start needs a fraction {low}; what this one lacked is not forecast."
-    words = " and ".join(part for part in (low, high) if part)
+    words = " and ".join(part for part in (low, high) if part) + (", by estimate" if plan.estimated else "")
     this = f"; {plan.fraction:g} {_PLANS[plan.fit]}" if plan.fit in _PLANS and plan.fraction is not None else ""
-    return f"such a start fits with a fraction {words}{this}. `gputuner plan` shows the rows."
+    served = f"; {whole(plan)}" if whole(plan) else ""
+    slow = (each for each in findings if each.severity not in (Severity.FATAL, Severity.ERROR))
+    lower = [
+        each.max for finding in slow for each in finding.remedies if each.knob in KNOBS and each.move is Move.LOWER
+    ]
+    most = min((each for each in lower if isinstance(each, float)), default=None)
+    less = (
+        "" if most is None or plan.f_max is None or most >= plan.f_max else f"; the remedy above wants at most {most:g}"
+    )
+    return f"such a start fits with a fraction {words}{this}{served}{less}. `gputuner plan` shows the rows."
 
 
 def _digits(fraction: float | None) -> str:

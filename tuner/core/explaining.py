@@ -47,7 +47,7 @@ _LONG = 2_048
 """Characters: longer lines are never grouped by shape."""
 _ENDS, _AFTER = 200, 60
 """Lines at either end of a start, and lines after an error, that are kept whatever they say."""
-_NEWS_OF_NOTHING = (False, False, False, *NOTHING.news)
+_NEWS_OF_NOTHING = (False, False, False, 0, *NOTHING.news)
 _BEFORE = 1 << 60
 """Offset shift for lines of the previous file; no log is longer."""
 
@@ -194,7 +194,7 @@ def explained(state: HostState, server: ServerState, engine: Engine) -> ServerSt
     """
     told = server.explain
     scene = scene_of(state, server)
-    seen = (server.phase is Phase.READY, server.phase.ended, server.gone, *scene.news)
+    seen = (server.phase is Phase.READY, server.phase.ended, server.gone, len(server.past), *scene.news)
     news = seen != (told.seen or _NEWS_OF_NOTHING)
     if not (told.due or news) or (server.log.behind and not server.gone):
         return server

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,11 +18,23 @@ from tuner.units import GIB
 
 HEADROOM_GIB = 1.0
 """GiB that must stay free beside graphs and the largest activation need: workspaces, fragmentation, the unmeasured."""
+MOST = 0.99
+"""Largest fraction that is ever called safe, whatever the arithmetic allows."""
+CAPTURE_SPARE = 0.07
+"""Spare memory to keep when a graph capture failed, as a share of what was free before the weights. A capture usually
+fails at its first and largest batch size, and the remaining sizes need more."""
+FORWARD_SPARE = 0.05
+"""Spare memory to keep when a forward pass failed, as a share of what was free before the weights."""
+LEAST_SPARE_GIB = 1.0
+"""Lower bound of the spare memory, GiB, whatever the shares above yield."""
+_LEAST_ROOM = 0.01
+"""Least width of a safe interval. Where the errors alone make it narrower, the expected values bound it."""
 LITTLE_GIB = 4.0
 """GiB left after the graphs below which a forecast warns."""
 _LEAST_GIB, _MOST_GIB = 1e-3, 1 << 16
 _MOST_TOKENS = 1 << 44
-_AFTER_POOL = frozenset({"autotune", "graph-capture", "warmup", "prefill", "decode", "runtime"})
+AFTER_POOL = frozenset({"autotune", "graph-capture", "warmup", "prefill", "decode", "runtime"})
+"""Phases in which a failed allocation shows what is needed beside the static share."""
 ACTIVATION_KIB = 192
 """KiB of activations per token of a prefill step: 1.5 GiB for 8,192 tokens; large models measured 0.6 to 2.4."""
 
@@ -99,27 +111,30 @@ def activation_gib(tokens: int) -> float:
     return tokens * ACTIVATION_KIB / (1 << 20)
 
 
-def activation_need(starts: Iterable[Start], tokens: int) -> Row:
+def activation_need(starts: Iterable[Start], tokens: int, prefix_gib: float = 0.0) -> Row:
     """Return what a forward pass takes beside everything static: the most that was seen, or a larger estimate.
 
     Args:
         starts: Starts whose ranks may have measured it.
         tokens: Tokens of the longest prefill step.
+        prefix_gib: GiB that the part of a long prompt before the step may take in addition. It counts as error, since
+            few starts have served such a prompt.
     """
     seen = [rank.activation_gib.value for start in starts for rank in start.ranks if rank.activation_gib is not None]
     estimate = activation_gib(max(tokens, 2048))
     if seen and max(seen) >= estimate:
-        return Row(max(seen), Source.MEASURED, 0.0, "the most that was seen while serving")
+        error = max(0.0, estimate + prefix_gib - max(seen)) if prefix_gib else 0.0
+        return Row(max(seen), Source.MEASURED, error, "the most that was seen while serving")
     note = f"{tokens} tokens x {ACTIVATION_KIB} KiB" + (f"; {max(seen):.2f} GiB were seen" if seen else "")
-    return Row(estimate, Source.ESTIMATE, max(0.5, estimate * 0.6), note)
+    return Row(estimate, Source.ESTIMATE, math.hypot(max(0.5, estimate * 0.6), prefix_gib), note)
 
 
-def shortage_gib(start: Start) -> float | None:
-    """Return GiB that a start at least lacked when it ran out of memory after its pool; None if it did not.
+def shortage_gib(start: Start, phases: Container[str] = AFTER_POOL) -> float | None:
+    """Return GiB that a start at least lacked when it ran out of memory in one of `phases`; None if it did not.
 
     Failures while other processes held memory are left out: how much this start needs does not follow from them.
     """
-    if not any("out of memory" in failure.message and failure.phase in _AFTER_POOL for failure in start.failures):
+    if not any("out of memory" in failure.message and failure.phase in phases for failure in start.failures):
         return None
     lacking = []
     for sign in start.signs:
@@ -129,37 +144,90 @@ def shortage_gib(start: Start) -> float | None:
     return max(lacking, default=None)
 
 
-def interval(total: float, available: float, beside: float) -> tuple[float | None, float | None]:
-    """Return f_min and f_max of a server whose pool is `A - T x (1 - f)`.
+def spare_gib(start: Start, total: float) -> float:
+    """Return GiB to keep beyond what a start lacked that ran out of memory; `total` is free before the weights."""
+    captures = any("out of memory" in each.message and each.phase == "graph-capture" for each in start.failures)
+    return max(LEAST_SPARE_GIB, total * (CAPTURE_SPARE if captures else FORWARD_SPARE))
+
+
+class Interval(Struct, frozen=True):
+    """The fractions in effect at which a start fits."""
+
+    f_min: float | None = None
+    """`1 - A/T` to four digits, at least 0: at or below it there is no pool. None if unknown."""
+    f_max: float | None = None
+    """Largest safe fraction, three digits: all errors may come true, and 1 GiB still stays free. None if unknown."""
+    likely: float | None = None
+    """Largest fraction by the expected values, three digits: the same without the errors. None if unknown."""
+    doubtful: bool = False
+    """Whether no fraction is safe once all errors come true: then `f_max` is `likely`."""
+
+
+def interval(total: float, available: float, beside: float, error: float = 0.0, needed: float = 0.0) -> Interval:
+    """Return the interval of a server whose pool is `A - T x (1 - f)`.
 
     Args:
         total: T in GiB, of which the fraction is a share.
         available: A in GiB, the pool at a fraction of 1.
         beside: GiB that must fit beside the static share, headroom included.
-
-    Returns:
-        f_min to four digits, at least 0; f_max rounded down to three, within 0 and 1; None for both without a valid T.
+        error: GiB by which `beside` may be too low.
+        needed: GiB to leave beside the static share for safety, because less has failed; 0.0 if nothing has.
     """
     if not (math.isfinite(total) and total > 0 and math.isfinite(available)):
-        return None, None
-    f_min = round(line_of(total, available).f_min, 4)
-    return max(0.0, f_min), max(0.0, min(1.0, down(1 - beside / total)))
+        return Interval()
+    return bounded(
+        max(0.0, round(line_of(total, available).f_min, 4)), 1 - beside / total,
+        1 - max(beside + max(0.0, error), needed) / total,
+    )  # fmt: skip
+
+
+def bounded(f_min: float, likely: float, safe: float) -> Interval:
+    """Return the interval with these ends, rounded and within 0 and `MOST`; `likely` replaces an end that is too low.
+
+    Args:
+        f_min: Lower end.
+        likely: Upper end by the expected values.
+        safe: Upper end with all errors; at most `likely`.
+    """
+    likely, safe = (max(0.0, min(MOST, down(each))) for each in (likely, min(safe, likely)))
+    doubtful = likely > safe < f_min + _LEAST_ROOM
+    return Interval(f_min, likely if doubtful else safe, likely, doubtful)
 
 
 def verdict(
     fraction: float | None,
-    f_min: float | None,
-    f_max: float | None,
+    ends: Interval,
     tokens: int | None,
     *,
     rows: Sequence[ForecastRow] = (),
     warnings: Sequence[str] = (),
     unknown: Sequence[str] = (),
+    doubts: Sequence[str] = (),
     changed: Mapping[str, tuple[object, object]] | None = None,
     helps: str = "",
+    estimated: bool = False,
+    context: int | None = None,
+    f_whole: float | None = None,
+    capped: bool = False,
 ) -> Forecast:
-    """Build the forecast with its verdict: what does not fit is told before what is not known."""
-    fit = Fit.FITS
+    """Build the forecast with its verdict: what does not fit is told before what is not known.
+
+    Args:
+        fraction: The one in effect; None if unknown.
+        ends: The fractions at which the start fits.
+        tokens: Tokens of the KV pool; None if unknown.
+        rows: Memory by rank and purpose.
+        warnings: What is worth knowing of a start that fits.
+        unknown: Numbers that are missing, in words: without them nothing fits for certain.
+        doubts: Warnings because of which the start does not surely fit.
+        changed: Old and new value of the knobs that differ.
+        helps: What would make room where no fraction works.
+        estimated: No start has shown graphs or passes of the LLM.
+        context: Tokens of the longest request; None if unknown.
+        f_whole: Least fraction whose pool holds one request of `context` tokens; None if unknown or above 1.
+        capped: A cap on its tokens bounds the pool, so that no formula tells the largest fraction.
+    """
+    fit, f_min, f_max = Fit.FITS, ends.f_min, ends.likely
     if f_min is not None and f_max is not None and f_min >= f_max:
         fit = Fit.NOWHERE
         warnings = [*warnings, f"to make room: {helps}"] if helps else warnings
@@ -167,11 +235,11 @@ def verdict(
         fit = Fit.UNKNOWN
     elif fraction <= f_min:
         fit = Fit.TOO_LOW
-    elif tokens is None or f_max is None:
+    elif tokens is None or (f_max is None and not capped):
         fit = Fit.UNKNOWN
     elif tokens <= 0:
         fit = Fit.TOO_LOW
-    elif fraction > f_max + 1e-9:
+    elif f_max is not None and fraction > f_max + 1e-9:
         fit = Fit.TOO_HIGH
     if fit is Fit.FITS and unknown:
         fit = Fit.UNKNOWN
@@ -180,12 +248,20 @@ def verdict(
         rows=tuple(rows),
         fraction=fraction,
         f_min=f_min,
-        f_max=f_max,
+        f_max=ends.f_max,
+        sure=fit is Fit.FITS and not doubts and not ends.doubtful and _within(fraction, ends.f_max, capped=capped),
+        estimated=estimated,
         kv_tokens=tokens,
-        warnings=tuple(dict.fromkeys(warnings)),
+        context=context,
+        f_whole=f_whole,
+        warnings=tuple(dict.fromkeys([*doubts, *warnings])),
         changed=dict(changed or {}),
         unknown=tuple(dict.fromkeys(unknown)),
     )
+
+
+def _within(fraction: float | None, f_max: float | None, *, capped: bool) -> bool:
+    return fraction is not None and (capped if f_max is None else fraction <= f_max + 1e-9)
 
 
 def differences(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> dict[str, tuple[object, object]]:
@@ -196,6 +272,41 @@ def differences(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> d
         if old != changes[name]:
             moved[name] = (old, changes[name])
     return moved
+
+
+def heads_doubts(tp: int, tried: Iterable[int]) -> list[str]:
+    """Return in words that the LLM's heads may not divide by `tp`; empty if starts have shown that they do.
+
+    Engines refuse a `tp` that does not divide the attention heads: SGLang by an assertion in the model's own code, vLLM
+    in `ModelConfig.verify_with_parallel_config`. No log tells their number, and that of most LLMs is a power of two.
+
+    Args:
+        tp: Ranks that are to divide the heads.
+        tried: The same of starts of the LLM.
+    """
+    if tp < 1 or tp & (tp - 1) == 0 or any(each % tp == 0 for each in tried):
+        return []
+    near = 1 << tp.bit_length() - 1
+    return [
+        f"tp_size={tp}: the LLM's attention heads must divide by it, or the engine refuses to start. No log tells their"
+        f" number; {near} or {2 * near} divides that of most LLMs"
+    ]
+
+
+def more_ranks(world: int, had: int) -> list[str]:
+    """Return in words that a start with `world` ranks needs more GPUs than the `had` ranks of the earlier one."""
+    if world <= had:
+        return []
+    return [f"{world} ranks need as many GPUs; the start it is made from shows {had}"]
+
+
+def on_gpus(forecast: Forecast, gpus: int | None) -> Forecast:
+    """Return the forecast as it holds on a host with so many GPUs; None: their number is not known."""
+    ranks = len({row.rank for row in forecast.rows})
+    if gpus is None or ranks <= gpus:
+        return forecast
+    told = f"{ranks} ranks need as many GPUs, and the host has {gpus}"
+    return msgspec.structs.replace(forecast, sure=False, warnings=(told, *forecast.warnings))
 
 
 def notes(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> list[str]:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tuner.domain.forecast import Fit
+from tuner.core.report import PlanReport
+from tuner.domain.forecast import Fit, Forecast
 
-VERDICTS = {
-    Fit.FITS: "FITS",
-    Fit.TOO_LOW: "DOES NOT FIT",
-    Fit.TOO_HIGH: "DOES NOT FIT",
-    Fit.NOWHERE: "DOES NOT FIT",
-    Fit.UNKNOWN: "NOT KNOWN",
-}
+Told = Forecast | PlanReport
+"""A forecast, or the report of one, which has the same fields."""
 PURPOSES = {
     "weights": "weights",
     "draft_weights": "draft",
@@ -28,6 +24,8 @@ PURPOSES = {
 }
 """Names of the rows of a forecast, in order; eleven letters at most, for the column."""
 _BEFORE_POOL = ("weights", "draft_weights", "kv_pool")
+_ONE = 0.0015
+"""Fractions that differ by less are one at three digits."""
 _ALIKE_GIB = 0.1
 """GiB by which the sizes of ranks may differ that are shown as one."""
 
@@ -37,26 +35,65 @@ def happens(fit: Fit, what: str) -> bool:
     return fit not in (Fit.TOO_LOW, Fit.NOWHERE) or what in _BEFORE_POOL
 
 
-def reason(
-    fit: Fit, fraction: float | None, f_min: float | None, f_max: float | None, kv_tokens: int | None = None
-) -> str:
+def short(plan: Told) -> bool:
+    """Return whether a start that fits has too small a KV pool for one request of full length."""
+    return (
+        plan.fit is Fit.FITS and bool(plan.context and plan.kv_tokens) and (plan.kv_tokens or 0) < (plan.context or 0)
+    )
+
+
+def good(plan: Told) -> bool:
+    """Return whether a start surely fits and can serve one request of full length."""
+    return plan.fit is Fit.FITS and plan.sure and not short(plan)
+
+
+def verdict(plan: Told) -> str:
+    """Return the verdict of a forecast in capitals: `STARTS` where it fits, but no request of full length does."""
+    if plan.fit is Fit.UNKNOWN:
+        return "NOT KNOWN"
+    if plan.fit is not Fit.FITS:
+        return "DOES NOT FIT"
+    return ("STARTS" if short(plan) else "FITS") + ("" if plan.sure else ", NOT SURELY")
+
+
+def whole(plan: Told) -> str:
+    """Return in words from which fraction on one request of full length fits; empty where that is not known."""
+    if plan.context is None or plan.kv_tokens is None:
+        return ""
+    request = f"one request of the full {plan.context:,} tokens"
+    if plan.f_whole is None or (plan.f_max is not None and plan.f_whole > plan.f_max):
+        most = "" if plan.f_whole is None else f" (it would need {plan.f_whole:g})"
+        return f"at no safe fraction it holds {request}{most}"
+    if plan.f_min is not None and plan.f_whole - plan.f_min < _ONE:
+        return ""
+    return f"from {plan.f_whole:g} on it holds {request}"
+
+
+def reason(plan: Told) -> str:
     """Return why a start fits or does not, in words."""
-    at = "" if fraction is None else f"{fraction:.4g}"
-    low = "?" if f_min is None else f"{f_min:.4f}"
-    high = "?" if f_max is None else f"{f_max:.3f}"
-    match fit:
+    at = "" if plan.fraction is None else f"{plan.fraction:.4g}"
+    low = "?" if plan.f_min is None else f"{plan.f_min:.4f}"
+    high = "?" if plan.f_max is None else f"{plan.f_max:.3f}"
+    match plan.fit:
         case Fit.FITS:
-            return f"at a fraction of {at}" + (f": {kv_tokens:,} tokens of KV" if kv_tokens else "")
+            text = f"at a fraction of {at}" + (f": {plan.kv_tokens:,} tokens of KV" if plan.kv_tokens else "")
+            if short(plan):
+                text += ", too few for one request of full length"
+            over = plan.f_max is not None and plan.fraction is not None and plan.fraction > plan.f_max + 1e-9
+            return text + (f". Up to {high} it fits even if all errors come true" if over and not plan.sure else "")
         case Fit.TOO_LOW:
             return f"refused at {at}: the least fraction that leaves room for a KV pool is just above {low}"
         case Fit.TOO_HIGH:
             return f"{at} leaves too little beside the pool: graphs, activations and 1 GiB fit up to {high}"
-        case Fit.NOWHERE if f_min is not None and f_min >= 1:
+        case Fit.NOWHERE if plan.f_min is not None and plan.f_min >= 1:
             return "no fraction works: the weights alone take more than is free"
         case Fit.NOWHERE:
             return (
                 f"no fraction works: the pool needs more than {low}, and above {high} graphs and activations do not fit"
             )
+        case Fit.UNKNOWN if plan.fraction is not None and plan.f_min is not None and plan.f_max is not None:
+            where = f"lies above {high}, the largest safe one" if plan.fraction > plan.f_max else "should fit"
+            return f"{at} {where}, but the logs do not tell enough to be certain"
         case Fit.UNKNOWN:
             return "the logs do not tell enough"
 

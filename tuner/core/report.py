@@ -152,6 +152,10 @@ class PlanReport(Struct, frozen=True, kw_only=True):
     rows: tuple[PlanRow, ...]
     warnings: tuple[str, ...]
     unknown: tuple[str, ...]
+    sure: bool = False
+    estimated: bool = False
+    context: int | None = None
+    f_whole: float | None = None
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -374,6 +378,10 @@ def plan_report(forecast: Forecast | None) -> PlanReport:
         rows=tuple(_row(row) for row in forecast.rows),
         warnings=forecast.warnings,
         unknown=forecast.unknown,
+        sure=forecast.sure,
+        estimated=forecast.estimated,
+        context=forecast.context,
+        f_whole=forecast.f_whole,
     )
 
 
@@ -384,14 +392,14 @@ def _as_seen(plan: PlanReport, findings: tuple[Finding, ...]) -> PlanReport:
     moves = [each for each in findings[0].remedies if each.knob in KNOBS]
     meanings = {each.meaning for each in findings[0].evidence}
     if not moves and Meaning.FAILED_ALLOCATION in meanings:
-        return msgspec.structs.replace(plan, f_max=None, fit=Fit.UNKNOWN)
+        return msgspec.structs.replace(plan, f_max=None, fit=Fit.UNKNOWN, sure=False)
     lowered = [each for each in moves if each.move is Move.LOWER]
     most = next((each.max for each in lowered if each.max is not None), None)
     # Bounds of a fraction that the engine multiplies are of the requested one, those of the plan of the effective one.
     if most is None or Meaning.MULTIPLIED_FRACTION in meanings or most >= plan.f_max:
         return plan
     fit = Fit.TOO_HIGH if plan.fraction is not None and plan.fraction > most else plan.fit
-    return msgspec.structs.replace(plan, f_max=down(float(most)), fit=fit)
+    return msgspec.structs.replace(plan, f_max=down(float(most)), fit=fit, sure=plan.sure and fit is plan.fit)
 
 
 def _row(row: ForecastRow) -> PlanRow:

@@ -73,6 +73,11 @@ def line_of(before: float, after: float) -> Share:
     return Share(knob=OF_FREE, slope=before, rest=before - after, formula=formula)
 
 
+def on_cpu(start: Start) -> bool:
+    """Return whether the server runs on a CPU by its arguments: a fraction is then no share of a GPU's memory."""
+    return bool(start.setting("device") == "cpu")
+
+
 def up(fraction: float, digits: int = 3) -> float:
     """Round a fraction up, as a lower bound is shown to people."""
     scale = 10.0**digits

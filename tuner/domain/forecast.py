@@ -73,9 +73,19 @@ class Forecast(Struct, frozen=True, kw_only=True):
     f_min: float | None = None
     """1 - A/T, to four digits: at or below it there is no pool."""
     f_max: float | None = None
-    """Largest fraction that leaves graphs, the largest activation need and 1 GiB. Below `f_min`: no fraction works."""
+    """Largest safe fraction: leaves graphs, the largest activation need, their errors and 1 GiB. At or below `f_min`:
+    no fraction works. None: not known, or a cap on the tokens and not the fraction bounds the pool."""
+    sure: bool = False
+    """Whether the start fits even if every error of the rows comes true; False unless `fit` is `FITS`."""
+    estimated: bool = False
+    """Whether no start has shown graphs or passes of the LLM, so that `f_max` rests on estimates alone."""
     kv_tokens: int | None = None
     """KV tokens of the server's weakest rank."""
+    context: int | None = None
+    """Tokens of the longest request; None if unknown."""
+    f_whole: float | None = None
+    """Least fraction whose pool holds one request of `context` tokens, rounded up to three digits; None if unknown or
+    above 1."""
     warnings: tuple[str, ...] = ()
     """Warnings in words: `less than 4 GiB are left: SGLang switches prefill graphs off`, ..."""
     changed: dict[str, tuple[object, object]] = {}

@@ -12,6 +12,7 @@ from typing import Any
 from tuner.core.compare import compare, findings_that_weigh, same_llm
 from tuner.core.diagnosis import diagnose
 from tuner.core.engine import Engine
+from tuner.core.forecast import on_gpus
 from tuner.core.knobs import read_value
 from tuner.domain.comparison import Comparison, where
 from tuner.domain.findings import Finding, Outcome, failed_phase
@@ -174,10 +175,14 @@ async def forecast(state: HostState, ask: ForecastRequested) -> None:
         words = "its log does not tell how much memory its start took, and no earlier start of it is known"
         post(ForecastArrived(ask, None, words))
         return
-    past = tuple(start for start in worked if start is not base)
+    # The same starts as a diagnosis of this server uses, so that both tell one safe interval.
+    past = tuple(start for start in server.past if start is not base)
     now, then = await asyncio.to_thread(
         lambda: (engine.forecast(base, {}, past), engine.forecast(base, ask.changes, past))
     )
+    gpus = len(state.gpu_table.gpus) if state.gpu_table is not None else None
+    nodes = base.setting("nnodes", "num_nodes")
+    now, then = (on_gpus(each, gpus if nodes in (None, 1) else None) for each in (now, then))
     knobs = knobs_of(engine, base)
     planned = Planned(base=base, knobs=knobs, now=now, then=then, title=engine.title, past=len(past))
     post(ForecastArrived(ask, planned))

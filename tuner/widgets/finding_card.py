@@ -70,6 +70,7 @@ class Card:
     ) -> None:
         self.finding = finding
         self.unfolded = False
+        self._slow = finding.severity not in (Severity.FATAL, Severity.ERROR)
         self._glyphs = glyphs
         self._tags = dict(tags or {})
         self._more = more
@@ -234,7 +235,7 @@ class Card:
     def _remedy(self, remedy: Remedy, width: int) -> list[CardLine]:
         index = self.remedies.index(remedy) if remedy in self.remedies else None
         key: Span = (f"{self._keys[index]}  ", "busy") if index is not None else ("   ", "text")
-        words, interval, why = clean(order(remedy)), safe(remedy), clean(remedy.why)
+        words, interval, why = clean(order(remedy)), safe(remedy, mends=self._slow), clean(remedy.why)
         first: list[Span] = [key, (words, "strong")]
         if interval:
             first.append((f"   {interval}", "ok"))

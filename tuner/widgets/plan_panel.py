@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from tuner.core.plan_words import PURPOSES, VERDICTS, alike, happens, reason
+from tuner.core.plan_words import PURPOSES, alike, good, happens, reason, verdict, whole
 from tuner.domain.findings import Outcome
 from tuner.domain.forecast import Fit, Forecast, ForecastRow
 from tuner.domain.planning import Planned
@@ -29,7 +29,7 @@ _TERMS = {
     "context": "context",
 }
 """Fill of the memory bar for each purpose; purposes not listed are drawn as `other`."""
-_STYLES = {Fit.FITS: "ok", Fit.UNKNOWN: "warn"}
+_STYLES = {Fit.FITS: "warn", Fit.UNKNOWN: "warn"}
 _LEFT = 36
 _NAME = 21
 _WHAT = 12
@@ -79,10 +79,12 @@ def panel(planned: Planned, values: Mapping[str, Any], chosen: int, width: int, 
 
 
 def _verdict(plan: Forecast, width: int, glyphs: Glyphs, *, old: bool) -> list[Line]:
-    word, style = VERDICTS[plan.fit], _STYLES.get(plan.fit, "bad")
+    word, style = verdict(plan), "ok" if good(plan) else _STYLES.get(plan.fit, "bad")
     sign = {"ok": glyphs.ok, "bad": glyphs.bad}.get(style, glyphs.warn)
     head = f" {sign} {word}  "
-    why = reason(plan.fit, plan.fraction, plan.f_min, plan.f_max, plan.kv_tokens)
+    why = reason(plan)
+    if served := whole(plan):
+        why += f"; {served}"
     chunks = wrap_words(why, width - len(head) - 2)
     lines: list[Line] = [((head, style), (chunks[0], "text"), (f" {glyphs.ellipsis}" if old else "", "dim"))]
     return [*lines, *(((" " * len(head), "text"), (chunk, "text")) for chunk in chunks[1:])]
@@ -107,18 +109,20 @@ def _interval(plan: Forecast, width: int, glyphs: Glyphs) -> Line:
 
     low_at, high_at = place(plan.f_min), place(plan.f_max)
     cells = [(glyphs.box[4], "ok") if low_at <= at <= high_at else (".", "dim") for at in range(room)]
-    inside = plan.fraction is not None and plan.f_min < plan.fraction <= plan.f_max
+    style = _STYLES.get(plan.fit, "bad")
+    if plan.fraction is not None and plan.f_min < plan.fraction <= plan.f_max:
+        style = "ok"
     if plan.fraction is not None:
-        cells[place(plan.fraction)] = (glyphs.up, "ok" if inside else "bad")
+        cells[place(plan.fraction)] = (glyphs.up, style)
     spans: list[Span] = [head, (f"{low} ", "text")]
-    for sign, style in cells:
-        if spans[-1][1] == style:
-            spans[-1] = (spans[-1][0] + sign, style)
+    for sign, ink in cells:
+        if spans[-1][1] == ink:
+            spans[-1] = (spans[-1][0] + sign, ink)
         else:
-            spans.append((sign, style))
-    spans.append((f" {high}", "text"))
+            spans.append((sign, ink))
+    spans.append((f" {high}" + (" by estimate" if plan.estimated else ""), "text"))
     if plan.fraction is not None:
-        spans.append((f"   {glyphs.up} {plan.fraction:.4g}", "ok" if inside else "bad"))
+        spans.append((f"   {glyphs.up} {plan.fraction:.4g}", style))
     return tuple(spans)
 
 

@@ -40,7 +40,7 @@ def test_a_start_that_fits(told: Any) -> None:
     for words in (
         "change    mem_fraction_static 0.85 → 0.968  (--mem-fraction-static)",
         "FITS  at a fraction of 0.968: 455,566 tokens of KV",
-        "fraction  above 0.4650, up to 0.975",
+        "fraction  above 0.4650, up to 0.968; from 0.502 on it holds one request of the full 32,768 tokens",
         "SGLang switches prefill CUDA graphs off",
         "ranks 0-1",
         "measured",

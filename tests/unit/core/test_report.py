@@ -99,7 +99,10 @@ FORECAST = Forecast(
     fraction=0.55,
     f_min=0.769247,
     f_max=0.945,
+    estimated=True,
     kv_tokens=159_277,
+    context=131_072,
+    f_whole=0.861,
     warnings=("less than 4 GiB",),
     unknown=("total",),
 )
@@ -219,6 +222,10 @@ def test_the_promise() -> None:
             ],
             "warnings": ["less than 4 GiB"],
             "unknown": ["total"],
+            "sure": False,
+            "estimated": True,
+            "context": 131072,
+            "f_whole": 0.861,
         },
     }
 

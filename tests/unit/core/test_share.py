@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tuner.core.fit import tokens_for
-from tuner.core.forecast import interval
+from tuner.core.forecast import MOST, Interval, interval
 from tuner.core.share import down, least, least_value, line_of, share_of, up
 from tuner.domain.starts import Figure, RankStory, Start
 from tuner.units import GIB
@@ -25,12 +25,26 @@ def test_the_pool_of_the_case_it_was_born_from() -> None:
 
 
 def test_the_minimum_that_a_real_server_printed() -> None:
-    assert interval(138.18, 73.93, 10.0) == (0.465, 0.927)
+    assert interval(138.18, 73.93, 10.0) == Interval(0.465, 0.927, 0.927)
 
 
 @pytest.mark.parametrize(("total", "available"), [(0.0, 1.0), (float("inf"), 1.0), (1.0, float("nan"))])
 def test_there_is_no_minimum_without_numbers(total: float, available: float) -> None:
-    assert interval(total, available, 1.0) == (None, None)
+    assert interval(total, available, 1.0) == Interval()
+
+
+def test_errors_and_failures_lower_what_is_safe_and_not_what_is_likely() -> None:
+    assert interval(100.0, 50.0, 5.0, error=2.0) == Interval(0.5, 0.93, 0.95)
+    assert interval(100.0, 50.0, 5.0, error=2.0, needed=9.0) == Interval(0.5, 0.91, 0.95), "the larger of the two"
+    assert interval(100.0, 50.0, 5.0, needed=3.0) == Interval(0.5, 0.95, 0.95), "a failure allows no more than before"
+
+
+def test_where_the_errors_leave_nothing_the_expected_values_bound() -> None:
+    assert interval(100.0, 7.0, 5.0, error=2.0) == Interval(0.93, 0.95, 0.95, doubtful=True)
+
+
+def test_all_of_it_is_never_safe() -> None:
+    assert interval(100.0, 50.0, 0.0) == Interval(0.5, MOST, MOST)
 
 
 def test_the_share_of_a_start_is_that_line() -> None:

@@ -9,8 +9,9 @@ from msgspec import UNSET
 from tuner.core import facts as f
 from tuner.core.diagnosis import meeting
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.fraction import CAPTURE_SPARE, asked_of, lowered
+from tuner.core.diagnosis.fraction import asked_of, lowered
 from tuner.core.diagnosis.proposals import container, no_memory_advice, option, variable, without_custom_all_reduce
+from tuner.core.forecast import CAPTURE_SPARE
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
 from tuner.domain.starts import Figure, Sign
 

@@ -10,23 +10,15 @@ from msgspec import Struct
 
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.proposals import option
+from tuner.core.forecast import CAPTURE_SPARE, LEAST_SPARE_GIB, MOST
 from tuner.core.share import OF_FREE, Share, asked, down, effective, pool_of, share_of, up
 from tuner.domain.findings import Evidence, Move, Remedy
 from tuner.domain.starts import Start
 
-CAPTURE_SPARE = 0.07
-"""Spare memory to keep when a graph capture failed, as a share of what was free before the weights. A capture usually
-fails at its first and largest batch size, and the remaining sizes need more."""
-FORWARD_SPARE = 0.05
-"""Spare memory to keep when a forward pass failed, as a share of what was free before the weights."""
-LEAST_SPARE_GIB = 1.0
-"""Lower bound of the spare memory, GiB, whatever the shares above yield."""
 TOO_MUCH = 0.95
 """Minimum fraction from which the weights count as not fitting: on any card too little is left beside them."""
 _TOO_CLOSE = 5e-5
 """Distance of a proposal from the minimum fraction: at the minimum itself the pool is empty."""
-MOST = 0.99
-"""Largest fraction that is ever proposed, whatever the arithmetic allows."""
 
 
 class Asked(Struct, frozen=True):
@@ -75,6 +67,12 @@ class Interval(Struct, frozen=True):
     """Lower end, rounded to four digits; at or below it there is no pool."""
     high: float
     """Upper end, at most `MOST`; above it graphs and passes do not fit."""
+    whole: float | None = None
+    """Least fraction, three digits, whose pool holds one request of `context` tokens; None if unknown or above 1."""
+    context: int = 0
+    """Tokens of the longest request; 0 if unknown."""
+    estimated: bool = False
+    """Whether the upper end rests on estimates alone."""
 
     @property
     def empty(self) -> bool:
@@ -93,7 +91,24 @@ def interval(case: Case, factor: float = 1.0) -> Interval | None:
         return None
     forecast = case.engine.forecast(case.start, {}, case.past)
     high = 1 - _spare(case.share) if forecast.f_max is None else forecast.f_max
-    return Interval(round(case.share.f_min / factor, 4), min(high / factor, MOST))
+    whole = None if forecast.f_whole is None or forecast.f_whole > factor else up(forecast.f_whole / factor)
+    return Interval(
+        round(case.share.f_min / factor, 4), min(high / factor, MOST), whole, forecast.context or 0, forecast.estimated
+    )
+
+
+def _serves(bounds: Interval, share: Share, value: float, most: float, factor: float) -> str:
+    """Return in words from which fraction on a request of full length fits, or what fits instead; empty if unknown."""
+    if bounds.whole is None:
+        return ""
+    if bounds.whole <= most:
+        return f"; from {bounds.whole:g} on it holds one request of the full {bounds.context:,} tokens"
+    fits = bounds.context * share.pool(value * factor) / share.pool(bounds.whole * factor)
+    return (
+        f"; one request of the full {bounds.context:,} tokens would need {bounds.whole:g}, so give a context length of"
+        f" at most about {int(fits / 1000) * 1000:,}"
+        if fits >= 1000 else f"; one request of the full {bounds.context:,} tokens would need {bounds.whole:g}"
+    )  # fmt: skip
 
 
 def _spare(share: Share) -> float:
@@ -142,14 +157,17 @@ def raised(case: Case, told: Asked | None, *, need_gib: float = 0.0, why: str = 
     most = down(bounds.high)
     if least >= most:
         return None
+    if bounds.whole is not None and bounds.whole <= most:
+        least = max(least, bounds.whole)
     # In the middle of the interval the pool and the rest both have room; a pool that was merely too small takes it all.
-    whole = not need_gib and pool_of(case.start) is not None
+    all_of_it = not need_gib and pool_of(case.start) is not None
     good = _known_good(case)
-    value = good if good is not None and least < good <= most else most if whole else round((least + most) / 2, 2)
+    value = good if good is not None and least < good <= most else most if all_of_it else round((least + most) / 2, 2)
     value = value if least < value <= most else least
     pool = case.share.pool(value * factor)
-    reason = why or f"above {low:.4f} there is a pool at all"
-    end = "no more is advised" if bounds.high >= MOST else f"above {most:g} graphs and passes no longer fit"
+    reason = (why or f"above {low:.4f} there is a pool at all") + _serves(bounds, case.share, value, most, factor)
+    sure = ", by estimate," if bounds.estimated else ""
+    end = "no more is advised" if bounds.high >= MOST else f"above {most:g}{sure} graphs and passes no longer fit"
     text = f"{reason}; {value:g} gives {pool:.1f} GiB, and {end}"
     knob = told.knob if told is not None else case.share.knob
     return case.remedy(knob, Move.RAISE, text, value=value, least=least, most=most)
@@ -192,6 +210,9 @@ def lowered(case: Case, told: Asked | None, lacking_gib: float, spare: float, wh
     spared = (told.effective - most * told.factor) * share.slope - lacking_gib
     reason = why or f"{lacking_gib:.2f} GiB were lacking; with {spared:.1f} GiB to spare {most:g} leaves enough"
     text = f"{reason}, and still a pool of {share.pool(most * told.factor):.1f} GiB"
+    if bounds is not None and bounds.whole is not None:
+        text += _serves(bounds, share, most, most, told.factor)
+        least = max(least, bounds.whole) if bounds.whole <= most else least
     return case.remedy(told.knob, Move.LOWER, text, value=most, least=least, most=most)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.fraction import CAPTURE_SPARE, FORWARD_SPARE, asked_of, lowered, smaller_weights
+from tuner.core.diagnosis.fraction import asked_of, lowered, smaller_weights
 from tuner.core.diagnosis.oom import Oom, evidence_of, fragmentation, fragmented, oom_of, segments
 from tuner.core.diagnosis.passes import activation, of_images, serving
 from tuner.core.diagnosis.proposals import container, error_of, variable
 from tuner.core.diagnosis.tenants import foreign
+from tuner.core.forecast import CAPTURE_SPARE, FORWARD_SPARE
 from tuner.core.share import OF_CARD, OF_FREE
 from tuner.domain.findings import Confidence, Finding, Move, Remedy
 from tuner.domain.starts import Figure, Sign

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.fraction import FORWARD_SPARE, asked_of, lowered
+from tuner.core.diagnosis.fraction import asked_of, lowered
 from tuner.core.diagnosis.oom import Oom, evidence_of, fragmentation
 from tuner.core.diagnosis.proposals import engine_variable
+from tuner.core.forecast import FORWARD_SPARE
 from tuner.core.share import OF_FREE
 from tuner.domain.findings import Confidence, Evidence, Finding, Meaning, Move
 from tuner.domain.starts import Sign

@@ -11,18 +11,22 @@ from typing import Any
 from tuner.core import fit
 from tuner.core.forecast import (
     HEADROOM_GIB,
+    Interval,
     activation_need,
     differences,
+    heads_doubts,
     interval,
+    more_ranks,
     notes,
     shortage_gib,
     sound,
+    spare_gib,
     verdict,
 )
 from tuner.core.knobs import KnobTable
-from tuner.core.share import least_value, line_of
+from tuner.core.share import least_value, line_of, on_cpu, up
 from tuner.core.versions import since
-from tuner.domain.forecast import Forecast
+from tuner.domain.forecast import Forecast, Source
 from tuner.domain.starts import RankStory, Start
 from tuner.engines.sglang import memory
 from tuner.engines.sglang.automatic import card_mib, new_fraction
@@ -48,6 +52,8 @@ _HIDDEN_ERROR_GIB = 0.03
 _LOADED_ERROR_GIB = 0.05
 """Error of weights that another start loaded, GiB: five starts with 4 layers on two H200 loaded 3.69 to 3.73, fourteen
 with 80 all 64.26."""
+_MAYBE_LATENT = 4
+"""Ranks from which an LLM of unknown attention may be one with latent attention and many heads on each rank."""
 _SCALED_ERROR = 0.1
 """Error as a share of the weights that move to or from other ranks, since embeddings and shared parts are not divided.
 Measured halves were up to 1.5 % more than a half on two H200."""
@@ -64,13 +70,18 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
     """
     base, past = sound(base), [sound(start) for start in past]
     gpu_mib, _ = card_mib(base)
-    old = shape_of(base, gpu_mib)
+    alike = [start for start in past if same_model(base, start)]
+    latent = next((told for start in (base, *alike) if (told := memory.latent(start)) is not None), None)
+    old = shape_of(base, gpu_mib, latent=latent)
     new = changed(old, changes, gpu_mib)
     fraction, why = new_fraction(base, old, new, changes)
     said = [*notes(base, changes, knobs), *why]
     moved = differences(base, changes, knobs)
     total, available = memory.before_weights(base), memory.when_sized(base)
-    cell = fit.cell_bytes(base) or next((c for s in past if same_model(base, s) if (c := fit.cell_bytes(s))), None)
+    if on_cpu(base):
+        unknown = ["on a CPU the fraction is a share of the host's memory, which other processes use too"]
+        return verdict(fraction, Interval(), None, unknown=unknown, changed=moved, warnings=said)
+    cell = fit.cell_bytes(base) or next((c for start in alike if (c := fit.cell_bytes(start))), None)
     unknown = [
         *(["free memory before the weights: the line `Load weight begin` tells it"] if total is None else []),
         *(["free memory after the weights: the line `Load weight end` tells it"] if available is None else []),
@@ -81,39 +92,69 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
     if new.drafts and drafted is None:
         unknown.append("the draft's weights and pool: a start with speculation tells them")
     if total is None or available is None or total <= 0:
-        return verdict(fraction, None, None, None, unknown=unknown, changed=moved, warnings=said)
+        return verdict(fraction, Interval(), None, unknown=unknown, changed=moved, warnings=said)
     terms = _terms(base, past, old, new, total, available, cell, drafted, fraction)
-    plan = _plan(base, past, old, new, terms, cell, fraction, drafted)
-    rows, beside, left = rank_rows(plan)
-    lacked, note = _lacked(base, old, new, total)
+    plan = _plan(base, past, old, new, terms, cell, fraction, drafted, latent)
+    rows, need = rank_rows(plan)
+    lacked, enough, note = _lacked(base, old, new, total)
     said += note
+    beside = need.gib
     if cell is None:
         # No start has allocated its pool, so what is needed beside it is assumed; it must not rule out a good fraction.
         beside = min(beside, max(HEADROOM_GIB, _MOST_ASSUMED * terms.total - HEADROOM_GIB))
-    f_min, f_max = interval(terms.total, terms.available, max(beside, lacked) + HEADROOM_GIB)
-    if new.cap is not None and plan.tokens >= new.cap - new.page and left >= HEADROOM_GIB:
-        f_max = 1.0
+    # What a start lacked after its pool, and the spare memory on top, are a measurement in place of the errors.
+    error = 0.0 if lacked else need.error + need.gib - beside
+    ends = interval(terms.total, terms.available, max(beside, lacked) + HEADROOM_GIB, error, enough)
+    capped = new.cap is not None and plan.tokens >= new.cap - new.page and need.left >= HEADROOM_GIB
+    if capped:
+        said.append(f"max_total_tokens={new.cap} bounds the KV pool, not the fraction")
+        ends = Interval(ends.f_min)
+    doubts = heads_doubts(new.tp, [old.tp, *(shape_of(start, None).tp for start in alike)])
+    said += more_ranks(new.world, old.world)
+    if 0 < plan.pool < terms.error + terms.unsure:
+        doubts.append(f"a KV pool of {plan.pool:.2f} GiB is less than the error of what is free for it")
+    if capped and need.left < HEADROOM_GIB + need.error:
+        doubts.append(f"{need.left:.2f} GiB are left, and {need.error:.2f} may be needed more")
     sized = fraction is not None and cell is not None
     return verdict(
-        fraction, f_min, f_max, plan.tokens if sized else None, rows=rows if sized else (), unknown=unknown,
-        changed=moved, warnings=[*said, *(warnings_of(plan) if sized else ())], helps=_helps(new),
+        fraction, ends, plan.tokens if sized else None, rows=rows if sized else (), unknown=unknown,
+        doubts=doubts, changed=moved, warnings=[*said, *(warnings_of(plan) if sized else ())], helps=_helps(new),
+        estimated=not plan.graphs.seen and plan.activation.source is not Source.MEASURED,
+        context=new.context or None, f_whole=_whole(plan), capped=capped,
     )  # fmt: skip
 
 
-def _lacked(base: Start, old: Shape, new: Shape, total: float) -> tuple[float, list[str]]:
-    """Return the least GiB that a start which ran out of memory would have needed beside the static share, and notes.
+def _whole(plan: Plan) -> float | None:
+    """Return the least fraction, three digits, whose pool holds one request of full length; None if none does."""
+    context, page, terms = plan.new.context or 0, max(plan.new.page, 1), plan.terms
+    if plan.cell <= 0 or context <= 0 or (plan.new.cap is not None and plan.new.cap < context) or terms.kv_share <= 0:
+        return None
+    pool = -(-context // page) * page * plan.cell * (1 + terms.draft_share) / terms.kv_share / GIB
+    fraction = up(1 - (terms.available + terms.rounding - pool) / (terms.total + terms.hidden))
+    return fraction if 0 < fraction <= 1 else None
 
-    The number only holds for at least as many graphs and as long a chunk; for less it is 0.0, and only the note counts.
+
+def _lacked(base: Start, old: Shape, new: Shape, total: float) -> tuple[float, float, list[str]]:
+    """Return what a start that ran out of memory would have needed beside the static share, in GiB, and notes.
+
+    The first number is the least it needed, the second is safe. They only hold for at least as many graphs and as long
+    a chunk; for less both are 0.0, and only the notes count.
     """
-    effective, shortage = memory.effective_fraction(base), shortage_gib(base)
-    if effective is None or shortage is None or memory.capped(base):
-        return 0.0, []
-    needed = total * (1 - effective.value) + shortage
-    if needed > total * _MOST_BESIDE:
-        return 0.0, []
-    note = f"the start it is made from ran out of memory: {needed:.2f} GiB beside the static share were not enough"
+    effective = memory.effective_fraction(base)
+    shortage = shortage_gib(base)
+    of_pool = shortage_gib(base, ("kv-alloc",)) if shortage is None else None
+    lacking = of_pool if shortage is None else shortage
+    if effective is None or lacking is None or memory.capped(base):
+        return 0.0, 0.0, []
+    needed = total * (1 - effective.value) + lacking
     alike = new.tp == old.tp and all(more >= less for less, more in zip(_sizes(old), _sizes(new), strict=True))
-    return (needed if alike else 0.0), [note]
+    enough = needed + spare_gib(base, total) if alike else 0.0
+    if needed > total * _MOST_BESIDE:
+        return 0.0, 0.0, []
+    if shortage is None:
+        return 0.0, enough, []
+    note = f"the start it is made from ran out of memory: {needed:.2f} GiB beside the static share were not enough"
+    return (needed if alike else 0.0), enough, [note]
 
 
 def _sizes(shape: Shape) -> tuple[int, ...]:
@@ -123,10 +164,12 @@ def _sizes(shape: Shape) -> tuple[int, ...]:
 
 def _plan(
     base: Start, past: Sequence[Start], old: Shape, new: Shape, terms: Terms, cell: fit.Cell | None,
-    fraction: float | None, drafted: Start | None,
+    fraction: float | None, drafted: Start | None, latent: bool | None,
 ) -> Plan:  # fmt: skip
     graphs = graphs_of(base, past, old, new, drafted)
-    activation = activation_need((base, *past), new.chunk if new.chunk > 0 else new.max_prefill)
+    chunk = new.chunk if new.chunk > 0 else new.max_prefill
+    prefix = memory.prefix_gib(latent, new.context, chunk) if latent or new.world >= _MAYBE_LATENT else 0.0
+    activation = activation_need((base, *past), chunk, prefix)
     each = 0.0 if cell is None else cell.value * terms.cell_scale
     context = new.context or 0
 
@@ -148,10 +191,16 @@ def _plan(
         base=base,
         old=old,
         new=new,
+        alike=tuple(
+            (start, shape)
+            for start in past
+            if same_model(base, start) and (shape := shape_of(start, None)).world == new.world
+        ),
         terms=terms,
         graphs=graphs,
         draft=_draft_rank(drafted) if new.drafts else None,
         activation=activation,
+        prefix=prefix,
         fraction=fraction or 0.0,
         pool=pool,
         cell=each,

@@ -22,6 +22,11 @@ _LINK_DECODE_GIB = 0.25
 """The corresponding error of decode graphs, GiB: 0.15 to 0.25 more on two H200."""
 
 
+_UNSEEN_ERROR_GIB, _UNSEEN_ERROR_OF_MANY_GIB = 1.0, 2.5
+"""Error of decode graphs that no start has shown, GiB, on one GPU and on several: with NCCL's buffers in them 1.8 to
+2.8 were printed on two to eight GPUs, 3.6 once."""
+
+
 class Graphs(Struct, frozen=True):
     """Memory of the CUDA graphs of one rank, by purpose."""
 
@@ -29,6 +34,8 @@ class Graphs(Struct, frozen=True):
     prefill: Row
     draft: Row
     """Graphs of the draft model."""
+    seen: bool = True
+    """Whether a start has shown graphs of the LLM."""
 
 
 def graphs_of(base: Start, past: Sequence[Start], old: Shape, new: Shape, drafted: Start | None = None) -> Graphs:
@@ -54,15 +61,16 @@ def graphs_of(base: Start, past: Sequence[Start], old: Shape, new: Shape, drafte
     if decode is None:
         largest = max(new.decode_sizes, default=0)
         decode = Row(
-            largest * 2 / 1024, Source.ESTIMATE, 1.0, f"2 MiB for each of {largest} requests, as SGLang reserves"
-        )
+            largest * 2 / 1024, Source.ESTIMATE, _UNSEEN_ERROR_GIB if new.world == 1 else _UNSEEN_ERROR_OF_MANY_GIB,
+            f"2 MiB for each of {largest} requests, as SGLang reserves",
+        )  # fmt: skip
     if prefill is None:
         count = len(new.prefill_sizes)
         prefill = Row(
             _SHARED_GIB + count * PREFILL_GRAPH_GIB, Source.ESTIMATE, _SHARED_GIB + prefill_error,
             f"none was seen: {count} prefill graphs",
         )  # fmt: skip
-    return Graphs(decode, prefill, _draft(drafted, new))
+    return Graphs(decode, prefill, _draft(drafted, new), seen=bool(seen))
 
 
 def same_links(one: Shape, other: Shape) -> bool:

@@ -30,6 +30,10 @@ _AITER = 0.85
 """Factor of the fraction for the aiter backend."""
 _TOLERANCE = 0.01
 """Largest difference of two fractions, from the args and from the pool, that counts as equal."""
+_MOST_UNPACKED = 131_072
+"""Most tokens that latent attention unpacks at once (`ForwardBatch.get_max_chunk_capacity`)."""
+_UNPACKED_KIB = 15
+"""KiB of one unpacked token: 16 heads of a rank x (256 + 192) elements of two bytes, and its 576 latent elements."""
 _LATENT_BACKENDS = frozenset({"flashmla", "trtllm_mla", "cutlass_mla", "nsa", "dsa"})
 
 
@@ -140,16 +144,33 @@ def capped(start: Start) -> bool:
     return isinstance(cap, int) and tokens is not None and tokens >= cap - page
 
 
-def latent(start: Start) -> bool:
-    """Return whether attention is latent (MLA), so that every rank holds the complete cell.
+def latent(start: Start) -> bool | None:
+    """Return whether attention is latent (MLA), so that every rank holds the complete cell; None if unknown.
 
     The pool's line tells it, else the attention backend.
     """
     lines = [fact.text for fact in start.facts if fact.kind == f.KV_POOL and "KV size" in fact.text]
     if lines:
         return any("Post-capture" not in text for text in lines)
+    if any(fact.kind == f.KV_POOL for fact in start.facts):
+        return False
     backend = start.setting("attention_backend", "decode_attention_backend")
-    return isinstance(backend, str) and backend in _LATENT_BACKENDS
+    return True if isinstance(backend, str) and backend in _LATENT_BACKENDS else None
+
+
+def prefix_gib(latent: bool | None, context: int | None, chunk: int) -> float:
+    """Return the GiB that keys and values of a long prompt may take while a later chunk of it runs.
+
+    Latent attention unpacks what earlier chunks left in the pool. An LLM of unknown attention may be latent.
+
+    Args:
+        latent: Whether attention is latent; None if unknown.
+        context: Context length, tokens; None if unknown.
+        chunk: Tokens of a prefill step; a shorter prompt has no earlier chunks.
+    """
+    if latent is False or (context is not None and context <= chunk):
+        return 0.0
+    return min(context or _MOST_UNPACKED, _MOST_UNPACKED) * _UNPACKED_KIB / (1 << 20)
 
 
 def pool_dtype_bytes(start: Start) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -22,6 +23,8 @@ _UNSEEN = Row(0.3, Source.ESTIMATE, 0.3, "allocator rounding and small buffers")
 """Row `other` for a start whose log does not show it."""
 _LEAST_ACTIVATION_GIB = 0.6
 """Least activation beyond the prefill graphs, GiB: 0.56 was seen under load on two H200."""
+_ACTIVATION_ERROR_GIB = 0.5
+"""Error of the activation beyond the prefill graphs, GiB, without a long prompt's earlier chunks."""
 _STRANGE_GIB = 4.0
 """Unexplained memory, GiB, from which another process is suspected: up to 2.5 was seen with nobody else on the GPU."""
 _STAGES_DIFFER = 0.02
@@ -70,11 +73,15 @@ class Plan(Struct, frozen=True, kw_only=True):
     """Shape of `base`."""
     new: Shape
     """Shape of the start to come."""
+    alike: tuple[tuple[Start, Shape], ...]
+    """Earlier starts of the LLM with as many ranks, and their shapes."""
     terms: Terms
     graphs: Graphs
     draft: RankStory | None
     """A rank of an earlier start that had the draft of the start to come; None without one."""
     activation: Row
+    prefix: float
+    """GiB that earlier chunks of a long prompt may take while a later one runs; part of the error of `activation`."""
     fraction: float
     """Effective fraction; 0.0 if unknown."""
     pool: float
@@ -122,27 +129,36 @@ class _Rank(Struct, frozen=True, kw_only=True):
         return 0.0 if memory.counts(plan.base) else self.draft_weights + self.draft_kv
 
 
-def rank_rows(plan: Plan) -> tuple[list[ForecastRow], float, float]:
-    """Build the rows of all ranks.
+class Beside(Struct, frozen=True):
+    """What the worst rank needs beside the static share, GiB, without headroom."""
 
-    Returns:
-        The rows, the GiB that the worst rank needs beside the static share without head-room, and the GiB that the
-        worst rank has left.
-    """
+    gib: float
+    error: float
+    """By how much it may be too low; the parts' errors are independent of each other."""
+    left: float
+    """GiB that the worst rank has left."""
+
+
+def rank_rows(plan: Plan) -> tuple[list[ForecastRow], Beside]:
+    """Build the rows of all ranks, and what the worst of them needs beside the static share."""
     rows: list[ForecastRow] = []
-    beside, left = [0.0], []
+    needs, left = [(0.0, 0.0)], []
     for rank in _ranks(plan):
         captured, off = _captured(plan, rank)
         activation = _activation(plan, captures_prefill=plan.graphs.prefill.gib > 0 and not off)
         remains = rank.after_pool(plan) - rank.late(plan) - captured.gib - activation.gib
         left.append(remains)
         # SGLang drops gated prefill graphs when memory is short, so they do not bound the fraction.
-        bound = captured.gib + activation.gib
+        bound, errors = captured.gib + activation.gib, (captured.error, activation.error)
+        if plan.new.gate:
+            errors = (plan.graphs.decode.error + plan.graphs.draft.error, plan.activation.error)
         if plan.new.gate and not off:
             bound += plan.activation.gib - activation.gib - plan.graphs.prefill.gib
-        beside.append(rank.most_table + rank.other.gib + rank.late(plan) + bound)
+        need = rank.most_table + rank.other.gib + rank.late(plan) + bound
+        needs.append((need, math.hypot(rank.other.error, *errors)))
         rows += _rows(plan, rank, captured, activation, remains)
-    return rows, max(beside), min(left, default=0.0)
+    gib, error = max(needs, key=sum)
+    return rows, Beside(gib, error, min(left, default=0.0))
 
 
 def warnings_of(plan: Plan) -> Iterator[str]:
@@ -190,6 +206,8 @@ def _ranks(plan: Plan) -> Iterator[_Rank]:
         draft_weights, draft_kv = _draft(plan, kv)
         share = plan.terms.kv_share
         other, part = _other(story, base, old)
+        if other is _UNSEEN:
+            other, part = _seen_before(story, plan.alike)
         yield _Rank(
             number=story.number,
             free=free + plan.terms.shift.gib,
@@ -258,6 +276,15 @@ def _other(story: RankStory, base: Start, old: Shape) -> tuple[Row, float]:
     return Row(max(0.0, gone - table), Source.MEASURED, 0.3, note), part
 
 
+def _seen_before(story: RankStory, starts: Sequence[tuple[Start, Shape]]) -> tuple[Row, float]:
+    """Return the same of the first of some starts that shows it for this rank; a guess if none does."""
+    for start, shape in starts:
+        for rank in start.ranks:
+            if rank.number == story.number and (found := _other(rank, start, shape))[0] is not _UNSEEN:
+                return msgspec.structs.replace(found[0], note="allocator rounding of an earlier start"), found[1]
+    return _UNSEEN, 1.0
+
+
 def _table_of(base: Start, old: Shape, story: RankStory) -> float:
     tokens = 0 if story.kv_tokens is None else int(story.kv_tokens.value)
     slots = memory.request_slots(old.version, tokens, old.context or 0, old.requests, old.dp if old.dp_attention else 1)
@@ -293,7 +320,8 @@ def _activation(plan: Plan, *, captures_prefill: bool) -> Row:
     if not captures_prefill or shared <= 0 or plan.activation.source is Source.MEASURED:
         return plan.activation
     value = max(_LEAST_ACTIVATION_GIB, plan.activation.gib - shared)
-    return Row(value, Source.ESTIMATE, 0.5, "beyond what the prefill graphs hold")
+    error = math.hypot(_ACTIVATION_ERROR_GIB, plan.prefix)
+    return Row(value, Source.ESTIMATE, error, "beyond what the prefill graphs hold")
 
 
 def _context(plan: Plan, story: RankStory) -> Row:

@@ -174,12 +174,13 @@ class Shape(Struct, frozen=True, kw_only=True):
         return version is not None and in_range(version, GATED) and self.prefill_backend is None
 
 
-def shape_of(start: Start, gpu_mib: float | None) -> Shape:
+def shape_of(start: Start, gpu_mib: float | None, *, latent: bool | None = None) -> Shape:
     """Read the shape of a start from its log.
 
     Args:
         start: The start.
         gpu_mib: `memory.total` of the GPU, which decides SGLang's defaults; None if unknown.
+        latent: Whether attention is latent, where its own log does not tell it; None if unknown.
     """
     settings, said = start.settings, memory.said_fraction(start)[0]
     variables = start.env
@@ -201,7 +202,7 @@ def shape_of(start: Start, gpu_mib: float | None) -> Shape:
         draft=settings.get("speculative_draft_model_path") or None,
         draft_tokens=whole(settings.get("speculative_num_draft_tokens")) or 0,
         mamba_ratio=_real(settings.get("mamba_full_memory_ratio")),
-        latent=memory.latent(start),
+        latent=bool(latent if (own := memory.latent(start)) is None else own),
         custom_all_reduce=not settings.get("disable_custom_all_reduce"),
         prefill_longest=whole(settings.get("cuda_graph_max_bs_prefill"))
         or whole(settings.get("piecewise_cuda_graph_max_tokens")),

@@ -12,16 +12,22 @@ from tuner.core.fit import ROUNDING_GIB, Capture, element_bytes, fit_captures
 from tuner.core.forecast import (
     ACTIVATION_KIB,
     HEADROOM_GIB,
+    Interval,
     Row,
     activation_gib,
+    bounded,
     differences,
+    heads_doubts,
     in_bytes,
+    more_ranks,
     notes,
+    shortage_gib,
     sound,
+    spare_gib,
     verdict,
 )
 from tuner.core.knobs import KnobTable
-from tuner.core.share import down, least_value, up
+from tuner.core.share import least_value, up
 from tuner.domain.forecast import Forecast, ForecastRow, Source
 from tuner.domain.starts import Figure, RankStory, Start
 from tuner.engines.argv import as_int
@@ -86,7 +92,7 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
     ]  # fmt: skip
     known = [each for each in spent if each is not None]
     if total is None or not known:
-        return verdict(new.share, None, None, None, unknown=unknown, changed=moved, warnings=said)
+        return verdict(new.share, Interval(), None, unknown=unknown, changed=moved, warnings=said)
     captures = _captures([(base, old), *((start, _read(start, {}, knobs)) for start in past)])
     graphs = _graphs(captures, new)
     counted = (graphs.gib if new.counted else 0.0) - (_graphs(captures, old).gib if old.counted else 0.0)
@@ -104,7 +110,7 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
     tokens = None if each is None else max(0, int(pool * GIB / each)) // new.block * new.block
     whole = 0.0 if each is None or new.context is None else new.context * each / GIB
     f_min = max(0.0, up((used + whole) / total, 4))
-    f_max = _most(base, total, 0.0 if new.counted else graphs.gib)
+    ends = _ends(base, old, new, total, f_min, graphs)
     rows: list[ForecastRow] = []
     for number, (rank, mine) in enumerate(zip(ranks, spent, strict=True)):
         rows += _rows(rank, number, old, new, total, used if mine is None else mine + counted, pool, tokens, graphs)
@@ -112,9 +118,15 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
         said.append(
             f"the KV cache holds {tokens:,} tokens, fewer than one request of {new.context:,}: vLLM refuses to start"
         )
+    doubts = heads_doubts(new.tp, [old.tp, *(_read(start, {}, knobs).tp for start in past)])
+    error = max((row.error_bytes or 0 for row in rows if row.what == "kv_pool"), default=0) / GIB
+    if 0 < pool - whole < error and moved:
+        doubts.append(f"{pool - whole:.2f} GiB more than one request of full length needs, and off by {error:.2f}")
+    said += more_ranks(new.tp, old.tp)
     return verdict(
-        share, f_min, f_max, tokens, rows=rows if tokens is not None else (), unknown=unknown, changed=moved,
+        share, ends, tokens, rows=rows if tokens is not None else (), unknown=unknown, changed=moved,
         warnings=said, helps="a shorter context_length, 8-bit KV, more GPUs (tp_size), fewer max_num_batched_tokens",
+        doubts=doubts, context=new.context, f_whole=up(f_min) if whole and f_min < 1 else None,
     )  # fmt: skip
 
 
@@ -220,17 +232,22 @@ def _graphs(captures: Sequence[Capture], new: _Start) -> Row:
     return Row(found.gib, Source.MEASURED if found.measured else Source.ESTIMATE, found.error_gib, found.note)
 
 
-def _most(base: Start, total: float, beside: float) -> float:
-    """Return the largest safe utilisation.
+def _ends(base: Start, old: _Start, new: _Start, total: float, f_min: float, graphs: Row) -> Interval:
+    """Return the interval of the utilisation.
 
-    It is bounded by what is free when a worker starts, and by room for graphs that vLLM does not count (`beside`, GiB)
-    and head-room.
+    It is bounded by what is free when a worker starts, by room for graphs that vLLM does not count and headroom, and by
+    what a start with as many graphs and tokens lacked.
     """
     free = least_value(base.ranks, lambda rank: rank.before_weights)
-    bounds = [(total - beside - HEADROOM_GIB) / total]
-    if free is not None:
-        bounds.append(free / total)
-    return max(0.0, down(min(bounds)))
+    beside = HEADROOM_GIB if new.counted else HEADROOM_GIB + graphs.gib
+    most = 1.0 if free is None else free / total
+    likely = min(most, 1 - beside / total)
+    safe = min(most, 1 - (beside + (0.0 if new.counted else graphs.error)) / total)
+    lacking, effective = shortage_gib(base), memory.effective_fraction(base)
+    alike = (new.tp, new.graphs >= old.graphs, new.batched >= old.batched) == (old.tp, True, True)
+    if lacking is not None and effective is not None and alike:
+        safe = min(safe, effective.value - (lacking + spare_gib(base, total)) / total)
+    return bounded(f_min, likely, safe)
 
 
 def _rows(

@@ -64,10 +64,31 @@ def test_where_a_cap_bounds_the_pool_it_is_turned_and_not_the_fraction() -> None
 
 
 def test_at_the_minimum_itself_there_is_no_pool() -> None:
-    log = SGLang("0.5.9", before=100.0, weights=46.5, fraction=0.95).communicators().load()
-    log.pool(200_000, 48.5, 5.0).capture(free=5.0).fail(oom("448.00 MiB", "11.31 MiB"), CAPTURE_FRAMES)
-    (lower,) = of(findings(log.lines)[0], "mem_fraction_static")
+    (lower,) = of(findings(captured("context_length=64").lines)[0], "mem_fraction_static")
     assert (lower.move, lower.min) == (Move.LOWER, 0.466)
+
+
+def captured(extra: str) -> SGLang:
+    """A server whose least fraction is 0.465 to four digits, and which has no room for its graphs at 0.95."""
+    log = SGLang("0.5.9", before=100.0, weights=46.5, fraction=0.95, extra=extra).communicators().load()
+    log.pool(200_000, 48.5, 5.0).capture(free=5.0)
+    return log.fail(oom("448.00 MiB", "11.31 MiB"), CAPTURE_FRAMES)
+
+
+def test_what_is_called_safe_holds_one_request_of_full_length_where_that_fits() -> None:
+    (lower,) = of(findings(captured("context_length=65536").lines)[0], "mem_fraction_static")
+    assert (lower.min, lower.value) == (0.625, 0.875), "0.465 starts, and 65,536 of 200,000 tokens take 15.9 GiB more"
+    assert "from 0.625 on it holds one request of the full 65,536 tokens" in lower.why
+    (lower,) = of(findings(captured("context_length=180000").lines)[0], "mem_fraction_static")
+    assert (lower.min, lower.value) == (0.466, 0.875), "so long a request fits nowhere: the least that starts"
+    assert "would need 0.902, so give a context length of at most about 168,000" in lower.why
+
+
+def test_the_card_and_the_forecast_of_the_same_start_have_one_bound() -> None:
+    log = captured("context_length=65536")
+    (lower,) = of(findings(log.lines)[0], "mem_fraction_static")
+    again = ENGINES["sglang"].forecast(read(log.lines), {})
+    assert (lower.max, lower.min) == (again.f_max, again.f_whole)
 
 
 def test_a_lower_fraction_is_one_that_the_forecast_lets_pass() -> None:

@@ -1,0 +1,157 @@
+"""What is called safe is safe: on the simulated host, which shares no code with the forecast, and in the real logs.
+
+Also that cards, the last lines of `diagnose` and the forecast of the same start tell one interval.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import msgspec
+import pytest
+
+from tests.golden import diagnoses
+from tests.golden.test_fractions import LOGS
+from tests.support.golden_starts import last_start
+from tests.unit.simhost.played import T0, log_of, spec
+from tuner.core.diagnosis.case import Case
+from tuner.core.diagnosis.fraction import asked_of
+from tuner.core.logtext import clean
+from tuner.core.reading import starts_of
+from tuner.core.report import report
+from tuner.core.share import KNOBS
+from tuner.domain.findings import Move, Severity
+from tuner.domain.forecast import Fit, Forecast
+from tuner.domain.starts import Start
+from tuner.simhost.engine import memory
+from tuner.simhost.engine.config import resolve
+from tuner.simhost.engine.server import Server
+from tuner.simhost.engine.start import StartFailed
+
+SGLANG = diagnoses.ENGINES["sglang"]
+VERSIONS = ("0.5.9", "0.5.23")
+LONGEST = memory.activation_bytes(8_192, 131_072)
+"""Bytes of the largest pass: the last chunk of a prompt of full length."""
+
+
+@functools.cache
+def played(version: str, fraction: float) -> Server:
+    """A server of the demo that has become ready at this fraction, or has failed."""
+    told = spec(version, traffic="none")
+    told.argv[told.argv.index("--mem-fraction-static") + 1] = f"{fraction:.3f}"
+    server = Server(told, resolve(told), -1, None)
+    with contextlib.suppress(StartFailed):
+        server.replay(T0, T0 + 900)
+    return server
+
+
+def told(version: str, fraction: float) -> Start:
+    lines = log_of(played(version, fraction)).splitlines()
+    return starts_of([(number, clean(line)) for number, line in enumerate(lines, 1)], diagnoses.ENGINES)[-1]
+
+
+def survives(version: str, fraction: float) -> bool:
+    """Whether the largest pass still finds its memory."""
+    server = played(version, fraction)
+    box = server.machine.box
+    return server.serving is not None and box.least_free() + box.ranks[0].activations >= LONGEST
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("fraction", [0.55, 0.88])
+@pytest.mark.parametrize("past", [False, True])
+def test_the_largest_safe_fraction_survives_the_largest_pass_in_the_demo(
+    version: str, fraction: float, past: bool
+) -> None:
+    earlier = [told(version, 0.88)] if past else []
+    forecast = SGLANG.forecast(told(version, fraction), {}, earlier)
+    assert forecast.f_max is not None
+    assert forecast.f_max > 0.88
+    assert survives(version, forecast.f_max)
+    assert not survives(version, 0.94), "the case that the demo shows"
+    assert forecast.estimated is (fraction == 0.55 and not past)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_start_that_failed_early_is_forecast_from_what_earlier_ones_measured(version: str) -> None:
+    good = told(version, 0.88)
+    failed = SGLANG.forecast(told(version, 0.55), {}, [good])
+    assert failed.fit is Fit.TOO_LOW
+    assert rows(failed) == rows(SGLANG.forecast(good, {"mem_fraction_static": 0.55}))
+    again = SGLANG.forecast(good, {})
+    assert abs((failed.f_max or 0) - (again.f_max or 1)) < 0.0015
+    assert (failed.f_whole, failed.context) == (again.f_whole, 131_072)
+
+
+def rows(forecast: Forecast) -> dict[str, object]:
+    return {
+        row.what: (row.size_bytes, row.source)
+        for row in forecast.rows
+        if row.rank == 0 and row.what in ("weights", "graphs", "activation", "other")
+    }
+
+
+@pytest.mark.parametrize("base", ["base", "auto512", "f97"])
+def test_real_starts_that_served_are_safe_by_the_log_of_another(base: str) -> None:
+    path = "real/sglang-0.5.16-2xH200/{}/server.log"
+    for other in ("base", "auto512", "f97"):
+        known = SGLANG.effective_fraction(last_start(path.format(other)))
+        assert known is not None
+        sizes = {"cuda_graph_max_bs": 512 if other == "auto512" else 32}
+        then = SGLANG.forecast(last_start(path.format(base)), {"mem_fraction_static": known.value, **sizes})
+        assert (then.fit, then.sure) == (Fit.FITS, True), (other, then.f_max)
+
+
+def test_what_ran_out_of_memory_by_one_request_is_no_sure_fit() -> None:
+    failed = last_start("evidence/sglang-0.5.16-h200/oom-logprobs-chunked/server.log")
+    again = SGLANG.forecast(failed, {"mem_fraction_static": 0.965, "chunked_prefill_size": -1})
+    assert (again.fit, again.sure) == (Fit.FITS, False)
+
+
+def test_a_card_the_last_lines_and_the_forecast_tell_one_upper_end() -> None:
+    wrong, seen = [], 0
+    for path in LOGS:
+        start, findings = diagnoses.judged(path)
+        engine = diagnoses.ENGINES.get(start.engine)
+        if engine is None or not findings or findings[0].severity is not Severity.FATAL:
+            continue
+        asked = asked_of(Case(start, None, engine))
+        moved = [r for r in findings[0].remedies if r.knob in KNOBS and r.move in (Move.RAISE, Move.LOWER)]
+        again = engine.forecast(start, {})
+        if asked is None or asked.factor != 1.0 or again.f_max is None or not moved or moved[0].max is None:
+            continue
+        seen += 1
+        last = report(start, findings, again, lambda at: ("x", at)).plan
+        if not moved[0].max == last.f_max <= again.f_max:  # type: ignore[operator]
+            wrong.append(f"{path}: {moved[0].max}, {last.f_max}, {again.f_max}")
+        if moved[0].max != again.f_max and findings[0].cause not in MORE:
+            wrong.append(f"{path}: {findings[0].cause} {moved[0].max}, and the forecast {again.f_max}")
+    assert wrong == []
+    assert seen > 25
+
+
+MORE = {"draft-model-unbudgeted", "logprobs-oom"}
+"""Findings that know more than the forecast: the draft's own pool, and how much of the memory a tenant held."""
+
+
+def test_nothing_is_told_of_a_fraction_that_is_no_share_of_a_gpu() -> None:
+    cpu = SGLANG.forecast(last_start("real/sglang-0.5.23-cpu/serve-default.log"), {})
+    assert (cpu.fit, cpu.f_min, cpu.f_max, cpu.rows) == (Fit.UNKNOWN, None, None, ())
+    capped = SGLANG.forecast(last_start("real/sglang-0.5.16-2xH200/retract/server.log"), {})
+    assert (capped.fit, capped.sure, capped.f_min, capped.f_max) == (Fit.FITS, True, 0.465, None)
+    assert "max_total_tokens=20000 bounds the KV pool, not the fraction" in capped.warnings
+
+
+@pytest.mark.parametrize(("tp", "sure"), [(2, True), (3, False), (4, True), (6, False), (8, True)])
+def test_a_number_of_ranks_that_may_not_divide_the_heads_is_no_sure_fit(tp: int, sure: bool) -> None:
+    told = SGLANG.forecast(last_start("corpus/ok-1-llama8b.log"), {"tp_size": tp})
+    assert (told.fit, told.sure) == (Fit.FITS, sure)
+    assert any("attention heads must divide by it" in each for each in told.warnings) is not sure
+    assert any(f"{tp} ranks need as many GPUs" in each for each in told.warnings)
+
+
+def test_ranks_that_have_worked_divide_the_heads() -> None:
+    base = last_start("corpus/ok-1-llama8b.log")
+    six = msgspec.structs.replace(base, settings={**base.settings, "tp_size": 6})
+    assert SGLANG.forecast(base, {"tp_size": 3}, [six]).sure
