@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
 
 from tests.support import states
-from tests.support.sessions import FakeSession
+from tests.support.sessions import FakeSession, settled
+from tuner.domain.events import CheckResult
 from tuner.screens.sections import Section, argv_lines, broken, pieces
 from tuner.widgets.rows import Rows
 from tuner.widgets.spans import text_of
@@ -155,6 +157,28 @@ async def test_asks_the_host_for_its_checks_and_shows_what_they_mean(app_on: App
         assert "ranks exchange data there" in shm
         assert any(line.split()[:3] == ["python", "✔", "3.10.12"] for line in lines)
         assert any(line.split()[:2] == ["clock", "▲"] for line in lines)
+
+
+async def test_that_the_host_is_asked_stands_in_the_section_and_covers_nothing(app_on: AppOn) -> None:
+    session = FakeSession(states.serving())
+    answer = asyncio.Event()
+
+    async def checks() -> CheckResult:
+        await answer.wait()
+        return CheckResult(id=1, checks={"python": {"ok": True, "value": "3.10.12"}})
+
+    session.checks = checks  # type: ignore[method-assign]
+    app, _ = app_on(session)
+    async with app.run_test(size=(160, 48), notifications=True) as pilot:
+        await pilot.press("i", "c")
+        await pilot.pause()
+        rows = app.screen.query_one("#details", Rows)
+        assert "the host is being asked" in rows.text
+        answer.set()
+        await settled(pilot)
+        assert "the host is being asked" not in rows.text
+        assert "3.10.12" in rows.text
+        assert not list(app._notifications), "no toast lies over the rows"
 
 
 async def test_a_server_that_died_stays_described(app_on: AppOn) -> None:

@@ -20,7 +20,9 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """Error numbers of a write that failed because of the disk: full, over quota, file too large, or an I/O error."""
 COMPLETION = "_GPUTUNER_COMPLETE"
 """Environment variable through which a shell asks click for completions."""
-EXIT_CODES = "Exit codes: 0 fine, 1 found a problem, 2 used wrongly or input not readable, 3 host not reached."
+EXIT_CODES = (
+    "Exit codes: 0 fine, 1 found a problem, 2 used wrongly or input not readable, 3 host not reached, 130 interrupted."
+)
 
 
 def command_line() -> click.Group:

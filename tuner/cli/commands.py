@@ -154,6 +154,7 @@ def demo(scenario: str, version: str, speed: float, list_scenarios: bool) -> int
     """Open the dashboard on a simulated host with 8 GPUs.
 
     The host is an SSH server on this machine's loopback and is connected to as any other. Needs no GPU and no network.
+    A start takes some twenty seconds there instead of ten minutes; --speed makes it faster or slower still.
     """
     if list_scenarios:
         for name, what in SCENARIOS.items():

@@ -23,7 +23,7 @@ from tuner.core.redact import mask
 from tuner.core.report import PlanReport, PlanRow, model_of, plan_report
 from tuner.domain.findings import Outcome
 from tuner.domain.forecast import Fit
-from tuner.domain.knobs import KnobKind
+from tuner.domain.knobs import Knob, KnobKind
 from tuner.domain.starts import Start
 from tuner.engines import load_engines
 from tuner.errors import UsageProblem
@@ -216,13 +216,40 @@ def _harmless(value: object) -> Any:
     return mask(value) if isinstance(value, str) else value
 
 
-def knob_lines(engine: Engine, paper: Paper) -> Iterator[str]:
-    """Yield the text about every knob of an engine: name, newest spelling, title and unit."""
-    yield paper.ink(engine.title, "strong")
-    for knob in engine.knobs().values():
+def knob_lines(engines: Sequence[Engine], paper: Paper) -> Iterator[str]:
+    """Yield the text about every knob, in groups: name, newest spelling, title and unit.
+
+    Variables that libraries read are the same for all engines and come once, at the end.
+    """
+    tables = [engine.knobs() for engine in engines]
+    shared = {
+        name: knob
+        for name, knob in tables[0].items()
+        if knob.kind is KnobKind.ENV and all(table.get(name) == knob for table in tables[1:])
+    }
+    for engine, table in zip(engines, tables, strict=True):
+        own = [knob for name, knob in table.items() if name not in shared]
+        flags = [knob for knob in own if knob.kind is KnobKind.FLAG]
+        yield from _group(
+            f"{engine.title}, arguments whose memory is forecast", [k for k in flags if k.forecast], paper
+        )
+        yield from _group(f"{engine.title}, other arguments", [k for k in flags if not k.forecast], paper)
+        yield from _group(f"{engine.title}, variables", [k for k in own if k.kind is KnobKind.ENV], paper)
+    for title, nccl in (("NCCL, variables", True), ("CUDA and PyTorch, variables", False)):
+        knobs = [knob for name, knob in shared.items() if name.startswith("NCCL") is nccl]
+        yield from _group(title, knobs, paper)
+
+
+def _group(title: str, knobs: Sequence[Knob], paper: Paper) -> Iterator[str]:
+    """Yield the knobs of one group below its title; nothing for an empty group."""
+    if not knobs:
+        return
+    yield paper.ink(f"{title} ({len(knobs)})", "strong")
+    for knob in knobs:
         spelled = knob.spellings[-1].text
         yield paper.letters("  " + knob.name + ("" if spelled == knob.name else paper.ink(f"  {spelled}", "dim")))
         yield from paper.wrapped(knob.title + (f" ({knob.unit})" if knob.unit else ""), indent="      ")
+    yield ""
 
 
 def list_knobs(*, as_json: bool) -> int:
@@ -233,8 +260,7 @@ def list_knobs(*, as_json: bool) -> int:
                  for engine in engines.values()}  # fmt: skip
         click.echo(json.dumps(known, ensure_ascii=False))
         return FINE
-    for engine in engines.values():
-        click.echo("\n".join([*knob_lines(engine, Paper.of()), ""]), color=True)
+    click.echo("\n".join(knob_lines(list(engines.values()), Paper.of())), color=True)
     return FINE
 
 

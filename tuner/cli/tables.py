@@ -21,6 +21,8 @@ from tuner.units import format_duration, format_gib
 
 MISSING = "-"
 COMMAND_WIDTH = 60
+_NAME = 22
+"""Most characters of a GPU's name in a row: the other columns leave so many of 80."""
 _PARTS = {
     "gpus": "the GPUs",
     "samples": "the readings of the GPUs",
@@ -120,12 +122,14 @@ def _headline(reading: dict[str, Any]) -> str:
 def _gpus(gpus: Sequence[dict[str, Any]]) -> Iterator[str]:
     if not gpus:
         return
+    # The headline names the GPUs: only where they differ does a row say which it is, cut so that 80 columns hold it.
+    named = len({gpu["name"] for gpu in gpus}) > 1
     yield from table(
-        ("gpu", "name", "used GiB", "total", "util %", "W", "limit", "°C", "SM MHz"),
+        ("gpu", *(("name",) if named else ()), "used GiB", "total", "util %", "W", "limit", "°C", "SM MHz"),
         [
             (
                 gpu["index"],
-                f"{gpu['name']}: {gpu['error']}" if gpu["error"] else gpu["name"],
+                *((plain(gpu["name"], _NAME),) if named else ()),
                 _gib(gpu["memory_used_bytes"]),
                 _gib(gpu["memory_total_bytes"]),
                 _number(gpu["utilization_ratio"], 100),
@@ -137,6 +141,9 @@ def _gpus(gpus: Sequence[dict[str, Any]]) -> Iterator[str]:
             for gpu in gpus
         ],
     )
+    for gpu in gpus:
+        if gpu["error"]:
+            yield f"  gpu {gpu['index']}: {plain(gpu['error'])}"
 
 
 def _server(server: dict[str, Any]) -> Iterator[str]:

@@ -20,7 +20,6 @@ from tuner.widgets import status
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.keybar import KeyBar
 from tuner.widgets.rows import Rows
-from tuner.widgets.spans import clean
 from tuner.widgets.tabs import HostTabs
 
 NEEDED = (80, 24)
@@ -90,8 +89,12 @@ class TunerScreen(Screen[None]):
         small = not fits(event.size)
         self.set_class(small, "-too-small")
         if small:
-            words = f"gputuner needs {NEEDED[0]}x{NEEDED[1]}, this terminal has {event.size.width}x{event.size.height}"
-            self.query_one("#too-small", Rows).show([((clean(words), "warn"),), (("Make it larger; q quits", "dim"),)])
+            # Short lines, each of which a very narrow terminal shows whole.
+            needed = f"gputuner needs {NEEDED[0]}x{NEEDED[1]}"
+            has = f"this terminal has {event.size.width}x{event.size.height}"
+            self.query_one("#too-small", Rows).show(
+                [((needed, "warn"),), ((has, "warn"),), (("Make it larger; q quits", "dim"),)]
+            )
         self.call_after_refresh(self.redraw_all)
 
     def redraw_all(self) -> None:

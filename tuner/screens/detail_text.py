@@ -29,6 +29,7 @@ def sections(
     width: int,
     *,
     ended: bool = False,
+    asking: bool = False,
 ) -> Iterator[Section]:
     """Yield all sections, first those that concern a failure."""
     items = notes.note_items(state, server, width, glyphs, rows=rows_of(state, server), most=WHOLE, ended=ended)
@@ -53,7 +54,7 @@ def sections(
         yield _gpus(table)
     if table is not None and table.topology:
         yield _topology(table.topology)
-    yield _checks(checks, glyphs)
+    yield _checks(checks, glyphs, asking=asking)
 
 
 def _server(state: HostState, server: ServerState) -> Section:
@@ -198,9 +199,11 @@ def _topology(topology: Sequence[Sequence[str]]) -> Section:
     return section
 
 
-def _checks(checks: Sequence[Check] | None, glyphs: Glyphs) -> Section:
+def _checks(checks: Sequence[Check] | None, glyphs: Glyphs, *, asking: bool) -> Section:
     section = Section("checks")
-    if checks is None:
+    if asking:
+        section.line("the host is being asked", "busy")
+    elif checks is None:
         section.line("c asks the host what works there", "dim")
     for check in checks or ():
         section.verdict(check, glyphs)

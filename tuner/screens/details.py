@@ -56,6 +56,8 @@ class DetailsScreen(TunerScreen):
         self._text = ""
         self._headings: dict[str, int] = {}
         self._checks: dict[str, tuple[Check, ...]] = {}
+        self._asking = ""
+        """Name of the host whose checks are under way; empty: none."""
         self.query_one("#find").display = False
         self.set_focus(self.query_one("#details-box"))
 
@@ -89,13 +91,14 @@ class DetailsScreen(TunerScreen):
             state.link.phase,
             state.link.reason,
         )
-        checks = self._checks.get(state.name)
+        checks, asking = self._checks.get(state.name), self._asking == state.name
         rough_host = state.host and (state.host.memory_total_bytes, state.host.disks)
-        if not self.changed("details", *about, *host, str(rough_host), checks, self._text, width, stale):
+        if not self.changed("details", *about, *host, str(rough_host), checks, asking, self._text, width, stale):
             return
         lines: list[Line] = []
         self._headings = {}
-        for section in sections(state, server, checks, glyphs, width - 2, ended=self.shell.ended()):
+        ended = self.shell.ended()
+        for section in sections(state, server, checks, glyphs, width - 2, ended=ended, asking=asking):
             wanted = self._text.lower()
             whole = wanted in section.title.lower()
             found = [line for line in section.lines if whole or wanted in text_of(line).lower()]
@@ -144,13 +147,17 @@ class DetailsScreen(TunerScreen):
     def action_checks(self) -> None:
         """Request the checks of the host."""
         if self.shell.snapshot is not None:
-            self.notify("Asking the host", timeout=2)
-            self.post_message(ChecksRequested(self, self.shell.snapshot.name))
+            self._asking = self.shell.snapshot.name
+            self.catch_up()
+            self.call_after_refresh(self._show_section, "checks")
+            self.post_message(ChecksRequested(self, self._asking))
 
     def on_checks_arrived(self, message: ChecksArrived) -> None:
         """Show the results of the checks."""
         message.stop()
+        self._asking = ""
         if message.error:
+            self.catch_up()
             self.notify(message.error, severity="warning", title="Checks")
         elif self.shell.snapshot is not None:
             self._checks[self.shell.snapshot.name] = message.checks

@@ -43,11 +43,29 @@ class PlanScreen(TunerScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "choose(-1)", "Up", show=False, id="plan.up", tooltip="The knob above"),
         Binding("down,j", "choose(1)", "Down", show=False, id="plan.down", tooltip="The knob below"),
-        Binding("right", "turn(1)", "Turn", key_display="left right", id="plan.more", tooltip="The next greater value"),
-        Binding("left", "turn(-1)", "Less", show=False, id="plan.less", tooltip="The next smaller value"),
-        Binding("enter", "type", "Type", key_display="enter", id="plan.type", tooltip="Type a value"),
-        Binding("backspace", "reset", "Undo", show=False, id="plan.reset", tooltip="The value as it is now"),
-        Binding("delete", "reset_all", "Undo all", show=False, id="plan.reset-all", tooltip="All values as they were"),
+        Binding(
+            "right",
+            "turn(1)",
+            "Turn",
+            key_display="left right",
+            id="plan.more",
+            tooltip="Give the knob its next greater value",
+        ),
+        Binding(
+            "left", "turn(-1)", "Turn down", show=False, id="plan.less", tooltip="Give the knob its next smaller value"
+        ),
+        Binding("enter", "type", "Type", key_display="enter", id="plan.type", tooltip="Type a value for the knob"),
+        Binding(
+            "backspace", "reset", "Undo", show=False, id="plan.reset", tooltip="Give the knob the value that it has now"
+        ),
+        Binding(
+            "delete",
+            "reset_all",
+            "Undo all",
+            show=False,
+            id="plan.reset-all",
+            tooltip="Give all knobs the values that they have now",
+        ),
         Binding("escape", "leave", "Leave", show=False, id="plan.leave", tooltip="Leave the line to type in"),
     ]
 

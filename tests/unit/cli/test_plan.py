@@ -15,6 +15,7 @@ from tuner.cli import run
 from tuner.cli.paper import Paper
 from tuner.cli.plan import PlanAnswer, lines
 from tuner.domain.history import MemoryRecord
+from tuner.engines import load_engines
 from tuner.store.history import History
 
 REAL = GOLDEN / "real/sglang-0.5.16-2xH200"
@@ -139,6 +140,16 @@ def test_the_knobs_are_listed(told: Any) -> None:
     assert code == 0
     assert "mem_fraction_static  --mem-fraction-static" in out
     assert "gpu_memory_utilization  --gpu-memory-utilization" in out
+    heads = [line for line in out.splitlines() if line and not line.startswith(" ")]
+    assert [head.rpartition(" (")[0] for head in heads] == [
+        "SGLang, arguments whose memory is forecast", "SGLang, other arguments", "SGLang, variables",
+        "vLLM, arguments whose memory is forecast", "vLLM, other arguments", "vLLM, variables",
+        "NCCL, variables", "CUDA and PyTorch, variables",
+    ]  # fmt: skip
+    names = [line.split()[0] for line in out.splitlines() if line.startswith("  ") and line[2] != " "]
+    assert names.count("nccl_p2p_level") + names.count("NCCL_P2P_LEVEL") == 1, "what both read comes once"
+    engines = load_engines().values()
+    assert set(names) == {name for engine in engines for name in engine.knobs()}, "none is left out"
     code, out, _ = told("plan", "--knobs", "--json")
     known = json.loads(out)
     assert "cuda_graph_max_bs" in [knob["name"] for knob in known["sglang"]]

@@ -34,8 +34,8 @@ def test_a_problem_of_a_server_names_its_pid() -> None:
 
 def test_unknown_is_a_dash_and_never_zero() -> None:
     rows = [line.split() for line in text(busy()).splitlines()]
-    gpu = next(row for row in rows if row[:2] == ["1", "H200"])
-    assert set(gpu[2:]) == {"-"}
+    gpu = next(row for row in rows if row[0] == "1")
+    assert set(gpu[1:]) == {"-"}
     assert "running -" in text(busy())
 
 
@@ -64,6 +64,23 @@ def test_text_of_the_host_cannot_move_the_cursor() -> None:
     assert plain("x" * 100, 10) == "xxxxxxx..."
     assert plain(None) == plain("") == "-"
     assert plain(0) == "0"
+
+
+def test_the_table_of_gpus_fits_80_columns() -> None:
+    name = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
+    gpu = {
+        "index": 7, "name": name, "error": None, "memory_used_bytes": 90 << 30, "memory_total_bytes": 96 << 30,
+        "utilization_ratio": 1.0, "power_w": 600.0, "power_limit_w": 600.0, "temperature_c": 88, "sm_mhz": 2402,
+    }  # fmt: skip
+    reading = snapshot(busy()) | {"gpus": [gpu, gpu | {"index": 6}], "servers": [], "missing": []}
+    assert f"2x {name}" in next(iter(lines(reading)))
+    rows = [line for line in lines(reading) if line.startswith("  ")][:3]
+    assert max(map(len, rows)) < 80
+    assert not any("RTX" in row for row in rows), "the headline names them"
+    other = gpu | {"index": 6, "name": "NVIDIA H200", "error": "GPU is lost"}
+    rows = [line for line in lines(reading | {"gpus": [gpu, other]}) if line.startswith("  ")][:4]
+    assert max(map(len, rows)) < 80
+    assert ["RTX PRO" in rows[1], "NVIDIA H200" in rows[2], rows[3]] == [True, True, "  gpu 6: GPU is lost"]
 
 
 def test_columns_stand_under_their_heads() -> None:
