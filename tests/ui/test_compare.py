@@ -119,6 +119,8 @@ def test_a_variable_of_one_log_is_not_called_changed() -> None:
     alone = next(at for at, line in enumerate(lines) if "shown by one log only, and not the reason" in line)
     assert lines[changed + 1].split()[0] == "NCCL_Y"
     assert lines[alone + 1].split() == ["NCCL_X", "not", "told", "8"]
+    measured = next(each for each in case().of(Role.ACQUITTED) if each.group is Group.MEMORY)
+    assert not measured.half_known, "a number that both starts have"
 
 
 def test_versions_that_only_may_be_the_same() -> None:

@@ -113,12 +113,13 @@ class Difference(Struct, frozen=True, kw_only=True):
     @property
     def half_known(self) -> bool:
         """Whether only one log mentions it, so that nobody knows if it changed."""
-        return Origin.UNKNOWN in (self.good_origin, self.bad_origin)
+        sides = ((self.good, self.good_origin), (self.bad, self.bad_origin))
+        return any(value is None and origin is Origin.UNKNOWN for value, origin in sides)
 
     @property
     def untold(self) -> bool:
         """Whether only one log mentions it, and no number or remedy gives it a meaning."""
-        if not self.half_known or self.role is Role.EXPLAINS:
+        if Origin.UNKNOWN not in (self.good_origin, self.bad_origin) or self.role is Role.EXPLAINS:
             return False
         if self.group is not Group.ENVIRONMENT:
             return self.role is Role.NOISE
