@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from tuner.core.fit import rank_cells
 from tuner.core.literals import parse_settings
 from tuner.core.surroundings import environment, parts
 from tuner.core.talk import effective_channels
@@ -237,11 +238,7 @@ def _as_value(value: Any) -> Value:
 
 def cells(start: Start) -> dict[int, float]:
     """Return bytes of KV per token, by rank number."""
-    return {
-        rank.number: rank.kv_gib.value * (1 << 30) / rank.kv_tokens.value
-        for rank in start.ranks
-        if rank.kv_gib is not None and rank.kv_tokens is not None and rank.kv_tokens.value > 0
-    }
+    return {number: cell.value for number, cell in rank_cells(start).items()}
 
 
 def _origin(start: Start, name: str) -> Origin:

@@ -86,17 +86,21 @@ def printed_cell(size_gib: float, tokens: int, page: int = 1, parts: int = 1) ->
 
 def cell_bytes(start: Start) -> Cell | None:
     """Return the cell of a start, the most exact that a rank prints; None before the pool is allocated."""
+    return min(rank_cells(start).values(), key=lambda cell: cell.error, default=None)
+
+
+def rank_cells(start: Start) -> dict[int, Cell]:
+    """Return the cell of each rank that prints its pool, by rank number."""
     page = whole(start.setting("page_size", "block_size")) or 1
     limit = start.limits.get("max_total_num_tokens")
     parts = 2 if any(f.kind == "kv-pool" and "V size" in f.text for f in start.facts) else 1
-    cells = [
-        cell
+    return {
+        rank.number: cell
         for rank in start.ranks
         # SGLang up to 0.4.4 prints the tokens at the end of the start, not in the line of the pool.
         if rank.kv_gib is not None and (tokens := rank.kv_tokens or limit) is not None
         if (cell := printed_cell(rank.kv_gib.value, int(tokens.value), page, parts)) is not None
-    ]
-    return min(cells, key=lambda cell: cell.error, default=None)
+    }
 
 
 class Capture(Struct, frozen=True):
