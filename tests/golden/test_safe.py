@@ -17,6 +17,7 @@ from tests.support.golden_starts import last_start
 from tests.unit.simhost.played import T0, log_of, spec
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import asked_of
+from tuner.core.forecast import on_gpus
 from tuner.core.logtext import clean
 from tuner.core.reading import starts_of
 from tuner.core.report import report
@@ -149,6 +150,14 @@ def test_a_number_of_ranks_that_may_not_divide_the_heads_is_no_sure_fit(tp: int,
     assert (told.fit, told.sure) == (Fit.FITS, sure)
     assert any("attention heads must divide by it" in each for each in told.warnings) is not sure
     assert any(f"{tp} ranks need as many GPUs" in each for each in told.warnings)
+
+
+@pytest.mark.parametrize(("gpus", "sure"), [(None, True), (1, False), (2, True)])
+def test_more_ranks_than_the_host_has_gpus_are_no_sure_fit(gpus: int | None, sure: bool) -> None:
+    two = on_gpus(SGLANG.forecast(last_start("corpus/ok-1-llama8b.log"), {"tp_size": 2}), gpus)
+    said = [each for each in two.warnings if each.startswith("2 ranks need")]
+    assert (two.sure, len(said)) == (sure, 0 if gpus == 2 else 1), "said once, and not where there are enough"
+    assert gpus != 1 or said[0].endswith("the host has 1")
 
 
 def test_ranks_that_have_worked_divide_the_heads() -> None:

@@ -223,7 +223,8 @@ def forecast(fraction: float = 0.88, *, ranks: int = 8) -> Forecast:
         for rank in range(ranks)
         for what, gib, source, error, note in sizes
     )
-    return Forecast(fit=fit, rows=rows, fraction=fraction, f_min=0.7691, f_max=0.945, kv_tokens=tokens)
+    sure = fit is Fit.FITS
+    return Forecast(fit=fit, sure=sure, rows=rows, fraction=fraction, f_min=0.7691, f_max=0.945, kv_tokens=tokens)
 
 
 class SteadyEngine:

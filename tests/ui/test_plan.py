@@ -246,6 +246,18 @@ def test_what_is_not_known_is_named() -> None:
     assert "missing: the draft's weights" in shown_text
 
 
+def test_what_is_safe_begins_where_one_request_of_full_length_fits() -> None:
+    plan = planned().then
+    serving = states.REPLACE(plan, context=131_072, f_whole=0.861)
+    assert " safe fractions  0.861 " in text(states.REPLACE(planned(), then=serving))
+    small = states.REPLACE(serving, fraction=0.8, kv_tokens=1_200)
+    shown_text = text(states.REPLACE(planned(), then=small))
+    assert "▲ STARTS  at a fraction of 0.8: 1,200 tokens of KV, too few for one request of full length" in shown_text
+    assert "from 0.861 on it holds one request of the full 131,072 tokens" in shown_text
+    doubtful = text(states.REPLACE(planned(), then=states.REPLACE(plan, sure=False, estimated=True)))
+    assert "▲ FITS, NOT SURELY" in doubtful and "0.923 by estimate" in doubtful
+
+
 def test_ranks_that_differ_have_bars_of_their_own() -> None:
     base = explained.good_start()
     odd = states.REPLACE(base.ranks[3], after_weights=explained.Figure(19.0, 1), weights_gib=explained.Figure(75.0, 1))

@@ -302,8 +302,10 @@ def _said(value: object) -> str:
 
 
 def _verdict(plan: PlanReport, paper: Paper) -> Iterator[str]:
-    word = paper.ink(words.verdict(plan), "good" if words.good(plan) else _INKS.get(plan.fit, "bad"))
-    yield paper.letters(f"{word}  {words.reason(plan)}")
+    word, ink = words.verdict(plan), "good" if words.good(plan) else _INKS.get(plan.fit, "bad")
+    first, *more = paper.wrapped(words.reason(plan), indent=" " * (len(word) + 2))
+    yield paper.ink(word, ink) + first[len(word) :]
+    yield from more
     if plan.f_min is not None and plan.f_max is not None and plan.fit is not Fit.NOWHERE:
         text = f"above {plan.f_min:.4f}, up to {plan.f_max:.3f}" + (", by estimate" if plan.estimated else "")
         text += f"; {words.whole(plan)}" if words.whole(plan) else ""

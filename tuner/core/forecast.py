@@ -297,16 +297,23 @@ def more_ranks(world: int, had: int) -> list[str]:
     """Return in words that a start with `world` ranks needs more GPUs than the `had` ranks of the earlier one."""
     if world <= had:
         return []
-    return [f"{world} ranks need as many GPUs; the start it is made from shows {had}"]
+    return [f"{_more(world)}; the start it is made from shows {had}"]
 
 
 def on_gpus(forecast: Forecast, gpus: int | None) -> Forecast:
     """Return the forecast as it holds on a host with so many GPUs; None: their number is not known."""
     ranks = len({row.rank for row in forecast.rows})
-    if gpus is None or ranks <= gpus:
+    if gpus is None or not ranks:
         return forecast
-    told = f"{ranks} ranks need as many GPUs, and the host has {gpus}"
-    return msgspec.structs.replace(forecast, sure=False, warnings=(told, *forecast.warnings))
+    rest = tuple(each for each in forecast.warnings if not each.startswith(_more(ranks)))
+    if ranks <= gpus:
+        return msgspec.structs.replace(forecast, warnings=rest)
+    told = f"{_more(ranks)}, and the host has {gpus}"
+    return msgspec.structs.replace(forecast, sure=False, warnings=(told, *rest))
+
+
+def _more(ranks: int) -> str:
+    return f"{ranks} ranks need as many GPUs"
 
 
 def notes(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> list[str]:

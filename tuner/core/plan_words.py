@@ -84,7 +84,7 @@ def reason(plan: Told) -> str:
         case Fit.TOO_LOW:
             return f"refused at {at}: the least fraction that leaves room for a KV pool is just above {low}"
         case Fit.TOO_HIGH:
-            return f"{at} leaves too little beside the pool: graphs, activations and 1 GiB fit up to {high}"
+            return f"{at} leaves too little beside the pool: graphs, activations and 1 GiB surely fit up to {high}"
         case Fit.NOWHERE if plan.f_min is not None and plan.f_min >= 1:
             return "no fraction works: the weights alone take more than is free"
         case Fit.NOWHERE:

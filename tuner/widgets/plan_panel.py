@@ -91,11 +91,15 @@ def _verdict(plan: Forecast, width: int, glyphs: Glyphs, *, old: bool) -> list[L
 
 
 def _interval(plan: Forecast, width: int, glyphs: Glyphs) -> Line:
-    """Return the safe interval as a bar with the present value on it: `0.7692 [----*---] 0.945`."""
+    """Return the safe interval as a bar with the present value on it: `0.7692 [----*---] 0.945`.
+
+    It begins where the KV pool holds one request of full length, if that is safe; below it a start is drawn as doubtful.
+    """
     if plan.f_min is None or plan.f_max is None:
         return ()
     head: Span = (" safe fractions  ", "dim")
-    low, high = f"{plan.f_min:.4f}", f"{plan.f_max:.3f}"
+    least = plan.f_whole if plan.f_whole is not None and plan.f_min < plan.f_whole <= plan.f_max else None
+    low, high = f"{plan.f_min:.4f}" if least is None else f"{least:.3f}", f"{plan.f_max:.3f}"
     if plan.f_max <= plan.f_min or plan.fit is Fit.NOWHERE:
         return (head, ("none: no fraction works", "bad"))
     room = min(48, width - len(head[0]) - 30)
@@ -108,9 +112,13 @@ def _interval(plan: Forecast, width: int, glyphs: Glyphs) -> Line:
         return min(room - 1, max(0, round((value - first) * scale)))
 
     low_at, high_at = place(plan.f_min), place(plan.f_max)
-    cells = [(glyphs.box[4], "ok") if low_at <= at <= high_at else (".", "dim") for at in range(room)]
+    whole_at = low_at if least is None else place(least)
+    cells = [
+        (glyphs.box[4], "ok" if at >= whole_at else "warn") if low_at <= at <= high_at else (".", "dim")
+        for at in range(room)
+    ]
     style = _STYLES.get(plan.fit, "bad")
-    if plan.fraction is not None and plan.f_min < plan.fraction <= plan.f_max:
+    if plan.fraction is not None and plan.f_min < plan.fraction <= plan.f_max and plan.fraction >= (least or 0.0):
         style = "ok"
     if plan.fraction is not None:
         cells[place(plan.fraction)] = (glyphs.up, style)

@@ -51,6 +51,25 @@ def test_a_failed_start_is_explained(told: Any) -> None:
     assert "\x1b" not in out, "no colour where there is no terminal"
 
 
+@pytest.mark.parametrize(
+    ("name", "words", "not_said"),
+    [
+        ("f97", ["and up to 0.9680", "the remedy above wants at most 0.958", "0.502 to 0.958 mends it"], ["is safe"]),
+        ("lowfrac", ["and up to 0.9420, by estimate", "0.466 to 0.942 is safe", "above 0.942, by estimate,"], []),
+        ("retract", ["max_total_tokens=20000 bounds the KV pool, not the fraction"], ["such a start", "1.0000"]),
+    ],
+)
+def test_one_safe_interval_is_told(told: Any, name: str, words: list[str], not_said: list[str]) -> None:
+    out = " ".join(told("diagnose", REAL / name / "server.log")[1].replace("│", " ").split())
+    assert [each for each in words if each not in out] == [], out
+    assert [each for each in not_said if each in out] == [], out
+
+
+def test_nothing_is_told_of_a_fraction_on_a_cpu(told: Any) -> None:
+    _, out, _ = told("diagnose", GOLDEN / "real/sglang-0.5.23-cpu/serve-default.log")
+    assert "fraction" not in out
+
+
 def test_a_packed_log_that_breaks_off_is_said_to(told: Any, tmp_path: Path) -> None:
     path = tmp_path / "a.gz"
     packed = gzip.compress(FAILED.read_bytes())

@@ -62,6 +62,41 @@ def test_a_start_that_is_refused(told: Any) -> None:
     assert "activations" not in out, "what would follow a pool that cannot be does not happen"
 
 
+@pytest.mark.parametrize(
+    ("changes", "code", "verdict"),
+    [
+        (["mem_fraction_static=0.9"], 0, "FITS  at a fraction of 0.9: "),
+        (["mem_fraction_static=0.77"], 1, "STARTS  at a fraction of 0.77: 1,200 tokens of KV, too few for one request"),
+        (["cuda_graph_max_bs=512", "kv_cache_dtype=fp8_e4m3"], 1, "FITS, NOT SURELY  at a fraction of 0.88: 318,5"),
+        (["tp_size=12"], 1, "FITS, NOT SURELY  at a fraction of 0.88"),
+    ],
+)
+def test_a_sure_fit_that_serves_full_length_alone_ends_with_0(
+    told: Any, changes: list[str], code: int, verdict: str
+) -> None:
+    flags = [part for change in changes for part in ("--set", change)]
+    found, out, err = told("plan", "--from", WORKED, *flags)
+    assert (found, err) == (code, "")
+    assert verdict in out, out
+    assert json.loads(told("plan", "--from", WORKED, *flags, "--json")[1])["plan"]["fit"] == "fits"
+
+
+def test_the_least_that_starts_and_the_least_that_serves_are_both_named(told: Any) -> None:
+    _, out, _ = told("plan", "--from", WORKED)
+    words = "fraction  above 0.7691, up to 0.922; from 0.861 on it holds one request of the full 131,072 tokens"
+    assert words in " ".join(out.split()).replace("fraction above", "fraction  above"), out
+
+
+@pytest.mark.parametrize(("fraction", "words"), [("0.9", "0.9 should fit"), ("0.956", "0.956 lies above 0.922")])
+def test_a_failed_start_is_planned_from_as_its_diagnosis_says(told: Any, fraction: str, words: str) -> None:
+    failed = GOLDEN / "corpus/seed-3-custom-ar-055.log"
+    code, out, _ = told("plan", "--from", failed, "--set", f"mem_fraction_static={fraction}")
+    assert code == 1
+    assert f"NOT KNOWN  {words}" in out, out
+    assert "above 0.7692, up to 0.922, by estimate" in out
+    assert "0.77 to 0.922 is safe" in " ".join(told("diagnose", failed)[1].replace("│", " ").split())
+
+
 def test_json_has_the_rows_of_every_rank(told: Any) -> None:
     code, out, err = told(
         "plan", "--from", BASE, "--from", REAL / "auto512/server.log", "--set", "cuda_graph_max_bs=512", "--json"

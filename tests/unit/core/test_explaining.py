@@ -21,8 +21,9 @@ from tuner.core.reduce import initial, reduce
 from tuner.core.scene import Scene, completed
 from tuner.domain import events as e
 from tuner.domain.commands import LookUpStarts
-from tuner.domain.findings import Severity
+from tuner.domain.findings import Remedy, Severity
 from tuner.domain.gpu import GpuInfo, GpuProcess, ProcessInfo
+from tuner.domain.history import UsualTimes
 from tuner.domain.server import LogSource, Member, Phase, ServerIdentity
 from tuner.domain.state import ForeignProcess, HostState, ServerState
 from tuner.engines import load_engines
@@ -812,6 +813,24 @@ def test_what_was_recorded_on_real_gpus_is_judged_as_what_was_done_to_it(name: s
     assert states[0] == states[1] == states[2]
     expected = [each for each in RECORDED[name] if each]
     assert [found for found in states[0] if found] == ([expected] if expected else [])
+
+
+def test_what_earlier_starts_measured_reaches_a_card_that_is_there_already() -> None:
+    """A log may be read to its end before the logs of earlier starts are."""
+    play = live(LOW)
+    alone = fraction_of(play)
+    good, _ = diagnoses.judged(CORPUS / "seed-1-baseline.log")
+    play.add(e.HistoryFound(key=KEY, usual=UsualTimes(), starts=(good,)))
+    play.tick(0.1)
+    helped = fraction_of(play)
+    assert "by estimate" in alone.why and "by estimate" not in helped.why
+    assert (alone.min, helped.min) == (0.77, 0.861), "one request of full length, whose bytes the earlier start tells"
+    forecast = ENGINES["sglang"].forecast(play.server.start, {}, [good])  # type: ignore[arg-type]
+    assert (helped.max, helped.min) == (forecast.f_max, forecast.f_whole)
+
+
+def fraction_of(play: Play) -> Remedy:
+    return next(each for each in play.server.findings[0].remedies if each.knob == "mem_fraction_static")
 
 
 BARE = 'Traceback (most recent call last):\n  File "/x/a.py", line 3, in run\n    f()\nValueError: nothing\n'

@@ -46,3 +46,7 @@ def test_a_remedy_as_it_is_typed_and_in_words(remedy: Remedy, command: str, word
 )
 def test_where_its_value_is_safe(remedy: Remedy, said: str) -> None:
     assert safe(remedy) == said
+
+
+def test_ends_between_which_something_slow_is_mended_are_not_called_safe() -> None:
+    assert safe(Remedy(knob="a", value=0.958, min=0.502, max=0.958), mends=True) == "0.502 to 0.958 mends it"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.golden_starts import last_start
 from tuner.domain.forecast import Fit, Forecast, Source
-from tuner.domain.starts import Figure, GraphCapture, RankStory, Start
+from tuner.domain.starts import Failure, Figure, GraphCapture, RankStory, Sign, Start
 from tuner.engines import load_engines
 from tuner.engines.vllm import memory
 from tuner.units import GIB
@@ -113,6 +113,35 @@ def test_one_rank_instead_of_two_holds_all_weights() -> None:
     assert gib(one, "weights") == 72
     assert one.fit is Fit.NOWHERE
     assert {row.rank for row in one.rows} == {0}
+
+
+@pytest.mark.parametrize(("tp", "sure"), [(2, True), (4, True), (3, False)])
+def test_heads_must_divide_by_the_ranks(tp: int, sure: bool) -> None:
+    told = VLLM.forecast(start(), {"tp_size": tp})
+    assert (told.fit, told.sure) == (Fit.FITS, sure)
+    assert any("attention heads must divide by it" in each for each in told.warnings) is not sure
+
+
+def test_the_errors_of_graphs_beside_the_share_lower_what_is_safe() -> None:
+    """Up to 0.19 graphs live beside the share; none was seen, so 0.5 +- 0.5 GiB are assumed."""
+    old = VLLM.forecast(start("0.11.0", rank={"graphs": ()}), {})
+    assert old.f_max == 0.974, "1 - (1 + 0.5 + 0.5) / 79.11"
+    assert VLLM.forecast(start("0.11.0"), {}).f_max == 0.981, "1 - (1 + 0.44 + 0.02) / 79.11: measured"
+
+
+def test_the_least_that_starts_holds_one_request_of_full_length() -> None:
+    again = VLLM.forecast(start(), {})
+    assert (again.sure, again.context) == (True, 32_768)
+    assert again.f_min is not None and again.f_whole is not None
+    assert 0 <= again.f_whole - again.f_min < 0.001
+
+
+def test_what_ran_out_of_memory_lowers_what_is_safe() -> None:
+    lacking = Sign(id="cuda-oom", at=9, text="", fields={"tried": "1.50 GiB", "free": "0.50 GiB"})
+    failed = Failure(at=8, end=9, message="CUDA out of memory", phase="decode")
+    base = msgspec.structs.replace(start(), signs=(lacking,), failures=(failed,))
+    assert VLLM.forecast(base, {}).f_max == 0.857, "0.92 - (1 + 5 % of 79.11) / 79.11"
+    assert (VLLM.forecast(base, {"max_num_batched_tokens": 2048}).f_max or 0) > 0.98, "a smaller pass is another case"
 
 
 def test_sizes_of_graphs() -> None:

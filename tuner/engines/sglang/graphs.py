@@ -50,14 +50,18 @@ def graphs_of(base: Start, past: Sequence[Start], old: Shape, new: Shape, drafte
     """
     alike = [(base, old), *_alike(base, past, old, new)]
     same = [(start, shape) for start, shape in alike if same_links(shape, new) and shape.world == new.world]
-    prefill_error, decode_error = (0.0, 0.0) if same else (_LINK_PREFILL_GIB, _LINK_DECODE_GIB)
-    measured = same or alike
+    # A start with the same links that captured nothing, as one that failed before, tells nothing of graphs.
+    seen, decode_error = _captures(same, decode=True), 0.0
+    if not seen:
+        seen, decode_error = _captures(alike, decode=True), 0.0 if same == alike else _LINK_DECODE_GIB
+    seen_prefill, prefill_error = _captures(same, decode=False), 0.0
+    if not seen_prefill:
+        seen_prefill, prefill_error = _captures(alike, decode=False), 0.0 if same == alike else _LINK_PREFILL_GIB
     longest = max(new.prefill_sizes, default=0) if new.prefill_graphs else 0
-    seen = _captures(measured, decode=True)
     # The measured graphs contain the buffers, so scaling by the number of graphs scales the error of the buffers too.
     times = max((len(new.decode_sizes) / each.sizes for each in seen), default=1.0)
     decode = _row(fit_captures(seen, len(new.decode_sizes)), decode_error * max(1.0, times))
-    prefill = _row(fit_prefill(_captures(measured, decode=False), len(new.prefill_sizes), longest), prefill_error)
+    prefill = _row(fit_prefill(seen_prefill, len(new.prefill_sizes), longest), prefill_error)
     if decode is None:
         largest = max(new.decode_sizes, default=0)
         decode = Row(
