@@ -238,7 +238,7 @@ def unsupported(case: Case) -> Finding | None:
         remedies=[
             option(case, "trust_remote_code", "--trust-remote-code", Move.SET, "if you trust that code", True)
             if code and plain else None,
-            case.remedy("tp_size", Move.LOWER, "larger parts are whole blocks again") if divided else None,
+            case.remedy("tp_size", Move.LOWER, "larger parts are whole blocks again, if they fit") if divided else None,
             option(case, "dtype", "--dtype", Move.SET, "a data type that this quantisation computes in", dtype)
             if dtype is not None else
             case.remedy("quantization", Move.UNSET, "the checkpoint's own is taken then") if quantised else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from statistics import median_low
 
@@ -117,21 +118,26 @@ def _for_want_of_nvlink(case: Case, world: int, sign: Sign) -> Finding:
 
 
 def _two_gpus(case: Case, world: int) -> tuple[Remedy | None, bool]:
-    """Propose two ranks where the weights surely fit there, and say whether the forecast confirms it.
+    """Propose two ranks as `_fewer_ranks` does; None if there are two already."""
+    if world <= 2:
+        return None, False
+    remedy = case.remedy("tp_size", Move.LOWER, "two GPUs may use it without NVLink", value=2)
+    return _fewer_ranks(case, world, 2, remedy)
 
-    None if there are two already, if the log does not show weights and free memory of every rank, or if the weights or
-    the forecast leave no room.
+
+def _fewer_ranks(case: Case, world: int, fewer: int, remedy: Remedy | None) -> tuple[Remedy | None, bool]:
+    """Return a remedy that lowers the number of ranks if the weights surely fit, and whether the forecast confirms it.
+
+    None if the log does not show weights and free memory of every rank, or if weights or forecast leave no room.
     """
     sizes = [(r.weights_gib, r.before_weights) for r in case.start.ranks]
     known = [(weights.value, free.value) for weights, free in sizes if weights is not None and free is not None]
-    if world <= 2 or not known or len(known) < len(sizes):
+    if not known or len(known) < len(sizes):
         return None, False
-    if any(weights * world / 2 > _MOST_WEIGHTS * free for weights, free in known):
+    if any(weights * world / fewer > _MOST_WEIGHTS * free for weights, free in known):
         return None, False
-    fit = case.engine.forecast(case.start, {"tp_size": 2}, case.past).fit
-    if fit not in (Fit.FITS, Fit.UNKNOWN):
-        return None, False
-    return case.remedy("tp_size", Move.LOWER, "two GPUs may use it without NVLink", value=2), fit is Fit.FITS
+    fit = case.engine.forecast(case.start, {"tp_size": fewer}, case.past).fit
+    return (remedy, fit is Fit.FITS) if fit in (Fit.FITS, Fit.UNKNOWN) else (None, False)
 
 
 def _for_pcie(case: Case) -> Remedy | None:
@@ -156,11 +162,21 @@ def _by_flag(case: Case, world: int) -> Finding | None:
 
 
 def _fitting_size(case: Case, world: int, sign: Sign) -> Remedy | None:
-    """Propose a TP size that custom all-reduce supports; None if the size is not why it is off."""
+    """Propose a smaller TP size that custom all-reduce supports.
+
+    None if the size is not why it is off, or if the weights may not fit on fewer GPUs.
+    """
     if "unsupported world size" not in sign.text:
         return None
-    smaller = max((size for size in (2, 4, 6, 8) if size < world), default=None)
-    return case.remedy("tp_size", Move.SET, f"{world} ranks are none of 2, 4, 6 and 8", value=smaller)
+    listed = re.search(r"Supported world sizes: \[([\d, ]+)\]", sign.text)
+    sizes = [int(size) for size in listed[1].split(",") if size.strip()] if listed is not None else [2, 4, 6, 8]
+    smaller = max((size for size in sizes if size < world), default=None)
+    if smaller is None:
+        return None
+    words = ", ".join(map(str, sizes))
+    why = f"it is made for {words} ranks" if len(sizes) == 1 else f"{world} ranks are none of {words}"
+    remedy = case.remedy("tp_size", Move.SET, why, value=smaller)
+    return _fewer_ranks(case, world, smaller, remedy)[0]
 
 
 def _switched_off(case: Case) -> bool:

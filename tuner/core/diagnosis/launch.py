@@ -197,7 +197,13 @@ def not_divisible(case: Case) -> Finding | None:
             case.arg("tp_size", "tensor_parallel_size"),
         ],
         remedies=[
-            case.remedy("tp_size", Move.LOWER, "a size that divides the heads", value=smaller, most=smaller),
+            case.remedy(
+                "tp_size",
+                Move.LOWER,
+                "a size that divides the heads, if the weights fit on so many GPUs",
+                value=smaller,
+                most=smaller,
+            ),
             case.remedy("pp_size", Move.RAISE, "layers instead of heads for the other GPUs"),
         ],
         refuted_by="a number of heads in config.json that the size divides",
@@ -225,7 +231,12 @@ def more_ranks_than_gpus(case: Case) -> Finding | None:
             Evidence(what="error", value=first_line(case.message.replace("\n", " ")), at=sign.at),
         ],
         remedies=[
-            case.remedy("tp_size", Move.LOWER, "as many ranks as GPUs", most=gpus if isinstance(gpus, int) else None),
+            case.remedy(
+                "tp_size",
+                Move.LOWER,
+                "as many ranks as GPUs, if the weights fit on them",
+                most=gpus if isinstance(gpus, int) else None,
+            ),
             variable(case, "CUDA_VISIBLE_DEVICES", Move.SET, "as many GPUs as ranks, and only such as exist"),
             case.advice("nvidia-smi", "inside the container: lists them", "nvidia-smi -L"),
         ],

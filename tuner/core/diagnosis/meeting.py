@@ -108,7 +108,7 @@ def ray_cluster(case: Case) -> Finding | None:
                 "nodes", "ray start --address=HEAD:6379 on each of the others, in the same image, with its GPUs"
             ),
             case.advice("leftovers", "an earlier engine may hold its placement group: ray list placement-groups"),
-            case.remedy("tp_size", Move.LOWER, "as many ranks as Ray has GPUs"),
+            case.remedy("tp_size", Move.LOWER, "as many ranks as Ray has GPUs, if the weights fit on them"),
         ],
         refuted_by="ray status showing as many free GPUs as ranks while it waits",
         phase="dist-init",

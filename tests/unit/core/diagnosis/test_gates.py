@@ -87,3 +87,17 @@ def test_two_gpus_come_first_only_where_the_forecast_confirms_them(
     if place is not None:
         assert knobs[place] == "tp_size"
         assert len(knobs) > 1
+
+
+@pytest.mark.parametrize("supported", ["[2]", "[2, 8]", ""])
+@pytest.mark.parametrize("weights", [15.0, 70.0])
+def test_a_size_that_is_supported_is_advised_where_the_weights_fit(supported: str, weights: float) -> None:
+    line = "Custom allreduce is disabled due to an unsupported world size: 4."
+    line += f" Supported world sizes: {supported}. To silence" if supported else ""
+    log = SGLang("0.5.9", tp=4, before=94.0, weights=weights, fraction=0.88).communicators().each(line).load()
+    log.pool(200_000, 94.0 * 0.88 - weights, 94.0 * 0.12).capture(6.0).ready(200_000)
+    (finding,) = findings(log.lines)
+    assert finding.cause == "custom-ar-disabled"
+    values = [remedy.value for remedy in finding.remedies]
+    fits = weights * 2 < 94.0
+    assert values == ([2] if fits else [])
