@@ -64,6 +64,8 @@ def sections(comparison: Comparison) -> Iterator[tuple[Role, str, tuple[Differen
     Differences that only one log mentions and nothing weighs are left out.
     """
     for role, title in TITLES.items():
+        if role is Role.POSSIBLE and comparison.obstacles:
+            title = "what differs"
         found = [each for each in comparison.of(role) if not each.untold]
         half = [each for each in found if role is Role.ACQUITTED and each.half_known]
         for heading, part in ((title, [each for each in found if each not in half]), (HALF_KNOWN, half)):

@@ -220,6 +220,8 @@ def test_two_llms_do_not_compare_and_are_shown_all_the_same(told: Any) -> None:
     assert code == 0
     assert "These two do not compare: other LLMs" in out
     assert "138.18 GiB" in out
+    assert "\nwhat differs\n" in out
+    assert "a part in it" not in out, "nothing can be weighed"
     assert not re.search(r" x \d|[+-]\d+\.\d %|[+-]\d+\.\d\d$", out, re.MULTILINE), "no number is held against another"
 
 
