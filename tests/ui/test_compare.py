@@ -192,6 +192,23 @@ async def test_starts_of_the_history_are_offered(app_on: AppOn) -> None:
         assert "the only change that matters" in " ".join(shown(app).split())
 
 
+async def test_a_chosen_start_stays_chosen_while_the_history_grows(app_on: AppOn) -> None:
+    chosen = states.REPLACE(explained.good_start(), began=1_772_000_000.0)
+    settings = {**explained.SETTINGS, "mem_fraction_static": 0.9}
+    newer = states.REPLACE(explained.good_start(), began=1_772_900_000.0, settings=settings)
+    state = with_past(states.explained(), chosen)
+    app, (session,) = app_on(state)
+    async with app.run_test(size=NARROW) as pilot:
+        await pilot.press("d")
+        await settled(pilot)
+        before = shown(app)
+        server = with_past(state, newer, chosen).servers[0]
+        failed_anew = states.REPLACE(server, start=states.REPLACE(server.start, last=server.start.last + 1))
+        session.push(states.REPLACE(state, servers=(failed_anew, *state.servers[1:])))
+        await settled(pilot)
+        assert shown(app) == before
+
+
 async def test_a_start_is_chosen_from_the_list(app_on: AppOn) -> None:
     settings = {**explained.SETTINGS, "mem_fraction_static": 0.9}
     other = states.REPLACE(explained.good_start(), settings=settings, began=1_772_000_000.0)
