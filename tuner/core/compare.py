@@ -158,7 +158,7 @@ def _side(start: Start, engine: Engine | None, failed_in: str) -> Side:
         fraction_origin=origin,
         fraction_note=note,
         pool_gib=pool,
-        f_min=None if share is None else round(share.f_min, 4),
+        f_min=None if share is None or shares.on_cpu(start) else round(share.f_min, 4),
     )
 
 

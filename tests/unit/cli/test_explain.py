@@ -66,8 +66,10 @@ def test_one_safe_interval_is_told(told: Any, name: str, words: list[str], not_s
 
 
 def test_nothing_is_told_of_a_fraction_on_a_cpu(told: Any) -> None:
-    _, out, _ = told("diagnose", GOLDEN / "real/sglang-0.5.23-cpu/serve-default.log")
-    assert "fraction" not in out
+    logs = [GOLDEN / f"real/sglang-0.5.23-cpu/{name}.log" for name in ("serve-default", "nometrics-queue")]
+    assert "fraction" not in told("diagnose", logs[0])[1]
+    assert "least fraction" not in told("compare", *logs)[1]
+    assert "least fraction" in told("compare", REAL / "base/server.log", REAL / "f97/server.log")[1]
 
 
 def test_a_packed_log_that_breaks_off_is_said_to(told: Any, tmp_path: Path) -> None:
