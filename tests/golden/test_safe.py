@@ -150,6 +150,7 @@ def test_a_number_of_ranks_that_may_not_divide_the_heads_is_no_sure_fit(tp: int,
     assert (told.fit, told.sure) == (Fit.FITS, sure)
     assert any("attention heads must divide by it" in each for each in told.warnings) is not sure
     assert any(f"{tp} ranks need as many GPUs" in each for each in told.warnings)
+    assert any("hold copies" in each for each in told.warnings) is (tp > 4), "KV heads are not divided any further"
 
 
 @pytest.mark.parametrize(("gpus", "sure"), [(None, True), (1, False), (2, True)])

@@ -159,6 +159,8 @@ def _interval(plan: PlanReport, findings: Sequence[FindingReport]) -> str:
         return f"such a start needs a fraction {low}; what this one lacked is not forecast."
     words = " and ".join(part for part in (low, high) if part) + (", by estimate" if plan.estimated else "")
     this = f"; {plan.fraction:g} {_PLANS[plan.fit]}" if plan.fit in _PLANS and plan.fraction is not None else ""
+    if plan.fit is Fit.FITS and not plan.sure and plan.fraction is not None:
+        this = f"; {plan.fraction:g} fits, but not surely"
     served = f"; {whole(plan)}" if whole(plan) else ""
     slow = (each for each in findings if each.severity not in (Severity.FATAL, Severity.ERROR))
     lower = [

@@ -93,7 +93,7 @@ def _verdict(plan: Forecast, width: int, glyphs: Glyphs, *, old: bool) -> list[L
 def _interval(plan: Forecast, width: int, glyphs: Glyphs) -> Line:
     """Return the safe interval as a bar with the present value on it: `0.7692 [----*---] 0.945`.
 
-    It begins where the KV pool holds one request of full length, if that is safe; below it a start is drawn as doubtful.
+    It begins where the KV pool holds one request of full length, if that is safe; a start below is drawn as doubtful.
     """
     if plan.f_min is None or plan.f_max is None:
         return ()

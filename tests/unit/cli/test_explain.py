@@ -65,6 +65,11 @@ def test_one_safe_interval_is_told(told: Any, name: str, words: list[str], not_s
     assert [each for each in not_said if each in out] == [], out
 
 
+def test_a_fraction_that_fits_only_by_the_expected_values_is_said_to(told: Any) -> None:
+    out = " ".join(told("diagnose", GOLDEN / "corpus/sg-4233.log")[1].split())
+    assert "up to 0.8850; 0.89 fits, but not surely" in out
+
+
 def test_nothing_is_told_of_a_fraction_on_a_cpu(told: Any) -> None:
     logs = [GOLDEN / f"real/sglang-0.5.23-cpu/{name}.log" for name in ("serve-default", "nometrics-queue")]
     assert "fraction" not in told("diagnose", logs[0])[1]

@@ -54,6 +54,8 @@ _LOADED_ERROR_GIB = 0.05
 with 80 all 64.26."""
 _MAYBE_LATENT = 4
 """Ranks from which an LLM of unknown attention may be one with latent attention and many heads on each rank."""
+_FEW_KV_HEADS = 4
+"""KV heads that nearly every LLM has at least (`max(1, heads // ranks)` of them are on each rank)."""
 _SCALED_ERROR = 0.1
 """Error as a share of the weights that move to or from other ranks, since embeddings and shared parts are not divided.
 Measured halves were up to 1.5 % more than a half on two H200."""
@@ -111,6 +113,10 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
         ends = Interval(ends.f_min)
     doubts = heads_doubts(new.tp, [old.tp, *(shape_of(start, None).tp for start in alike)])
     said += more_ranks(new.world, old.world)
+    if not new.latent and new.attention_tp > max(old.attention_tp, _FEW_KV_HEADS):
+        said.append(
+            f"with fewer KV heads than {new.attention_tp} ranks hold copies of them, and the pool holds fewer tokens"
+        )
     if 0 < plan.pool < terms.error + terms.unsure:
         doubts.append(f"a KV pool of {plan.pool:.2f} GiB is less than the error of what is free for it")
     if capped and need.left < HEADROOM_GIB + need.error:
