@@ -102,7 +102,8 @@ def _interval(plan: Forecast, width: int, glyphs: Glyphs) -> Line:
     low, high = f"{plan.f_min:.4f}" if least is None else f"{least:.3f}", f"{plan.f_max:.3f}"
     if plan.f_max <= plan.f_min or plan.fit is Fit.NOWHERE:
         return (head, ("none: no fraction works", "bad"))
-    room = min(48, width - len(head[0]) - 30)
+    source = " by estimate" if plan.estimated else ""
+    room = max(4, min(48, width - len(head[0]) - 30 - len(source)))
     # A fifth of the interval on either side shows how far outside a value is.
     span = plan.f_max - plan.f_min
     first, last = max(0.0, plan.f_min - span / 5), min(1.0, plan.f_max + span / 5)
@@ -128,7 +129,7 @@ def _interval(plan: Forecast, width: int, glyphs: Glyphs) -> Line:
             spans[-1] = (spans[-1][0] + sign, ink)
         else:
             spans.append((sign, ink))
-    spans.append((f" {high}" + (" by estimate" if plan.estimated else ""), "text"))
+    spans.append((f" {high}{source}", "text"))
     if plan.fraction is not None:
         spans.append((f"   {glyphs.up} {plan.fraction:.4g}", style))
     return tuple(spans)
