@@ -52,13 +52,16 @@ def order(remedy: Remedy) -> str:
 def safe(remedy: Remedy, *, mends: bool = False) -> str:
     """Return where the value is safe, in words; empty if that is unknown, or the value itself.
 
+    Where requests of full length need more than a start does, it begins there.
+
     Args:
         remedy: The remedy.
         mends: Its ends are where it mends what is slow, not where a start fits.
     """
-    least, most = (None if end == remedy.value else end for end in (remedy.min, remedy.max))
-    if remedy.min is not None and remedy.max is not None and (least is not None or most is not None):
-        return f"{as_typed(remedy.min)} to {as_typed(remedy.max)} {'mends it' if mends else 'is safe'}"
+    low = remedy.min if remedy.serves is None else remedy.serves
+    least, most = (None if end == remedy.value else end for end in (low, remedy.max))
+    if low is not None and remedy.max is not None and (least is not None or most is not None):
+        return f"{as_typed(low)} to {as_typed(remedy.max)} {'mends it' if mends else 'is safe'}"
     if least is not None:
         return f"at least {as_typed(least)}"
     return "" if most is None else f"at most {as_typed(most)}"

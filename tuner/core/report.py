@@ -233,6 +233,9 @@ def finding_reports(findings: Iterable[Finding], cite: Cite) -> tuple[FindingRep
 def as_data(value: Report | ComparisonReport | FindingReport) -> dict[str, Any]:
     """Return a report as plain data that JSON can hold."""
     data: dict[str, Any] = _plain(msgspec.to_builtins(value))
+    for finding in data.get("findings", [data]):
+        for remedy in finding.get("remedies", ()):
+            del remedy["serves"]  # for people; the interface has it in `why`
     return data
 
 
@@ -298,6 +301,7 @@ def _remedy(remedy: Remedy) -> Remedy:
         value=mask(value) if isinstance(value, str) else value,
         min=least,
         max=most,
+        serves=remedy.serves,
         why=mask(remedy.why),
     )
 

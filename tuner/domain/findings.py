@@ -109,6 +109,8 @@ class Remedy(Struct, frozen=True, kw_only=True):
     min: Number | None = None
     max: Number | None = None
     """The safe interval of the value, where one is known."""
+    serves: Number | None = None
+    """Least value, above `min`, at which a request of full length fits; None if it is unknown or no more than `min`."""
     why: str = ""
 
 

@@ -116,7 +116,12 @@ def test_prefill_graphs_were_switched_off_by_the_fraction() -> None:
     assert told["required"] == (4.0, 34)
     (remedy,) = found.remedies
     assert (remedy.knob, str(remedy.move)) == ("mem_fraction_static", "lower")
-    assert (remedy.min, remedy.value, remedy.max) == (0.502, 0.958, 0.958)  # 0.37 GiB lacking, 1 to spare
+    assert (remedy.min, remedy.serves, remedy.value, remedy.max) == (
+        0.466,
+        0.502,
+        0.958,
+        0.958,
+    )  # 0.37 GiB lacking, 1 to spare
     # 138.8 GiB before the weights: the lower fraction leaves the 0.37 GiB that lack, and a little.
     assert 3.63 + (0.968 - 0.963) * 138.8 >= 4.0
 

@@ -214,6 +214,7 @@ class Case:
         value: Number | str | bool | None = None,
         least: Number | None = None,
         most: Number | None = None,
+        serves: Number | None = None,
         later: bool = False,
     ) -> Remedy | None:
         """Propose a change of a knob, spelled as in this start's version.
@@ -225,6 +226,7 @@ class Case:
             value: Proposed value; None leaves it open.
             least: Lower end of the safe interval.
             most: Upper end of the safe interval.
+            serves: Least value at which a request of full length fits; told if it is above `least`.
             later: Propose the knob even if only another version has it; `why` then says so.
 
         Returns:
@@ -243,6 +245,7 @@ class Case:
             value=value,
             min=least,
             max=most,
+            serves=serves if serves is not None and least is not None and serves > least else None,
             why=why,
         )
 

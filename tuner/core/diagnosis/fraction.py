@@ -97,6 +97,11 @@ def interval(case: Case, factor: float = 1.0) -> Interval | None:
     )
 
 
+def _full(bounds: Interval, most: float) -> float | None:
+    """Return the least fraction that holds a request of full length; None if it is unknown or above `most`."""
+    return bounds.whole if bounds.whole is not None and bounds.whole <= most else None
+
+
 def _serves(bounds: Interval, share: Share, value: float, most: float, factor: float) -> str:
     """Return in words from which fraction on a request of full length fits, or what fits instead; empty if unknown."""
     if bounds.whole is None:
@@ -157,8 +162,7 @@ def raised(case: Case, told: Asked | None, *, need_gib: float = 0.0, why: str = 
     most = down(bounds.high)
     if least >= most:
         return None
-    if bounds.whole is not None and bounds.whole <= most:
-        least = max(least, bounds.whole)
+    floor, least = least, max(least, _full(bounds, most) or 0.0)
     # In the middle of the interval the pool and the rest both have room; a pool that was merely too small takes it all.
     all_of_it = not need_gib and pool_of(case.start) is not None
     good = _known_good(case)
@@ -170,7 +174,7 @@ def raised(case: Case, told: Asked | None, *, need_gib: float = 0.0, why: str = 
     end = "no more is advised" if bounds.high >= MOST else f"above {most:g}{sure} graphs and passes no longer fit"
     text = f"{reason}; {value:g} gives {pool:.1f} GiB, and {end}"
     knob = told.knob if told is not None else case.share.knob
-    return case.remedy(knob, Move.RAISE, text, value=value, least=least, most=most)
+    return case.remedy(knob, Move.RAISE, text, value=value, least=floor, most=most, serves=least)
 
 
 def lowered(case: Case, told: Asked | None, lacking_gib: float, spare: float, why: str = "") -> Remedy | None:
@@ -210,10 +214,11 @@ def lowered(case: Case, told: Asked | None, lacking_gib: float, spare: float, wh
     spared = (told.effective - most * told.factor) * share.slope - lacking_gib
     reason = why or f"{lacking_gib:.2f} GiB were lacking; with {spared:.1f} GiB to spare {most:g} leaves enough"
     text = f"{reason}, and still a pool of {share.pool(most * told.factor):.1f} GiB"
-    if bounds is not None and bounds.whole is not None:
+    full = None
+    if bounds is not None:
         text += _serves(bounds, share, most, most, told.factor)
-        least = max(least, bounds.whole) if bounds.whole <= most else least
-    return case.remedy(told.knob, Move.LOWER, text, value=most, least=least, most=most)
+        full = _full(bounds, most)
+    return case.remedy(told.knob, Move.LOWER, text, value=most, least=least, most=most, serves=full)
 
 
 def _known_good(case: Case) -> float | None:

@@ -116,7 +116,7 @@ class SGLang(EngineFolder):
         return read_flags(_arguments(identity.argv), _ALIASES)
 
     def effective_fraction(self, start: Start) -> Effective | None:
-        """The fraction a start really ran or failed with."""
+        """Return the effective fraction of a start; None if nothing tells it."""
         return memory.effective_fraction(start)
 
     def cap(self, start: Start) -> str | None:

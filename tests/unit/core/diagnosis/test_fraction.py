@@ -77,10 +77,10 @@ def captured(extra: str) -> SGLang:
 
 def test_what_is_called_safe_holds_one_request_of_full_length_where_that_fits() -> None:
     (lower,) = of(findings(captured("context_length=65536").lines)[0], "mem_fraction_static")
-    assert (lower.min, lower.value) == (0.625, 0.875), "0.465 starts, and 65,536 of 200,000 tokens take 15.9 GiB more"
+    assert (lower.min, lower.serves, lower.value) == (0.466, 0.625, 0.875), "65,536 tokens take 15.9 GiB more"
     assert "from 0.625 on it holds one request of the full 65,536 tokens" in lower.why
     (lower,) = of(findings(captured("context_length=180000").lines)[0], "mem_fraction_static")
-    assert (lower.min, lower.value) == (0.466, 0.875), "so long a request fits nowhere: the least that starts"
+    assert (lower.min, lower.serves, lower.value) == (0.466, None, 0.875), "so long a request fits nowhere"
     assert "would need 0.902, so give a context length of at most about 168,000" in lower.why
 
 
@@ -88,7 +88,7 @@ def test_the_card_and_the_forecast_of_the_same_start_have_one_bound() -> None:
     log = captured("context_length=65536")
     (lower,) = of(findings(log.lines)[0], "mem_fraction_static")
     again = ENGINES["sglang"].forecast(read(log.lines), {})
-    assert (lower.max, lower.min) == (again.f_max, again.f_whole)
+    assert (lower.max, lower.serves) == (again.f_max, again.f_whole)
 
 
 def test_a_lower_fraction_is_one_that_the_forecast_lets_pass() -> None:
