@@ -122,7 +122,7 @@ def from_batch(server: ServerState, fact: LogFact, mono: float) -> ServerState:
             return server
         return msgspec.structs.replace(server, metrics=msgspec.structs.replace(old, cuda_graph=bool(graph)))
     newest = [line.fields for line in server.batches.values()]
-    prefills = [line.fields for line in server.prefills.values()]
+    prefills = [line.fields for line in server.prefills.values() if not _silent(line, fact, PREFILL_SILENCE_S)]
     queues = [
         {**_fields(server.batches, rank), **_fields(server.prefills, rank)}
         for rank in server.batches.keys() | server.prefills.keys()
@@ -156,16 +156,29 @@ def from_batch(server: ServerState, fact: LogFact, mono: float) -> ServerState:
 
 
 def _with_line(server: ServerState, key: str, fact: LogFact) -> ServerState:
-    """Remember the newest line of a rank, and forget ranks that have printed none for long."""
+    """Remember the newest line of a rank, and forget ranks that have printed none for long.
+
+    Only the newest line of a rank tells its queue, whichever kind it is.
+    """
+    batches, prefills = server.batches, server.prefills
     if fact.kind == f.PREFILL:
-        recent = {rank: line for rank, line in server.prefills.items() if not _silent(line, fact, PREFILL_SILENCE_S)}
-        return msgspec.structs.replace(server, prefills={**recent, key: fact})
-    batches = {rank: line for rank, line in server.batches.items() if not _silent(line, fact, REPLICA_SILENCE_S)}
-    prefills = server.prefills
-    if "queued" in _fields(prefills, key):
-        known = {name: value for name, value in prefills[key].fields.items() if name != "queued"}
-        prefills = {**prefills, key: msgspec.structs.replace(prefills[key], fields=known)}
-    return msgspec.structs.replace(server, batches={**batches, key: fact}, prefills=prefills)
+        prefills = {**_recent(prefills, fact), key: fact}
+        batches = _without_queue(batches, key)
+    else:
+        batches = {**_recent(batches, fact), key: fact}
+        prefills = _without_queue(prefills, key)
+    return msgspec.structs.replace(server, batches=batches, prefills=prefills)
+
+
+def _recent(lines: dict[str, LogFact], newest: LogFact) -> dict[str, LogFact]:
+    return {rank: line for rank, line in lines.items() if not _silent(line, newest, REPLICA_SILENCE_S)}
+
+
+def _without_queue(lines: dict[str, LogFact], rank: str) -> dict[str, LogFact]:
+    if "queued" not in _fields(lines, rank):
+        return lines
+    known = {name: value for name, value in lines[rank].fields.items() if name != "queued"}
+    return {**lines, rank: msgspec.structs.replace(lines[rank], fields=known)}
 
 
 def _fields(lines: dict[str, LogFact], rank: str) -> dict[str, Any]:

@@ -400,10 +400,11 @@ def _as_seen(plan: PlanReport, findings: tuple[Finding, ...]) -> PlanReport:
     lowered = [each for each in moves if each.move is Move.LOWER]
     most = next((each.max for each in lowered if each.max is not None), None)
     # Bounds of a fraction that the engine multiplies are of the requested one, those of the plan of the effective one.
-    if most is None or Meaning.MULTIPLIED_FRACTION in meanings or most >= plan.f_max:
+    if most is None or Meaning.MULTIPLIED_FRACTION in meanings:
         return plan
+    most = min(down(float(most)), plan.f_max)
     fit = Fit.TOO_HIGH if plan.fraction is not None and plan.fraction > most else plan.fit
-    return msgspec.structs.replace(plan, f_max=down(float(most)), fit=fit, sure=plan.sure and fit is plan.fit)
+    return msgspec.structs.replace(plan, f_max=most, fit=fit, sure=plan.sure and fit is plan.fit)
 
 
 def _row(row: ForecastRow) -> PlanRow:

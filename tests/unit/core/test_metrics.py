@@ -126,7 +126,18 @@ def test_a_prefill_of_one_replica_leaves_the_others_in_the_queue() -> None:
     state = metrics.from_batch(state, at(decode("DP0 TP0", queued=0, running=3), 4), 4)
     assert state.metrics.queued == 6, "the newest line of each replica tells its queue"
     state = metrics.from_batch(state, prefill("DP1 TP1", 20, queued=0, prompt_tok_s=300), 20)
-    assert state.metrics.prompt_tok_s == 300, "that of DP0 is long over"
+    assert (state.metrics.prompt_tok_s, state.metrics.queued) == (300, 0), "the prefill of DP0 is long over"
+    for second in (30, 60, 300):
+        state = metrics.from_batch(state, prefill("DP0 TP0", second, queued=0, prompt_tok_s=9), second)
+        assert state.metrics.queued == 0, "no older line tells a queue again"
+
+
+def test_a_queue_that_a_prefill_line_emptied_stays_empty() -> None:
+    state = seen(server(), at(decode("DP1 TP1", queued=5, running=1), 0), 0)
+    state = metrics.from_batch(state, prefill("DP1 TP1", 1, queued=0), 1)
+    for second in (10, 300):
+        state = metrics.from_batch(state, prefill("DP0 TP0", second, queued=0), second)
+        assert state.metrics.queued == 0
 
 
 def test_the_acceptance_length_is_the_mean_of_the_replicas() -> None:

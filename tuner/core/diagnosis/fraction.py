@@ -91,10 +91,10 @@ def interval(case: Case, factor: float = 1.0) -> Interval | None:
         return None
     forecast = case.engine.forecast(case.start, {}, case.past)
     high = 1 - _spare(case.share) if forecast.f_max is None else forecast.f_max
+    # vLLM refuses a pool that does not hold one whole request, which its formula of the share does not count.
+    low = max(case.share.f_min, forecast.f_min or 0.0)
     whole = None if forecast.f_whole is None or forecast.f_whole > factor else up(forecast.f_whole / factor)
-    return Interval(
-        round(case.share.f_min / factor, 4), min(high / factor, MOST), whole, forecast.context or 0, forecast.estimated
-    )
+    return Interval(round(low / factor, 4), min(high / factor, MOST), whole, forecast.context or 0, forecast.estimated)
 
 
 def _full(bounds: Interval, most: float) -> float | None:
@@ -208,7 +208,7 @@ def lowered(case: Case, told: Asked | None, lacking_gib: float, spare: float, wh
     bounds = interval(case, told.factor)
     most = (told.effective - room / share.slope) / told.factor
     most = down(most if bounds is None else min(most, bounds.high))
-    least = up(share.f_min / told.factor + _TOO_CLOSE)
+    least = up((share.f_min / told.factor if bounds is None else bounds.low) + _TOO_CLOSE)
     if most <= least:
         return None
     spared = (told.effective - most * told.factor) * share.slope - lacking_gib

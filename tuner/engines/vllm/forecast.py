@@ -246,6 +246,8 @@ def _ends(base: Start, old: _Start, new: _Start, total: float, f_min: float, gra
     lacking, effective = shortage_gib(base), memory.effective_fraction(base)
     alike = (new.tp, new.graphs >= old.graphs, new.batched >= old.batched) == (old.tp, True, True)
     if lacking is not None and effective is not None and alike:
+        # A measurement, and no error: what this start had it would have again.
+        likely = min(likely, effective.value - lacking / total)
         safe = min(safe, effective.value - (lacking + spare_gib(base, total)) / total)
     return bounded(f_min, likely, safe)
 
