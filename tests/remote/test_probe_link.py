@@ -123,11 +123,11 @@ def test_pings_are_answered_and_keep_it_alive(tree: ProcTree) -> None:
 
 def test_a_host_that_stood_still_is_not_a_silent_laptop(tree: ProcTree) -> None:
     """A virtual machine that is paused wakes with pings unread."""
-    with running(tree.root, toy_plan(ping_timeout_s=2.0)) as probe:
+    with running(tree.root, toy_plan(ping_timeout_s=4.0)) as probe:
         probe.send(op="ping", n=1)
         probe.first(e.Pong)
         os.kill(probe.pid, signal.SIGSTOP)
-        end = time.monotonic() + 3.0
+        end = time.monotonic() + 5.0
         until(lambda: time.monotonic() > end)
         os.kill(probe.pid, signal.SIGCONT)
         later = time.monotonic() + 1.0
