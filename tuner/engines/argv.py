@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 _GREATEST = 1 << 20
 """Largest absolute value accepted as a size; larger ones are taken for garbage."""
 _LONGEST = 40
 """Largest number of characters of a number."""
+_SWITCHES = ("enable_", "disable_", "trust_", "no_", "async_", "use_")
+"""Beginnings of the names of flags that take no value, where nothing else is known of them."""
 
 
 def read_flags(
-    argv: Sequence[str], aliases: Mapping[str, str], *, positional: str = "", takes: Mapping[str, int] | None = None
+    argv: Sequence[str],
+    aliases: Mapping[str, str],
+    *,
+    positional: str = "",
+    takes: Mapping[str, int] | None = None,
+    lists: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return the flags of a command line by canonical (underscored) name.
 
@@ -25,9 +32,14 @@ def read_flags(
         aliases: Canonical name by other spelling, without leading dashes and with underscores.
         positional: Name of the one argument without a flag. If empty, there is none, and every word is a value of the
             flag before it.
-        takes: Number of values that a flag takes, by canonical name; used with `positional`. Any other flag takes all
-            words up to the next flag; if its values are numbers, only up to a word that is none.
+        takes: Number of values that a flag takes, by canonical name; used with `positional`.
+        lists: Canonical names of flags that take all words up to the next flag; used with `positional`. A flag that is
+            in neither is a switch where its name begins like one (`enable_`, `no_`, ...). Others take all words up to
+            the next flag; if their values are numbers, only up to a word that is none; if their first value is none,
+            only that one while the positional argument is missing.
     """
+    takes = takes or {}
+    given = any(_canonical(word.partition("=")[0], aliases) == positional for word in argv if word.startswith("-"))
     flags: dict[str, Any] = {}
     name: str | None = None
     values: list[Any] = []
@@ -40,7 +52,9 @@ def read_flags(
             values = [_value(value)] if equals else []
             continue
         value = _value(argument)
-        if positional and (name is None or _has_all(name, values, value, takes or {})):
+        if positional and (
+            name is None or (name not in lists and _has_all(name, values, value, takes, missing=not (loose or given)))
+        ):
             loose.append(argument)
         elif name is not None:
             values.append(value)
@@ -50,11 +64,15 @@ def read_flags(
     return flags
 
 
-def _has_all(name: str, values: Sequence[Any], word: Any, takes: Mapping[str, int]) -> bool:
-    """Return whether a flag that has `values` takes no further word."""
-    if name in takes or name.startswith("no_"):
+def _has_all(name: str, values: Sequence[Any], word: Any, takes: Mapping[str, int], *, missing: bool) -> bool:
+    """Return whether a flag that has `values` takes no further word; `missing`: the positional argument is."""
+    if name in takes or name.startswith(_SWITCHES):
         return len(values) >= takes.get(name, 0)
-    return bool(values) and isinstance(word, str) and not any(isinstance(value, str) for value in values)
+    if not values:
+        return False
+    if isinstance(values[0], str):
+        return missing
+    return isinstance(word, str) and not any(isinstance(value, str) for value in values)
 
 
 def as_int(value: Any, default: int) -> int:

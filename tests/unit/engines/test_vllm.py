@@ -202,6 +202,22 @@ class TestArguments:
             ("--port 8001 /m", {"port": 8001}),
             ("--cudagraph-capture-sizes 1 2 4 /m", {"cudagraph_capture_sizes": [1, 2, 4]}),
             ("/m --served-model-name a b", {"served_model_name": ["a", "b"]}),
+            ("/m --served-model-name 7 foo", {"served_model_name": [7, "foo"]}),
+            ("--served-model-name a 7 b --port 1 /m", {"served_model_name": ["a", 7, "b"], "port": 1}),
+            ("--trust-remote-code /m", {"trust_remote_code": True}),
+            ("--enable-lora /m", {"enable_lora": True}),
+            ("--enable-auto-tool-choice /m --port 1", {"enable_auto_tool_choice": True, "port": 1}),
+            ("--disable-log-requests /m", {"disable_log_requests": True}),
+            ("--disable-access-log-for-endpoints /health /m", {"disable_access_log_for_endpoints": "/health"}),
+            ("--host 0.0.0.0 /m", {"host": "0.0.0.0"}),
+            (
+                "--tool-call-parser hermes /m --chat-template a b",
+                {
+                    "tool_call_parser": "hermes",
+                    "chat_template": ["a", "b"],
+                },
+            ),
+            ("--unheard-of a b --model /m", {"unheard_of": ["a", "b"]}),
         ],
     )
     def test_the_model_stands_anywhere_among_the_flags(self, options: str, settings: dict[str, object]) -> None:

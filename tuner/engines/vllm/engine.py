@@ -50,6 +50,14 @@ _ALIASES = {
     "device_memory_utilization": "gpu_memory_utilization",
     "kv_cache_memory": "kv_cache_memory_bytes",
 }
+_LISTS = frozenset((
+    "allowed_media_domains", "api_key", "collect_detailed_traces", "device_ids", "ignore_patterns",
+    "kv_cache_dtype_skip_layers", "logits_processors", "lora_modules", "lora_target_modules", "numa_bind_cpus",
+    "numa_bind_nodes", "prompt_adapters", "served_model_name", "sleep_preserve_parameter_names",
+))  # fmt: skip
+"""Flags of `vllm serve` that take any number of words: vLLM 0.32.0, engine/arg_utils.py and cli_args.py."""
+_ONE_WORD = {"disable_access_log_for_endpoints": 1}
+"""Flags that take one word although their names begin like a switch's."""
 
 _PLAN = EnginePlan(
     name="vllm",
@@ -137,7 +145,7 @@ class VLLM(EngineFolder):
         argv = identity.argv
         for index, argument in enumerate(argv):
             if argument == "serve" and index:
-                return read_flags(argv[index + 1 :], _ALIASES, positional="model", takes=self._takes)
+                return read_flags(argv[index + 1 :], _ALIASES, positional="model", takes=self._takes, lists=_LISTS)
             if argument.endswith(("api_server", "api_server.py")):
                 return read_flags(argv[index + 1 :], _ALIASES)
         return {}
@@ -145,7 +153,7 @@ class VLLM(EngineFolder):
     @functools.cached_property
     def _takes(self) -> dict[str, int]:
         """Number of values that each known flag takes; flags with lists are left out, since they take any number."""
-        return {
+        return _ONE_WORD | {
             spelled.text.lstrip("-").replace("-", "_"): 0 if knob.type is KnobType.BOOL else 1
             for knob in self.knobs().values()
             if knob.kind is KnobKind.FLAG and knob.type is not KnobType.INTS
