@@ -124,6 +124,10 @@ def test_a_card_the_last_lines_and_the_forecast_tell_one_upper_end() -> None:
             continue
         seen += 1
         last = report(start, findings, again, lambda at: ("x", at)).plan
+        if moved[0].move is Move.LOWER and last.fit is not Fit.TOO_HIGH:
+            wrong.append(f"{path}: {moved[0].max} is advised, and {last.fraction} said to be {last.fit}")
+        if moved[0].min is not None and again.f_min is not None and float(moved[0].min) < again.f_min:
+            wrong.append(f"{path}: advised from {moved[0].min} on, and refused up to {again.f_min}")
         if not moved[0].max == last.f_max <= again.f_max:  # type: ignore[operator]
             wrong.append(f"{path}: {moved[0].max}, {last.f_max}, {again.f_max}")
         if moved[0].max != again.f_max and findings[0].cause not in MORE:

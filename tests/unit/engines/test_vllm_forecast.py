@@ -140,7 +140,10 @@ def test_what_ran_out_of_memory_lowers_what_is_safe() -> None:
     lacking = Sign(id="cuda-oom", at=9, text="", fields={"tried": "1.50 GiB", "free": "0.50 GiB"})
     failed = Failure(at=8, end=9, message="CUDA out of memory", phase="decode")
     base = msgspec.structs.replace(start(), signs=(lacking,), failures=(failed,))
-    assert VLLM.forecast(base, {}).f_max == 0.857, "0.92 - (1 + 5 % of 79.11) / 79.11"
+    again = VLLM.forecast(base, {})
+    assert (again.f_max, again.fit) == (0.857, Fit.TOO_HIGH), "0.92 - (1 + 5 % of 79.11) / 79.11"
+    assert VLLM.forecast(base, {"gpu_memory_utilization": 0.91}).fit is Fit.TOO_HIGH, "0.92 - 1 / 79.11 is 0.907"
+    assert VLLM.forecast(base, {"gpu_memory_utilization": 0.9}).fit is Fit.FITS
     assert (VLLM.forecast(base, {"max_num_batched_tokens": 2048}).f_max or 0) > 0.98, "a smaller pass is another case"
 
 
