@@ -117,6 +117,7 @@ def packaged(folder: Path, monkeypatch: pytest.MonkeyPatch, *, brings: str, root
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setattr(do, "SYSTEM_PROGRAMS", ())
     monkeypatch.setattr(do, "IN_CI", False)
+    monkeypatch.setattr(do, "SERVICES", folder / "no-service-manager")
     monkeypatch.setattr(do.os, "geteuid", lambda: 0 if root else 1000)
     return do
 
@@ -139,4 +140,18 @@ def test_others_are_told_what_to_install_and_ci_is_let_fail(
     assert capsys.readouterr().err.endswith("They need: apt install openssh-server\n")
     assert (tmp_path / "asked").exists() == root
     monkeypatch.setattr(do, "IN_CI", True)
-    assert do.all_tests() == (do.TESTS, do.SSHD_TESTS)
+    assert do.all_tests() == (do.TESTS, (*do.SSHD_TESTS, "--no-skips"))
+
+
+def test_no_daemon_is_installed_where_services_start_by_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Debian's openssh-server listens on port 22 from its installation on, which nobody asked for."""
+    do = packaged(tmp_path, monkeypatch, brings="sshd", root=True)
+    do.SERVICES.mkdir()
+    assert do.all_tests() == (do.TESTS,)
+    assert capsys.readouterr().err.endswith("They need: apt install openssh-server\n")
+    assert not (tmp_path / "asked").exists()
+    monkeypatch.setattr(do, "IN_CI", True)
+    assert do.all_tests() == (do.TESTS, (*do.SSHD_TESTS, "--no-skips"))
+    assert (tmp_path / "asked").exists()
