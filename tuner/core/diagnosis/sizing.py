@@ -86,8 +86,8 @@ def no_pool(case: Case) -> Finding | None:
     if told.factor != 1.0:
         words.insert(1, f"In effect was {told.effective:.4g} and not {told.value:g}: {told.why}.")
         words[-1] = (
-            f"The fraction in effect must be above {share.f_min:.4f}: what is given counts"
-            f" {told.factor:.2f} times, so give more than {minimum:.4f}."
+            f"The fraction in effect must be above {share.f_min:.4f}: what is given counts {told.factor:.2f} times,"
+            + (f" so give more than {minimum:.4f}." if minimum < 1 else " and even 1 is too little.")
         )
     if hopeless:
         out_of_reach = not too_large and minimum >= MOST
@@ -118,7 +118,8 @@ def no_pool(case: Case) -> Finding | None:
         ranks=everywhere,
         confidence=Confidence.MEDIUM if avoidable else Confidence.HIGH,
         wrong_advice=_never_lower(sign),
-        refuted_by=f"a start with a fraction above {minimum:.4f} and the same free memory that fails alike",
+        refuted_by=f"a start with a fraction {'in effect ' if minimum >= 1 else ''}above"
+        f" {share.f_min if minimum >= 1 else minimum:.4f} and the same free memory that fails alike",
     )
 
 
