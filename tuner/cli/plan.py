@@ -286,7 +286,7 @@ def lines(answer: PlanAnswer, title: str, paper: Paper) -> Iterator[str]:
     yield from _verdict(answer.plan, paper)
     for warning in answer.plan.warnings:
         yield from paper.wrapped(warning, label="note", hang=_LABEL)
-    for unknown in answer.plan.unknown:
+    for unknown in words.missing(answer.plan):
         yield from paper.wrapped(unknown, label="missing", hang=_LABEL)
     if answer.plan.rows:
         yield ""

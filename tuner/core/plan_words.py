@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tuner.core.report import PlanReport
+from tuner.core.share import ON_CPU
 from tuner.domain.forecast import Fit, Forecast
 
 Told = Forecast | PlanReport
@@ -95,7 +96,12 @@ def reason(plan: Told) -> str:
             where = f"lies above {high}, the largest safe one" if plan.fraction > plan.f_max else "should fit"
             return f"{at} {where}, but the logs do not tell enough to be certain"
         case Fit.UNKNOWN:
-            return "the logs do not tell enough"
+            return ON_CPU if ON_CPU in plan.unknown else "the logs do not tell enough"
+
+
+def missing(plan: Told) -> tuple[str, ...]:
+    """Return what more logs would have to tell, in words; that a server runs on a CPU is no such thing."""
+    return tuple(each for each in plan.unknown if each != ON_CPU)
 
 
 def alike(sizes: Mapping[int, Mapping[str, float | None]]) -> list[list[int]]:

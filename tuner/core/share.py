@@ -23,6 +23,8 @@ KNOBS = (OF_FREE, OF_CARD)
 """Canonical names of the two kinds of fraction: of the memory free before the weights, and of the whole card."""
 SAME = 0.002
 """Fractions that differ by no more are the same: a log prints sizes with two decimals."""
+ON_CPU = "on a CPU the fraction is a share of the host's memory, which other processes use too"
+"""Why nothing is told of a fraction there."""
 
 
 class Share(Struct, frozen=True, kw_only=True):
@@ -74,8 +76,12 @@ def line_of(before: float, after: float) -> Share:
 
 
 def on_cpu(start: Start) -> bool:
-    """Return whether the server runs on a CPU by its arguments: a fraction is then no share of a GPU's memory."""
-    return bool(start.setting("device") == "cpu")
+    """Return whether the server runs on a CPU, by its arguments or its build: no GPU's memory is shared out then.
+
+    vLLM prints `device_config=cpu`, and its CPU build has a version such as `0.11.0+cpu`.
+    """
+    build = (start.version or "").partition("+")[2].split(".")
+    return "cpu" in (start.setting("device"), start.setting("device_config"), *build)
 
 
 def up(fraction: float, digits: int = 3) -> float:

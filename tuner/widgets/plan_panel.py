@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from tuner.core.plan_words import PURPOSES, alike, good, happens, reason, verdict, whole
+from tuner.core.plan_words import PURPOSES, alike, good, happens, missing, reason, verdict, whole
 from tuner.domain.findings import Outcome
 from tuner.domain.forecast import Fit, Forecast, ForecastRow
 from tuner.domain.planning import Planned
@@ -70,7 +70,7 @@ def panel(planned: Planned, values: Mapping[str, Any], chosen: int, width: int, 
         lines.append((*first, *pad, *(two or ())))
     for text, style in (
         *((each, "warn") for each in then.warnings),
-        *((f"missing: {each}", "dim") for each in then.unknown),
+        *((f"missing: {each}", "dim") for each in missing(then)),
     ):
         sign = f" {glyphs.warn} " if style == "warn" else "   "
         for at, chunk in enumerate(wrap_words(clean(text), width - 5)):

@@ -35,6 +35,16 @@ def told(capsys: pytest.CaptureFixture[str]) -> Any:
     return call
 
 
+@pytest.mark.parametrize("log", ["vllm-0.32.0-cpu/tp1-start-stop.log", "sglang-0.5.9-cpu/serve-tp2.log"])
+def test_on_a_cpu_the_verdict_says_why_and_nothing_is_missing(log: str, told: Any) -> None:
+    _, out, _ = told("plan", "--from", GOLDEN / "real" / log)
+    text = " ".join(out.split())
+    assert text.endswith(
+        "NOT KNOWN on a CPU the fraction is a share of the host's memory, which other processes use too"
+    )
+    assert "missing" not in out
+
+
 def test_a_start_that_fits(told: Any) -> None:
     code, out, err = told("plan", "--from", BASE, "--set", "mem-fraction-static=0.968")
     assert (code, err) == (0, "")

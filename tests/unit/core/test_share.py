@@ -6,7 +6,7 @@ import pytest
 
 from tuner.core.fit import tokens_for
 from tuner.core.forecast import MOST, Interval, interval
-from tuner.core.share import down, least, least_value, line_of, share_of, up
+from tuner.core.share import down, least, least_value, line_of, on_cpu, share_of, up
 from tuner.domain.starts import Figure, RankStory, Start
 from tuner.units import GIB
 
@@ -53,6 +53,21 @@ def test_the_share_of_a_start_is_that_line() -> None:
     assert share is not None
     assert (share.slope, share.rest, share.formula) == (94.04, 94.04 - 21.70, line_of(94.04, 21.70).formula)
     assert (share.before, share.after) == (Figure(94.04, 3), Figure(21.70, 5))
+
+
+@pytest.mark.parametrize(
+    ("start", "cpu"),
+    [
+        (Start(engine="sglang", settings={"device": "cpu"}), True),
+        (Start(engine="sglang", settings={"device": "cuda"}), False),
+        (Start(engine="vllm", settings={"device": "auto", "device_config": "cpu"}), True),
+        (Start(engine="vllm", settings={"device_config": "cuda"}, version="0.11.0"), False),
+        (Start(engine="vllm", version="0.11.0+cpu"), True),
+        (Start(engine="vllm", version="0.11.1.dev3+gcafe.cpu"), True),
+    ],
+)
+def test_a_server_on_a_cpu_is_known_by_its_arguments_or_its_build(start: Start, cpu: bool) -> None:
+    assert on_cpu(start) is cpu
 
 
 def test_told_fractions_are_rounded_to_their_safe_side() -> None:

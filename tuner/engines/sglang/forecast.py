@@ -24,7 +24,7 @@ from tuner.core.forecast import (
     verdict,
 )
 from tuner.core.knobs import KnobTable
-from tuner.core.share import least_value, line_of, on_cpu, up
+from tuner.core.share import ON_CPU, least_value, line_of, on_cpu, up
 from tuner.core.versions import since
 from tuner.domain.forecast import Forecast, Source
 from tuner.domain.starts import RankStory, Start
@@ -81,8 +81,7 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
     moved = differences(base, changes, knobs)
     total, available = memory.before_weights(base), memory.when_sized(base)
     if on_cpu(base):
-        unknown = ["on a CPU the fraction is a share of the host's memory, which other processes use too"]
-        return verdict(fraction, Interval(), None, unknown=unknown, changed=moved, warnings=said)
+        return verdict(fraction, Interval(), None, unknown=[ON_CPU], changed=moved, warnings=said)
     cell = fit.cell_bytes(base) or next((c for start in alike if (c := fit.cell_bytes(start))), None)
     unknown = [
         *(["free memory before the weights: the line `Load weight begin` tells it"] if total is None else []),

@@ -27,7 +27,7 @@ from tuner.core.forecast import (
     verdict,
 )
 from tuner.core.knobs import KnobTable
-from tuner.core.share import least_value, up
+from tuner.core.share import ON_CPU, least_value, on_cpu, up
 from tuner.domain.forecast import Forecast, ForecastRow, Source
 from tuner.domain.starts import Figure, RankStory, Start
 from tuner.engines.argv import as_int
@@ -78,6 +78,8 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
     old, new = _read(base, {}, knobs), _read(base, changes, knobs)
     moved, said = differences(base, changes, knobs), notes(base, changes, knobs)
     said.extend(_unknown_dtype(changes.get("kv_cache_dtype")))
+    if on_cpu(base):
+        return verdict(new.share, Interval(), None, unknown=[ON_CPU], changed=moved, warnings=said)
     totals = [rank.total_gib.value for start in (base, *past) for rank in start.ranks if rank.total_gib is not None]
     total, cell = (min(totals) if totals else None), memory.cell(base)
     told = _told(base.ranks)
