@@ -15,6 +15,7 @@ from tests.golden import contract
 from tests.golden.mutations import MUTATIONS, Lines
 from tests.support.golden_starts import GOLDEN
 from tuner.cli import run
+from tuner.core.forecast import LEAST_TOKENS
 from tuner.core.quoted import Quotes
 from tuner.core.story import layout_of
 from tuner.domain.findings import Evidence
@@ -205,5 +206,8 @@ def test_plans_and_comparisons(part: int, tell: Tell) -> None:
         assert (list(data), data["schema"]) == (KEYS_OF_PLAN, 1)
         assert list(data["plan"]) == contract.KEYS["plan"]
         plan = data["plan"]
-        whole = None in (plan["context"], plan["kv_tokens"]) or plan["kv_tokens"] >= plan["context"]
-        assert code == (0 if plan["fit"] == "fits" and plan["sure"] and whole else 1)
+        good = plan["fit"] == "fits" and plan["sure"] and plan["kv_tokens"] >= (plan["context"] or 0)
+        assert code == (0 if good else 1)
+        if good:
+            assert plan["kv_tokens"] >= (plan["context"] or LEAST_TOKENS), log
+            assert not any("is not forecast" in each for each in plan["warnings"]), log

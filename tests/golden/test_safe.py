@@ -23,7 +23,7 @@ from tuner.core.reading import starts_of
 from tuner.core.report import report
 from tuner.core.share import KNOBS
 from tuner.domain.findings import Move, Severity
-from tuner.domain.forecast import Fit, Forecast
+from tuner.domain.forecast import Fit, Forecast, Source
 from tuner.domain.starts import Start
 from tuner.simhost.engine import memory
 from tuner.simhost.engine.config import resolve
@@ -148,24 +148,98 @@ def test_nothing_is_told_of_a_fraction_that_is_no_share_of_a_gpu() -> None:
     assert "max_total_tokens=20000 bounds the KV pool, not the fraction" in capped.warnings
 
 
-@pytest.mark.parametrize(("tp", "sure"), [(2, True), (3, False), (4, True), (6, False), (8, True)])
-def test_a_number_of_ranks_that_may_not_divide_the_heads_is_no_sure_fit(tp: int, sure: bool) -> None:
+@pytest.mark.parametrize(("tp", "divides"), [(2, True), (3, False), (4, True), (6, False), (8, True)])
+def test_a_number_of_ranks_that_may_not_divide_the_heads_is_no_sure_fit(tp: int, divides: bool) -> None:
     told = SGLANG.forecast(last_start("corpus/ok-1-llama8b.log"), {"tp_size": tp})
-    assert (told.fit, told.sure) == (Fit.FITS, sure)
-    assert any("attention heads must divide by it" in each for each in told.warnings) is not sure
+    assert (told.fit, told.sure) == (Fit.FITS, False)
+    assert any(f"attention heads must divide by {tp}," in each for each in told.warnings) is not divides
     assert any(f"{tp} ranks need as many GPUs" in each for each in told.warnings)
-    assert any("hold copies" in each for each in told.warnings) is (tp > 4), "KV heads are not divided any further"
+    assert any(f"hold copies of them, and the pool holds fewer tokens: down to {1 / tp:.0%}" in each
+               for each in told.warnings)  # fmt: skip
+
+
+def divided_by(start: Start, tp: int, copies: int = 1) -> Start:
+    """The same start on `tp` ranks: a token takes fewer bytes of each, unless ranks hold copies of KV heads."""
+    ranks = [
+        msgspec.structs.replace(rank, kv_tokens=msgspec.structs.replace(rank.kv_tokens, value=tokens))
+        for rank in start.ranks
+        if rank.kv_tokens is not None and (tokens := rank.kv_tokens.value * tp // copies)
+    ]
+    assert len(ranks) == 1
+    ranks = [msgspec.structs.replace(ranks[0], number=number) for number in range(tp)]
+    return msgspec.structs.replace(start, settings={**start.settings, "tp_size": tp}, ranks=tuple(ranks))
+
+
+@pytest.mark.parametrize(("tp", "copies", "sure"), [(4, 1, True), (8, 1, True), (4, 2, False), (2, 1, False)])
+def test_ranks_that_have_divided_the_kv_heads_do_so_again(tp: int, copies: int, sure: bool) -> None:
+    base = last_start("corpus/ok-1-llama8b.log")
+    told = SGLANG.forecast(base, {"tp_size": 4}, [divided_by(base, tp, copies)])
+    assert (told.fit, told.sure) == (Fit.FITS, sure)
+    assert any("hold copies" in each for each in told.warnings) is not sure
+    assert SGLANG.forecast(divided_by(base, tp, copies), {"tp_size": tp}).sure, "as many ranks as before"
+
+
+def test_latent_attention_has_no_kv_heads_to_divide() -> None:
+    more = SGLANG.forecast(last_start("corpus/seed-1-baseline.log"), {"tp_size": 16})
+    assert (more.fit, more.sure) == (Fit.FITS, True)
+    assert not any("hold copies" in each for each in more.warnings)
+
+
+def test_with_dp_attention_fewer_ranks_divide_the_heads() -> None:
+    base = last_start("corpus/ok-2-scary-warnings.log")
+    six = SGLANG.forecast(base, {"tp_size": 6, "dp_size": 3, "enable_dp_attention": True})
+    assert (six.fit, six.sure) == (Fit.FITS, False)
+    assert not any("heads must divide" in each or "hold copies" in each for each in six.warnings), "two ranks do"
+    assert any("the widths of the LLM's layers must divide by 6" in each for each in six.warnings)
+
+
+@pytest.mark.parametrize(("path", "fraction"), [("sg-4205", 0.4808), ("sg-5389", 0.1921)])
+def test_a_small_pool_of_unknown_context_is_no_sure_fit(path: str, fraction: float) -> None:
+    small = SGLANG.forecast(last_start(f"corpus/{path}.log"), {"mem_fraction_static": fraction})
+    assert (small.fit, small.sure, small.context) == (Fit.FITS, False, None)
+    assert small.kv_tokens is not None
+    assert 0 < small.kv_tokens < 1_000
+    assert small.warnings[0].startswith("no log tells the context length")
+    table = next(row for row in small.rows if row.what == "request_table")
+    assert (table.source, "no log tells the context length" in table.note) == (Source.ESTIMATE, True)
 
 
 @pytest.mark.parametrize(("gpus", "sure"), [(None, True), (1, False), (2, True)])
 def test_more_ranks_than_the_host_has_gpus_are_no_sure_fit(gpus: int | None, sure: bool) -> None:
-    two = on_gpus(SGLANG.forecast(last_start("corpus/ok-1-llama8b.log"), {"tp_size": 2}), gpus)
+    base = last_start("corpus/ok-1-llama8b.log")
+    two = on_gpus(SGLANG.forecast(base, {"tp_size": 2}, [divided_by(base, 2)]), gpus)
     said = [each for each in two.warnings if each.startswith("2 ranks need")]
     assert (two.sure, len(said)) == (sure, 0 if gpus == 2 else 1), "said once, and not where there are enough"
     assert gpus != 1 or said[0].endswith("the host has 1")
 
 
+@pytest.mark.parametrize(("gpus", "nodes", "enough"), [(8, 2, True), (8, 1, False), (4, 2, False)])
+def test_ranks_have_the_gpus_of_all_hosts(gpus: int, nodes: int, enough: bool) -> None:
+    base = last_start("corpus/ok-2-scary-warnings.log")
+    told = on_gpus(SGLANG.forecast(base, {"tp_size": 16, "nnodes": nodes}), gpus, nodes)
+    said = [each for each in told.warnings if each.startswith("16 ranks need")]
+    assert len(said) == (0 if enough else 1)
+    assert enough or said[0].endswith("2 such hosts have 8" if nodes == 2 else "the host has 8")
+
+
+def test_as_many_ranks_as_before_need_no_more_gpus() -> None:
+    again = SGLANG.forecast(last_start("corpus/ok-2-scary-warnings.log"), {})
+    assert again.sure
+    assert on_gpus(again, 1) == again, "two hosts, of which one is seen"
+
+
 def test_ranks_that_have_worked_divide_the_heads() -> None:
     base = last_start("corpus/ok-1-llama8b.log")
     six = msgspec.structs.replace(base, settings={**base.settings, "tp_size": 6})
-    assert SGLANG.forecast(base, {"tp_size": 3}, [six]).sure
+    told = SGLANG.forecast(base, {"tp_size": 3}, [six]).warnings
+    assert not any("heads must divide" in each for each in told)
+    assert any("hold copies" in each for each in told), "a token took as many bytes on each of six ranks"
+
+
+def test_what_is_not_forecast_does_not_surely_fit() -> None:
+    base = last_start("corpus/ok-2-scary-warnings.log")
+    told = SGLANG.forecast(base, {"cpu_offload_gb": 20})
+    assert (told.fit, told.sure, told.warnings[0]) == (
+        Fit.FITS, False, "what cpu_offload_gb does to memory is not forecast",
+    )  # fmt: skip
+    assert SGLANG.forecast(base, {"schedule_policy": base.setting("schedule_policy")}).sure, "as it was"

@@ -35,6 +35,11 @@ _LEAST_GIB, _MOST_GIB = 1e-3, 1 << 16
 _MOST_TOKENS = 1 << 44
 AFTER_POOL = frozenset({"autotune", "graph-capture", "warmup", "prefill", "decode", "runtime"})
 """Phases in which a failed allocation shows what is needed beside the static share."""
+LEAST_TOKENS = 32_768
+"""Tokens of the KV pool below which a start whose context length is unknown does not surely fit: 32,768 is the context
+of the smaller ones among current LLMs, and more than the largest default prefill step (16,384)."""
+_SAME_CELL = 0.02
+"""Relative difference up to which two starts hold equally many bytes of a token on all ranks together."""
 ACTIVATION_KIB = 192
 """KiB of activations per token of a prefill step: 1.5 GiB for 8,192 tokens; large models measured 0.6 to 2.4."""
 
@@ -243,6 +248,8 @@ def verdict(
         fit = Fit.TOO_HIGH
     if fit is Fit.FITS and unknown:
         fit = Fit.UNKNOWN
+    if fit is Fit.FITS and not context and tokens is not None and tokens < LEAST_TOKENS:
+        doubts = [*doubts, f"no log tells the context length: the pool holds no request of more than {tokens:,} tokens"]
     return Forecast(
         fit=fit,
         rows=tuple(rows),
@@ -274,22 +281,62 @@ def differences(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> d
     return moved
 
 
-def heads_doubts(tp: int, tried: Iterable[int]) -> list[str]:
-    """Return in words that the LLM's heads may not divide by `tp`; empty if starts have shown that they do.
+def heads_doubts(ranks: int, tried: Iterable[int]) -> list[str]:
+    """Return in words that the LLM's heads may not divide by `ranks`; empty if starts have shown that they do.
 
     Engines refuse a `tp` that does not divide the attention heads: SGLang by an assertion in the model's own code, vLLM
     in `ModelConfig.verify_with_parallel_config`. No log tells their number, and that of most LLMs is a power of two.
 
     Args:
-        tp: Ranks that are to divide the heads.
+        ranks: Ranks that are to divide the heads of one request: `tp_size`, or with DP attention `tp_size / dp_size`.
         tried: The same of starts of the LLM.
     """
-    if tp < 1 or tp & (tp - 1) == 0 or any(each % tp == 0 for each in tried):
+    if _divides(ranks, tried):
         return []
-    near = 1 << tp.bit_length() - 1
+    near = 1 << ranks.bit_length() - 1
     return [
-        f"tp_size={tp}: the LLM's attention heads must divide by it, or the engine refuses to start. No log tells their"
-        f" number; {near} or {2 * near} divides that of most LLMs"
+        f"the LLM's attention heads must divide by {ranks}, or the engine refuses to start. No log tells their number;"
+        f" {near} or {2 * near} divides that of most LLMs"
+    ]
+
+
+def widths_doubts(tp: int, tried: Iterable[int]) -> list[str]:
+    """Return in words that the widths of the LLM's layers may not divide by `tp`; empty if starts have shown it.
+
+    With DP attention fewer than `tp` ranks divide the heads, but all of them divide the other layers.
+
+    Args:
+        tp: Ranks that are to divide the layers.
+        tried: The same of starts of the LLM.
+    """
+    if _divides(tp, tried):
+        return []
+    return [f"the widths of the LLM's layers must divide by {tp}, or the engine refuses to start. No log tells them"]
+
+
+def _divides(ranks: int, tried: Iterable[int]) -> bool:
+    return ranks < 1 or ranks & (ranks - 1) == 0 or any(each % ranks == 0 for each in tried)
+
+
+def copies_doubts(ranks: int, had: tuple[int, float], shown: Iterable[tuple[int, float]]) -> list[str]:
+    """Return in words that some of `ranks` ranks may hold copies of KV heads; empty if starts have shown that none do.
+
+    KV heads are divided among at most as many ranks as there are heads. Further ranks hold copies, and their pools hold
+    no more tokens. No log tells the number of KV heads; latent attention (MLA) has none to divide.
+
+    Args:
+        ranks: Ranks that are to divide the KV heads of one request.
+        had: The same of the start that the forecast is made from, and its bytes of a token on one rank.
+        shown: The same of other starts of the LLM, in equally large elements and layers. Where a token took as many
+            bytes on all ranks together as in `had`, no rank held copies.
+    """
+    whole = had[0] * had[1]
+    most = max((each for each, cell in shown if abs(each * cell - whole) <= _SAME_CELL * whole), default=0)
+    if ranks <= max(had[0], most):
+        return []
+    return [
+        f"with fewer KV heads than {ranks} ranks hold copies of them, and the pool holds fewer tokens: down to"
+        f" {max(had[0], most) / ranks:.0%} of these"
     ]
 
 
@@ -300,15 +347,30 @@ def more_ranks(world: int, had: int) -> list[str]:
     return [f"{_more(world)}; the start it is made from shows {had}"]
 
 
-def on_gpus(forecast: Forecast, gpus: int | None) -> Forecast:
-    """Return the forecast as it holds on a host with so many GPUs; None: their number is not known."""
+def divided(ranks: int, had: int) -> str:
+    """Return in words among how many ranks weights are divided, and among how many they were."""
+    return f"on 1 rank instead of {had}" if ranks == 1 else f"divided by {ranks} ranks instead of {had}"
+
+
+def on_gpus(forecast: Forecast, gpus: int | None, nodes: int = 1) -> Forecast:
+    """Return the forecast as it holds on the host, if it has more ranks than the start it is made from.
+
+    A start with no more ranks than an earlier one has room on as many GPUs as that had, wherever they are.
+
+    Args:
+        forecast: The forecast.
+        gpus: GPUs of the host; None if unknown.
+        nodes: Hosts of the start to come, each with as many GPUs.
+    """
     ranks = len({row.rank for row in forecast.rows})
-    if gpus is None or not ranks:
-        return forecast
     rest = tuple(each for each in forecast.warnings if not each.startswith(_more(ranks)))
-    if ranks <= gpus:
+    if gpus is None or len(rest) == len(forecast.warnings):
+        return forecast
+    if ranks <= gpus * max(nodes, 1):
         return msgspec.structs.replace(forecast, warnings=rest)
-    told = f"{_more(ranks)}, and the host has {gpus}"
+    told = f"{_more(ranks)}, and " + (
+        f"the host has {gpus}" if nodes <= 1 else f"{nodes} such hosts have {gpus * nodes}"
+    )
     return msgspec.structs.replace(forecast, sure=False, warnings=(told, *rest))
 
 
@@ -317,7 +379,7 @@ def _more(ranks: int) -> str:
 
 
 def notes(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> list[str]:
-    """Return remarks on knobs that are unknown, that the version lacks, that are not forecast, or that do harm."""
+    """Return remarks on knobs that are unknown, that the version lacks, or that do harm."""
     said: list[str] = []
     for name in sorted(changes):
         knob = knobs.find(name)
@@ -327,10 +389,17 @@ def notes(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> list[st
         absent = knobs.absent(name, start.version)
         if absent:
             said.append(f"{name} changes nothing in {start.version}: {absent}")
-        elif not knob.forecast:
-            said.append(f"what {name} does to memory is not forecast")
         said += [
             f"{name}={hazard.value} can {hazard.outcome}: {hazard.why}"
             for hazard in knobs.hazards(name, changes[name], start.version)
         ]
     return said
+
+
+def not_forecast(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> list[str]:
+    """Return in words the changed knobs that this version has and whose memory no forecast knows: nothing is sure."""
+    return [
+        f"what {name} does to memory is not forecast"
+        for name in differences(start, changes, knobs)
+        if (knob := knobs.find(name)) is not None and not knob.forecast and not knobs.absent(name, start.version)
+    ]

@@ -181,8 +181,8 @@ async def forecast(state: HostState, ask: ForecastRequested) -> None:
         lambda: (engine.forecast(base, {}, past), engine.forecast(base, ask.changes, past))
     )
     gpus = len(state.gpu_table.gpus) if state.gpu_table is not None else None
-    nodes = base.setting("nnodes", "num_nodes")
-    now, then = (on_gpus(each, gpus if nodes in (None, 1) else None) for each in (now, then))
+    nodes = ask.changes.get("nnodes", base.setting("nnodes", "num_nodes"))
+    then = on_gpus(then, gpus, nodes if isinstance(nodes, int) else 1)
     knobs = knobs_of(engine, base)
     planned = Planned(base=base, knobs=knobs, now=now, then=then, title=engine.title, past=len(past))
     post(ForecastArrived(ask, planned))

@@ -111,15 +111,41 @@ def test_a_size_that_is_given_makes_the_share_play_no_part() -> None:
 def test_one_rank_instead_of_two_holds_all_weights() -> None:
     one = VLLM.forecast(start(), {"tp_size": 1})
     assert gib(one, "weights") == 72
+    assert next(row.note for row in one.rows if row.what == "weights").endswith("on 1 rank instead of 2")
     assert one.fit is Fit.NOWHERE
     assert {row.rank for row in one.rows} == {0}
 
 
-@pytest.mark.parametrize(("tp", "sure"), [(2, True), (4, True), (3, False)])
-def test_heads_must_divide_by_the_ranks(tp: int, sure: bool) -> None:
+@pytest.mark.parametrize(("tp", "divides"), [(2, True), (4, True), (3, False)])
+def test_heads_must_divide_by_the_ranks(tp: int, divides: bool) -> None:
     told = VLLM.forecast(start(), {"tp_size": tp})
+    assert (told.fit, told.sure) == (Fit.FITS, tp == 2)
+    assert any("attention heads must divide by" in each for each in told.warnings) is not divides
+
+
+@pytest.mark.parametrize(("tokens", "sure"), [(2 * 470_304, True), (470_304, False), (None, False)])
+def test_more_ranks_may_hold_copies_of_kv_heads(tokens: int | None, sure: bool) -> None:
+    four = start(given={"tensor_parallel_size": 4}, limits={} if tokens is None else
+                 {"max_total_num_tokens": Figure(tokens, 3)})  # fmt: skip
+    told = VLLM.forecast(start(), {"tp_size": 4}, [four])
     assert (told.fit, told.sure) == (Fit.FITS, sure)
-    assert any("attention heads must divide by it" in each for each in told.warnings) is not sure
+    assert any("hold copies of them" in each and "down to 50%" in each for each in told.warnings) is not sure
+
+
+@pytest.mark.parametrize("changes", [{"pp_size": 2}, {"cpu_offload_gb": 20}])
+def test_what_is_not_forecast_does_not_surely_fit(changes: dict[str, int]) -> None:
+    told = VLLM.forecast(start(), changes)
+    assert (told.fit, told.sure) == (Fit.FITS, False)
+    assert told.warnings[0] == f"what {next(iter(changes))} does to memory is not forecast"
+
+
+@pytest.mark.parametrize(("tokens", "sure"), [(470_304, True), (20_000, False)])
+def test_a_small_pool_of_unknown_context_is_no_sure_fit(tokens: int, sure: bool) -> None:
+    told = VLLM.forecast(
+        start(given={"max_model_len": None}, limits={"max_total_num_tokens": Figure(tokens, 3)}), {}
+    )  # fmt: skip
+    assert (told.fit, told.sure, told.context) == (Fit.FITS, sure, None)
+    assert any("no log tells the context length" in each for each in told.warnings) is not sure
 
 
 def test_the_errors_of_graphs_beside_the_share_lower_what_is_safe() -> None:

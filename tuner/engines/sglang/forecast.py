@@ -13,15 +13,18 @@ from tuner.core.forecast import (
     HEADROOM_GIB,
     Interval,
     activation_need,
+    copies_doubts,
     differences,
     heads_doubts,
     interval,
     more_ranks,
+    not_forecast,
     notes,
     shortage_gib,
     sound,
     spare_gib,
     verdict,
+    widths_doubts,
 )
 from tuner.core.knobs import KnobTable
 from tuner.core.share import ON_CPU, least_value, line_of, on_cpu, up
@@ -54,8 +57,6 @@ _LOADED_ERROR_GIB = 0.05
 with 80 all 64.26."""
 _MAYBE_LATENT = 4
 """Ranks from which an LLM of unknown attention may be one with latent attention and many heads on each rank."""
-_FEW_KV_HEADS = 4
-"""KV heads that nearly every LLM has at least (`max(1, heads // ranks)` of them are on each rank)."""
 _SCALED_ERROR = 0.1
 """Error as a share of the weights that move to or from other ranks, since embeddings and shared parts are not divided.
 Measured halves were up to 1.5 % more than a half on two H200."""
@@ -110,12 +111,9 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
     if capped:
         said.append(f"max_total_tokens={new.cap} bounds the KV pool, not the fraction")
         ends = Interval(ends.f_min)
-    doubts = heads_doubts(new.tp, [old.tp, *(shape_of(start, None).tp for start in alike)])
+    doubts = _doubts(base, alike, old, new, cell)
+    doubts += not_forecast(base, changes, knobs)
     said += more_ranks(new.world, old.world)
-    if not new.latent and new.attention_tp > max(old.attention_tp, _FEW_KV_HEADS):
-        said.append(
-            f"with fewer KV heads than {new.attention_tp} ranks hold copies of them, and the pool holds fewer tokens"
-        )
     if 0 < plan.pool < terms.error + terms.unsure:
         doubts.append(f"a KV pool of {plan.pool:.2f} GiB is less than the error of what is free for it")
     if capped and need.left < HEADROOM_GIB + need.error:
@@ -127,6 +125,24 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
         estimated=not plan.graphs.seen and plan.activation.source is not Source.MEASURED,
         context=new.context or None, f_whole=_whole(plan), capped=capped,
     )  # fmt: skip
+
+
+def _doubts(base: Start, alike: Sequence[Start], old: Shape, new: Shape, cell: fit.Cell | None) -> list[str]:
+    """Return in words why the LLM may not be divided among so many ranks as the forecast assumes; empty if it is."""
+    tried = [old, *(shape_of(start, None) for start in alike)]
+    doubts = heads_doubts(new.attention_tp, [shape.attention_tp for shape in tried])
+    if new.dp_attention:
+        doubts = doubts or widths_doubts(new.tp, [shape.tp for shape in tried])
+    if new.latent or cell is None:
+        return doubts
+    own = fit.cell_bytes(base)
+    shown = [
+        (shape.attention_tp, each.value * old.kv_bytes / shape.kv_bytes)
+        for start, shape in zip((base, *alike), tried, strict=True)
+        if shape.pp == old.pp and (each := fit.cell_bytes(start)) is not None
+    ]
+    had = (old.attention_tp, (own or cell).value)
+    return doubts + copies_doubts(new.attention_tp, had, shown)
 
 
 def _whole(plan: Plan) -> float | None:

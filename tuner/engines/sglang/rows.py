@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from tuner.core import fit
-from tuner.core.forecast import LITTLE_GIB, Row, in_bytes
+from tuner.core.forecast import LITTLE_GIB, Row, divided, in_bytes
 from tuner.domain.forecast import ForecastRow, Source
 from tuner.domain.starts import RankStory, Start
 from tuner.engines.sglang import memory
@@ -226,7 +226,7 @@ def _ranks(plan: Plan) -> Iterator[_Rank]:
 def _weights(plan: Plan, story: RankStory) -> Row:
     if plan.terms.weights is not None:
         return Row(plan.terms.weights, note=f"as {plan.new.world} ranks loaded them before")
-    split = f"divided by {plan.new.world} ranks instead of {plan.old.world}"
+    split = divided(plan.new.world, plan.old.world)
     return Row.of(story.weights_gib, plan.terms.weights_scale, split)
 
 
@@ -358,18 +358,25 @@ def _rows(plan: Plan, rank: _Rank, captured: Row, activation: Row, remains: floa
         yield Row(rank.draft_kv, Source.FORMULA, error).row(number, "draft_kv_pool")
     if rank.mamba:
         yield Row(rank.mamba, Source.FORMULA, error).row(number, "mamba")
-    note = f"{plan.slots:,} requests x ({plan.new.context or 0:,} + 4) x 4 bytes"
-    if rank.table < plan.table - _TABLE_SEEN_GIB:
-        note += f" = {plan.table:.2f} GiB, of which the start it is made from shows {rank.table / plan.table:.0%}"
+    if not plan.new.context:
+        note = f"{plan.slots:,} requests; no log tells the context length, 4 bytes of each token of which it takes"
+        yield Row(rank.table, Source.ESTIMATE, 0.0, note).row(number, "request_table")
+    elif rank.table < plan.table - _TABLE_SEEN_GIB:
+        part = f"of which the start it is made from shows {rank.table / plan.table:.0%}"
+        note = f"{_table_note(plan)} = {plan.table:.2f} GiB, {part}"
         yield Row(rank.table, Source.MEASURED, 0.0, note).row(number, "request_table")
     else:
-        yield Row(rank.table, Source.FORMULA, 0.0, note).row(number, "request_table")
+        yield Row(rank.table, Source.FORMULA, 0.0, _table_note(plan)).row(number, "request_table")
     yield rank.other.row(number, "other")
     yield captured.row(number, "graphs")
     yield rank.context.row(number, "context")
     yield activation.row(number, "activation")
     unsure = error + rank.other.error + captured.error + activation.error
     yield Row(remains, Source.ESTIMATE, unsure, "what remains").row(number, "free")
+
+
+def _table_note(plan: Plan) -> str:
+    return f"{plan.slots:,} requests x ({plan.new.context or 0:,} + 4) x 4 bytes"
 
 
 def _pool_note(plan: Plan) -> str:

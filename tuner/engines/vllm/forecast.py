@@ -16,10 +16,13 @@ from tuner.core.forecast import (
     Row,
     activation_gib,
     bounded,
+    copies_doubts,
     differences,
+    divided,
     heads_doubts,
     in_bytes,
     more_ranks,
+    not_forecast,
     notes,
     shortage_gib,
     sound,
@@ -120,7 +123,8 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
         said.append(
             f"the KV cache holds {tokens:,} tokens, fewer than one request of {new.context:,}: vLLM refuses to start"
         )
-    doubts = heads_doubts(new.tp, [old.tp, *(_read(start, {}, knobs).tp for start in past)])
+    doubts = _doubts(base, past, new, cell, knobs)
+    doubts += not_forecast(base, changes, knobs)
     error = max((row.error_bytes or 0 for row in rows if row.what == "kv_pool"), default=0) / GIB
     if 0 < pool - whole < error and moved:
         doubts.append(f"{pool - whole:.2f} GiB more than one request of full length needs, and off by {error:.2f}")
@@ -130,6 +134,25 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
         warnings=said, helps="a shorter context_length, 8-bit KV, more GPUs (tp_size), fewer max_num_batched_tokens",
         doubts=doubts, context=new.context, f_whole=up(f_min) if whole and f_min < 1 else None,
     )  # fmt: skip
+
+
+def _doubts(base: Start, past: Sequence[Start], new: _Start, cell: float | None, knobs: KnobTable) -> list[str]:
+    """Return in words why the LLM may not be divided among so many ranks as the forecast assumes; empty if it is."""
+    starts = [(start, _read(start, {}, knobs)) for start in (base, *past)]
+    doubts = heads_doubts(new.tp, [read.tp for _, read in starts])
+    if cell is None:
+        return doubts
+    old = starts[0][1]
+    shown = [
+        (read.tp, each * old.element / read.element)
+        for start, read in starts
+        if _stages(start, knobs) == _stages(base, knobs) and (each := memory.cell(start)) is not None
+    ]
+    return doubts + copies_doubts(new.tp, (old.tp, cell), shown)
+
+
+def _stages(start: Start, knobs: KnobTable) -> int:
+    return as_int(knobs.value(start.settings, "pp_size", start.version), 1)
 
 
 def _read(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> _Start:
@@ -258,7 +281,7 @@ def _rows(
     rank: RankStory, number: int, old: _Start, new: _Start, total: float, used: float, pool: float,
     tokens: int | None, graphs: Row,
 ) -> list[ForecastRow]:  # fmt: skip
-    weights = Row.of(rank.weights_gib, old.tp / new.tp, f"divided by {new.tp} ranks instead of {old.tp}")
+    weights = Row.of(rank.weights_gib, old.tp / new.tp, divided(new.tp, old.tp))
     before = _activation(rank, old)
     activation = before * new.batched / old.batched
     scaled = abs(activation - before) / 2
