@@ -596,7 +596,7 @@ def test_many_cuts_lose_and_repeat_nothing(tree: ProcTree, log: Path) -> None:
 
 def test_the_last_lines_come_before_the_end(tree: ProcTree, log: Path) -> None:
     with running(tree.root, toy_plan()) as probe:
-        probe.first(e.ScanEnded)
+        probe.first(e.LogOpened)
         append(log, lines(20_000, "last"))
         tree.remove(100, 101, 102)
         probe.first(e.ServerGone)

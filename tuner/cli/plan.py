@@ -20,7 +20,8 @@ from tuner.core.engine import Engine
 from tuner.core.knobs import read_value
 from tuner.core.reading import starts_of
 from tuner.core.redact import mask
-from tuner.core.report import PlanReport, PlanRow, model_of, plan_report
+from tuner.core.report import model_of
+from tuner.core.report_plan import PlanReport, PlanRow, plan_report
 from tuner.domain.findings import Outcome
 from tuner.domain.forecast import Fit
 from tuner.domain.knobs import Knob, KnobKind
@@ -267,7 +268,7 @@ def list_knobs(*, as_json: bool) -> int:
 def lines(answer: PlanAnswer, title: str, paper: Paper) -> Iterator[str]:
     """Yield the answer as text: verdict, safe interval, table, and the source of each number."""
     version = (answer.engine_version or "of unknown version") + (
-        " (inferred)" if answer.engine_version_inferred else ""
+        " (inferred)" if answer.engine_version and answer.engine_version_inferred else ""
     )
     yield paper.letters(paper.ink(f"{title} {version}", "strong") + f"  {plain(answer.model)}")
     newest = f"the newest start watched on {plain(answer.host)}"

@@ -14,7 +14,8 @@ from tuner.cli.tables import plain
 from tuner.core.finding_words import everyone, ranks_text, sureness, value_text
 from tuner.core.plan_words import reason, whole
 from tuner.core.remedies import order, safe
-from tuner.core.report import EvidenceReport, FindingReport, PhaseReport, PlanReport, RankReport, Report
+from tuner.core.report import EvidenceReport, FindingReport, PhaseReport, RankReport, Report
+from tuner.core.report_plan import PlanReport
 from tuner.core.share import KNOBS
 from tuner.domain.findings import Move, Outcome, Severity
 from tuner.domain.forecast import Fit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tuner.core.report import PlanReport
+from tuner.core.report_plan import PlanReport
 from tuner.core.share import ON_CPU
 from tuner.domain.forecast import Fit, Forecast
 
