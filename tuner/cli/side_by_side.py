@@ -49,7 +49,8 @@ def against(comparison: Comparison, paper: Paper, *, noise: bool = False) -> Ite
 def _sentences(comparison: Comparison, paper: Paper) -> Iterator[str]:
     for text in words.obstacles(comparison):
         yield from (paper.ink(line, "warn") for line in paper.wrapped(text))
-    yield from paper.wrapped(comparison.summary)
+    if comparison.summary:
+        yield from paper.wrapped(comparison.summary)
 
 
 class _Columns:

@@ -237,6 +237,8 @@ _SAID = {"total": "in all", "before weights": "free before the weights"}
 def _summary(comparison: Comparison, case: Contrast) -> str:
     explaining = comparison.explaining
     if comparison.obstacles:
+        if all(each.untold for each in comparison.of(Role.POSSIBLE)):
+            return ""
         return (
             f"What differs between {' and '.join(_words(side) for side in (case.good, case.bad))} is listed side by"
             " side; nothing of it is called a cause."

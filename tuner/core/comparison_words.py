@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from tuner.domain.comparison import Comparison, Difference, Group, Measure, Origin, Role, Side, Value
 from tuner.domain.findings import Outcome
-from tuner.units import format_seconds
+from tuner.units import format_seconds, format_small
 
 TITLES = {
     Role.EXPLAINS: "what explains it",
@@ -131,6 +131,8 @@ def values(each: Difference) -> tuple[str, str]:
 def numbers(measure: Measure, good: float | None, bad: float | None) -> tuple[str, str]:
     """Return both values of a table's row as text; the unit is left out where the heading has it."""
     bare = measure.group in (Group.PHASE, Group.MEMORY)
+    if measure.group is Group.POOL and measure.unit == "GiB":
+        return _pool_size(good), _pool_size(bad)
     return number(good, measure.unit, bare=bare), number(bad, measure.unit, bare=bare)
 
 
@@ -191,9 +193,9 @@ def number(value: float | None, unit: str, *, bare: bool = False) -> str:
         return "-"
     if unit == "s":
         return format_seconds(value, "" if bare else " s")
-    text = f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 1000 else f"{value:.2f}"
     if unit == "GiB":
-        text = f"{value:.2f}"
+        return f"{value:.2f}" if bare else format_small(value)
+    text = f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 1000 else f"{value:.2f}"
     return text if bare or unit in ("", "tokens") else f"{text} {unit}"
 
 
@@ -212,4 +214,9 @@ def _fraction(side: Side) -> str:
 def _pool(side: Side) -> str:
     if side.pool_gib is None:
         return ""
-    return f"{side.pool_gib:.2f} GiB" + (": none" if side.pool_gib < 0 else "")
+    return _pool_size(side.pool_gib) + (": none" if side.pool_gib < 0 else "")
+
+
+def _pool_size(value_gib: float | None) -> str:
+    """Return the size of a pool as text. A log that prints `0.0 GiB` has rounded a pool of some KiB or MiB."""
+    return "< 0.1 GiB" if value_gib == 0 else number(value_gib, "GiB")

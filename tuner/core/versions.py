@@ -9,6 +9,7 @@ from msgspec import Struct
 
 Version = tuple[int, ...]
 _RELEASE = re.compile(r"v?(\d+(?:\.\d+){0,3})(?:\.?(?:post|rc|dev|a|b)(\d+))?")
+_PLAIN = re.compile(r"\d+(?:\.\d+){0,3}")
 
 
 class Trait(Struct, frozen=True):
@@ -77,8 +78,11 @@ def may_be_same(one: str, other: str) -> bool:
         other: Of the same form.
     """
     if not (_is_range(one) or _is_range(other)):
+        # Candidates and builds of a commit have numbers in common with releases that they differ from.
+        one, other = (text.strip().removeprefix("v").partition("+")[0] for text in (one, other))
         own, its = parse_version(one) or (), parse_version(other) or ()
-        return _padded(own, its) == _padded(its, own)
+        plain = _PLAIN.fullmatch(one) and _PLAIN.fullmatch(other)
+        return one == other or bool(plain and _padded(own, its) == _padded(its, own))
     (low, high), (least, most) = _bounds(one), _bounds(other)
     return _up_to(low, most) and _up_to(least, high)
 

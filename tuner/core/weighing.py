@@ -233,15 +233,15 @@ def _by_remedy(each: Difference, remedy: Remedy, case: Contrast) -> Difference:
     forward = case.failed is not case.good
     lost, kept = (each.bad, each.good) if forward else (each.good, each.bad)
     finding = case.findings[0]
-    because = f"the remedy of {finding.cause} for the start that failed"
+    cause = f"{finding.cause}, found in the start that failed"
     # If a finding is not sure, only its first remedy counts: the others are often tests.
     sure = finding.confidence is Confidence.HIGH or (
         finding.confidence is Confidence.MEDIUM and remedy is finding.remedies[0]
     )
     if sure and _mends(kept, lost, remedy):
-        return _is(each, Role.EXPLAINS, REMEDIED, f"what the other start has is {because}")
-    other = "" if _mends(kept, lost, remedy) else ", and the other start does not have it so"
-    return _is(each, Role.POSSIBLE, LIKELY, f"{because} is about it{other}")
+        return _is(each, Role.EXPLAINS, REMEDIED, f"{cause}, is mended by what the other start has")
+    other = "" if _mends(kept, lost, remedy) else ", but not to what the other start has"
+    return _is(each, Role.POSSIBLE, LIKELY, f"a remedy of {cause}, is to change it{other}")
 
 
 def _mends(kept: Any, lost: Any, remedy: Remedy) -> bool:

@@ -262,6 +262,8 @@ def test_another_llm_engine_or_card_is_said_and_the_rest_compared() -> None:
     vllm = msgspec.structs.replace(start(fraction=0.7), engine="vllm")
     comparison = compare(start(), vllm)
     assert comparison.obstacles == ("other engines: sglang and vllm",)
+    assert comparison.summary == "", "nothing is listed that a sentence could be about"
+    assert "is listed side by side" in compare(start(), start(settings={"model_path": "/m/q", "new": 1})).summary
     assert {each.group for each in comparison.differences} == {Group.POOL}
     small = msgspec.structs.replace(
         start(), ranks=tuple(msgspec.structs.replace(r, before_weights=Figure(40.0, 4)) for r in start().ranks)
@@ -409,6 +411,8 @@ def test_numbers_of_a_comparison_in_words() -> None:
     assert words.beside(pair) == "x 20.00  rank 0 10.0 -> 10.0  rank 1 10.0 -> 3:20", "of two that differ, both"
     pool = Measure(group=Group.POOL, name="size", unit="GiB", good=10.42, bad=-20.62)
     assert words.numbers(pool, pool.good, None) == ("10.42 GiB", "-")
+    assert words.numbers(pool, 131072 / 2**30, 12 / 1024) == ("128.0 KiB", "12.0 MiB")
+    assert words.numbers(pool, 0.0, 0.1) == ("< 0.1 GiB", "0.10 GiB"), "a log with one decimal says 0.0 of 50 MiB"
     assert (words.number(159277, "tokens"), words.value_of(60.0, "s"), words.value_of(True)) == (
         "159,277",
         "1:00",

@@ -37,6 +37,12 @@ def test_ranges(version: str, versions: str, inside: bool) -> None:
     [
         ("0.5.9", "0.5.9", True),
         ("0.10", "0.10.0", True),
+        ("v0.10.0", "0.10.0", True),
+        ("0.10", "0.10.1", False),
+        ("0.32.0", "0.32.0rc1.dev200+gabcdef", False),
+        ("0.32.0rc1", "0.32.0rc2", False),
+        ("0.32.0", "0.32.0+cpu", True),
+        ("0.5.9.post1", "0.5.9.post1", True),
         ("0.5.8", "0.5.8.post1", False),
         ("0.5.3 - 0.5.8", "0.5.8.post1", True),
         ("0.5.3 - 0.5.8", "0.5.9", False),
