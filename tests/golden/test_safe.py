@@ -228,6 +228,13 @@ def test_as_many_ranks_as_before_need_no_more_gpus() -> None:
     assert on_gpus(again, 1) == again, "two hosts, of which one is seen"
 
 
+def test_hosts_that_no_setting_tells_may_have_more_gpus() -> None:
+    base = last_start("corpus/ok-2-scary-warnings.log")
+    told = SGLANG.forecast(base, {"tp_size": 4})
+    assert on_gpus(told, 1, had=2) == told, "Ray placed the two ranks on two hosts"
+    assert on_gpus(told, 2, had=2).warnings[0] == "4 ranks need as many GPUs, and the host has 2"
+
+
 def test_ranks_that_have_worked_divide_the_heads() -> None:
     base = last_start("corpus/ok-1-llama8b.log")
     six = msgspec.structs.replace(base, settings={**base.settings, "tp_size": 6})
@@ -242,4 +249,6 @@ def test_what_is_not_forecast_does_not_surely_fit() -> None:
     assert (told.fit, told.sure, told.warnings[0]) == (
         Fit.FITS, False, "what cpu_offload_gb does to memory is not forecast",
     )  # fmt: skip
+    early = msgspec.structs.replace(base, ranks=())
+    assert SGLANG.forecast(early, {"cpu_offload_gb": 20}).warnings[0] == told.warnings[0], "also where nothing is known"
     assert SGLANG.forecast(base, {"schedule_policy": base.setting("schedule_policy")}).sure, "as it was"

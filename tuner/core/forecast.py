@@ -352,7 +352,7 @@ def divided(ranks: int, had: int) -> str:
     return f"on 1 rank instead of {had}" if ranks == 1 else f"divided by {ranks} ranks instead of {had}"
 
 
-def on_gpus(forecast: Forecast, gpus: int | None, nodes: int = 1) -> Forecast:
+def on_gpus(forecast: Forecast, gpus: int | None, nodes: int = 1, had: int = 0) -> Forecast:
     """Return the forecast as it holds on the host, if it has more ranks than the start it is made from.
 
     A start with no more ranks than an earlier one has room on as many GPUs as that had, wherever they are.
@@ -361,10 +361,12 @@ def on_gpus(forecast: Forecast, gpus: int | None, nodes: int = 1) -> Forecast:
         forecast: The forecast.
         gpus: GPUs of the host; None if unknown.
         nodes: Hosts of the start to come, each with as many GPUs.
+        had: Ranks of the start that the forecast is made from. More than the hosts have GPUs: there are hosts that no
+            setting tells, such as Ray's, and nothing is held against them.
     """
     ranks = len({row.rank for row in forecast.rows})
     rest = tuple(each for each in forecast.warnings if not each.startswith(_more(ranks)))
-    if gpus is None or len(rest) == len(forecast.warnings):
+    if gpus is None or had > gpus * max(nodes, 1) or len(rest) == len(forecast.warnings):
         return forecast
     if ranks <= gpus * max(nodes, 1):
         return msgspec.structs.replace(forecast, warnings=rest)

@@ -182,7 +182,7 @@ async def forecast(state: HostState, ask: ForecastRequested) -> None:
     )
     gpus = len(state.gpu_table.gpus) if state.gpu_table is not None else None
     nodes = ask.changes.get("nnodes", base.setting("nnodes", "num_nodes"))
-    then = on_gpus(then, gpus, nodes if isinstance(nodes, int) else 1)
+    then = on_gpus(then, gpus, nodes if isinstance(nodes, int) else 1, len(base.ranks))
     knobs = knobs_of(engine, base)
     planned = Planned(base=base, knobs=knobs, now=now, then=then, title=engine.title, past=len(past))
     post(ForecastArrived(ask, planned))

@@ -79,11 +79,11 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
     new = changed(old, changes, gpu_mib)
     fraction, why = new_fraction(base, old, new, changes)
     said = [*notes(base, changes, knobs), *why]
-    moved = differences(base, changes, knobs)
+    moved, doubts = differences(base, changes, knobs), not_forecast(base, changes, knobs)
     total, available = memory.before_weights(base), memory.when_sized(base)
     if on_cpu(base):
-        return verdict(fraction, Interval(), None, unknown=[ON_CPU], changed=moved, warnings=said)
-    cell = fit.cell_bytes(base) or next((c for start in alike if (c := fit.cell_bytes(start))), None)
+        return verdict(fraction, Interval(), None, unknown=[ON_CPU], doubts=doubts, changed=moved, warnings=said)
+    cell = fit.cell_bytes(base) or _cell_of(alike, old, gpu_mib, latent)
     unknown = [
         *(["free memory before the weights: the line `Load weight begin` tells it"] if total is None else []),
         *(["free memory after the weights: the line `Load weight end` tells it"] if available is None else []),
@@ -94,7 +94,7 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
     if new.drafts and drafted is None:
         unknown.append("the draft's weights and pool: a start with speculation tells them")
     if total is None or available is None or total <= 0:
-        return verdict(fraction, Interval(), None, unknown=unknown, changed=moved, warnings=said)
+        return verdict(fraction, Interval(), None, unknown=unknown, doubts=doubts, changed=moved, warnings=said)
     terms = _terms(base, past, old, new, total, available, cell, drafted, fraction)
     plan = _plan(base, past, old, new, terms, cell, fraction, drafted, latent)
     rows, need = rank_rows(plan)
@@ -104,15 +104,16 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
     if cell is None:
         # No start has allocated its pool, so what is needed beside it is assumed; it must not rule out a good fraction.
         beside = min(beside, max(HEADROOM_GIB, _MOST_ASSUMED * terms.total - HEADROOM_GIB))
-    # What a start lacked after its pool, and the spare memory on top, are a measurement in place of the errors.
-    error = 0.0 if lacked else need.error + need.gib - beside
+    # What a start lacked after its pool, and the spare memory on top, are a measurement in place of the errors; of more
+    # graphs or a longer chunk than it had it measures nothing.
+    measured = lacked and _sizes(old) == _sizes(new)
+    error = 0.0 if measured else need.error + need.gib - beside
     ends = interval(terms.total, terms.available, max(beside, lacked) + HEADROOM_GIB, error, enough)
     capped = new.cap is not None and plan.tokens >= new.cap - new.page and need.left >= HEADROOM_GIB
     if capped:
         said.append(f"max_total_tokens={new.cap} bounds the KV pool, not the fraction")
         ends = Interval(ends.f_min)
-    doubts = _doubts(base, alike, old, new, cell)
-    doubts += not_forecast(base, changes, knobs)
+    doubts += _doubts(base, alike, old, new, cell)
     said += more_ranks(new.world, old.world)
     if 0 < plan.pool < terms.error + terms.unsure:
         doubts.append(f"a KV pool of {plan.pool:.2f} GiB is less than the error of what is free for it")
@@ -143,6 +144,22 @@ def _doubts(base: Start, alike: Sequence[Start], old: Shape, new: Shape, cell: f
     ]
     had = (old.attention_tp, (own or cell).value)
     return doubts + copies_doubts(new.attention_tp, had, shown)
+
+
+def _cell_of(alike: Sequence[Start], old: Shape, gpu_mib: float | None, latent: bool | None) -> fit.Cell | None:
+    """Return the cell of the newest start that tells one, as it would be on the ranks and in the KV type of `old`."""
+    for start in alike:
+        cell = fit.cell_bytes(start)
+        if cell is not None:
+            scale = _cell_scale(shape_of(start, gpu_mib, latent=latent), old)
+            return fit.Cell(cell.value * scale, cell.error)
+    return None
+
+
+def _cell_scale(old: Shape, new: Shape) -> float:
+    """Return the bytes of a token on a rank of one shape divided by those of another."""
+    heads = 1.0 if new.latent else old.attention_tp / new.attention_tp
+    return new.kv_bytes / old.kv_bytes * heads * old.pp / new.pp
 
 
 def _whole(plan: Plan) -> float | None:
@@ -263,11 +280,7 @@ def _terms(
         shift=gain,
         weights_scale=scale,
         weights=loaded,
-        cell_scale=new.kv_bytes
-        / old.kv_bytes
-        * (1.0 if new.latent else old.attention_tp / new.attention_tp)
-        * old.pp
-        / new.pp,
+        cell_scale=_cell_scale(old, new),
         draft_share=_kept_for_draft(drafted) if memory.counts(base) and new.drafts else 0.0,
         kv_share=_kv_share(weakest, old, new),
         error=error,

@@ -81,6 +81,7 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
     old, new = _read(base, {}, knobs), _read(base, changes, knobs)
     moved, said = differences(base, changes, knobs), notes(base, changes, knobs)
     said.extend(_unknown_dtype(changes.get("kv_cache_dtype")))
+    doubts = not_forecast(base, changes, knobs)
     if on_cpu(base):
         return verdict(new.share, Interval(), None, unknown=[ON_CPU], changed=moved, warnings=said)
     totals = [rank.total_gib.value for start in (base, *past) for rank in start.ranks if rank.total_gib is not None]
@@ -97,7 +98,7 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
     ]  # fmt: skip
     known = [each for each in spent if each is not None]
     if total is None or not known:
-        return verdict(new.share, Interval(), None, unknown=unknown, changed=moved, warnings=said)
+        return verdict(new.share, Interval(), None, unknown=unknown, doubts=doubts, changed=moved, warnings=said)
     captures = _captures([(base, old), *((start, _read(start, {}, knobs)) for start in past)])
     graphs = _graphs(captures, new)
     counted = (graphs.gib if new.counted else 0.0) - (_graphs(captures, old).gib if old.counted else 0.0)
@@ -123,8 +124,7 @@ def forecast(base: Start, changes: Mapping[str, Any], past: Sequence[Start], kno
         said.append(
             f"the KV cache holds {tokens:,} tokens, fewer than one request of {new.context:,}: vLLM refuses to start"
         )
-    doubts = _doubts(base, past, new, cell, knobs)
-    doubts += not_forecast(base, changes, knobs)
+    doubts += _doubts(base, past, new, cell, knobs)
     error = max((row.error_bytes or 0 for row in rows if row.what == "kv_pool"), default=0) / GIB
     if 0 < pool - whole < error and moved:
         doubts.append(f"{pool - whole:.2f} GiB more than one request of full length needs, and off by {error:.2f}")
