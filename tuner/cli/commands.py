@@ -273,7 +273,8 @@ def plan(logs: tuple[str, ...], host: str | None, changes: tuple[str, ...], knob
     same host make it better, and so do the starts that were watched there: --host names it as connect did, and without
     --from the newest of them is the one that is planned from. Each number says where it comes from: measured, the
     engine's own formula, or an estimate with its error. The exit code is 0 when the start surely fits and its KV pool
-    holds one request of the full context length, and 1 when it does not, or that is not certain.
+    holds one request of the full context length (32,768 tokens where no log tells that length), and 1 when it does not,
+    or that is not certain.
     """
     from tuner.cli import plan as command
 
