@@ -25,6 +25,8 @@ _LINK_DECODE_GIB = 0.25
 _UNSEEN_ERROR_GIB, _UNSEEN_ERROR_OF_MANY_GIB = 1.0, 2.5
 """Error of decode graphs that no start has shown, GiB, on one GPU and on several: with NCCL's buffers in them 1.8 to
 2.8 were printed on two to eight GPUs, 3.6 once."""
+_SEEN_GRAPHS = 20
+"""Number of graphs behind those sizes; each holds buffers of its own, so more of them are further off."""
 
 
 class Graphs(Struct, frozen=True):
@@ -64,10 +66,12 @@ def graphs_of(base: Start, past: Sequence[Start], old: Shape, new: Shape, drafte
     prefill = _row(fit_prefill(seen_prefill, len(new.prefill_sizes), longest), prefill_error)
     if decode is None:
         largest = max(new.decode_sizes, default=0)
+        error = _UNSEEN_ERROR_GIB
+        if new.world > 1:
+            error = _UNSEEN_ERROR_OF_MANY_GIB * max(1.0, len(new.decode_sizes) / _SEEN_GRAPHS)
         decode = Row(
-            largest * 2 / 1024, Source.ESTIMATE, _UNSEEN_ERROR_GIB if new.world == 1 else _UNSEEN_ERROR_OF_MANY_GIB,
-            f"2 MiB for each of {largest} requests, as SGLang reserves",
-        )  # fmt: skip
+            largest * 2 / 1024, Source.ESTIMATE, error, f"2 MiB for each of {largest} requests, as SGLang reserves"
+        )
     if prefill is None:
         count = len(new.prefill_sizes)
         prefill = Row(
