@@ -14,7 +14,7 @@ from tuner.cli.tables import plain
 from tuner.core.finding_words import everyone, ranks_text, sureness, value_text
 from tuner.core.plan_words import reason, whole
 from tuner.core.remedies import order, safe
-from tuner.core.report import EvidenceReport, FindingReport, PhaseReport, RankReport, Report
+from tuner.core.report import CutEvidenceReport, EvidenceReport, FindingReport, PhaseReport, RankReport, Report
 from tuner.core.report_plan import PlanReport
 from tuner.core.share import KNOBS
 from tuner.domain.findings import Move, Outcome, Severity
@@ -189,7 +189,7 @@ def _evidence(evidence: Sequence[EvidenceReport], paper: Paper) -> Iterator[str]
     names = short_names(dict.fromkeys(each.file for each in evidence if each.file))
     rows = []
     for each in evidence:
-        value = plain(value_text(each.value, each.unit))
+        value = plain(value_text(each.value, each.unit, cut=isinstance(each, CutEvidenceReport)))
         where = "computed" if each.derived else f"line {each.line}"
         if len(names) > 1 and each.file:
             where = f"{plain(names[each.file])}:{each.line}"

@@ -33,8 +33,8 @@ def ranks_text(ranks: Sequence[int] | None, tags: Mapping[int, str]) -> str:
     return named + (f" and {len(ranks) - RANKS_NAMED} more" if len(ranks) > RANKS_NAMED else "")
 
 
-def value_text(value: Number | str | bool | None, unit: str = "") -> str:
-    """Return a value as text: sizes with two decimals, counts with thousands separators."""
+def value_text(value: Number | str | bool | None, unit: str = "", *, cut: bool = False) -> str:
+    """Return a value as text: sizes with two decimals, counts with thousands separators; an ellipsis if it is cut."""
     if value is None:
         return "n/a"
     if isinstance(value, bool):
@@ -46,7 +46,7 @@ def value_text(value: Number | str | bool | None, unit: str = "") -> str:
     elif isinstance(value, float):
         text = f"{value:,.2f}" if unit in _SIZES else f"{value:,.4f}".rstrip("0").rstrip(".")
     else:
-        text = value
+        text = f"{value} …" if cut else value
     if value == 1 and unit in _COUNTED:
         unit = unit.removesuffix("s")
     return f"{text} {unit}".rstrip()

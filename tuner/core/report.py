@@ -47,6 +47,10 @@ class EvidenceReport(Struct, frozen=True, kw_only=True):
     derived: bool
 
 
+class CutEvidenceReport(EvidenceReport, frozen=True, kw_only=True):
+    """Evidence whose value is only the beginning of a longer text, which the JSON output does not mark."""
+
+
 class FindingReport(Struct, frozen=True, kw_only=True):
     """One cause with its evidence."""
 
@@ -246,7 +250,8 @@ def _evidence(evidence: Evidence, cite: Cite) -> EvidenceReport:
         file, line = cite(evidence.at)
     derived = line is None and evidence.at is None
     value = str(evidence.value) if isinstance(evidence.value, bool) else evidence.value
-    return EvidenceReport(
+    kind = CutEvidenceReport if evidence.cut else EvidenceReport
+    return kind(
         what=evidence.what,
         value=mask(value) if isinstance(value, str) else value,
         unit=evidence.unit,

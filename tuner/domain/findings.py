@@ -89,6 +89,8 @@ class Evidence(Struct, frozen=True, kw_only=True):
     """Line number from 1; None if lines are not counted."""
     meaning: Meaning | None = None
     """What the code concludes from it; None for evidence that only the reader weighs."""
+    cut: bool = False
+    """Whether the value is only the beginning of a longer text: screens add an ellipsis to it."""
 
     @property
     def derived(self) -> bool:

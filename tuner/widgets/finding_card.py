@@ -208,7 +208,7 @@ class Card:
     def _evidence(self, width: int) -> list[CardLine]:
         """Return the evidence in columns: what, value, and place."""
         rows = [
-            (clean(each.what), clean(value_text(each.value, each.unit)), place_text(each), each.at)
+            (clean(each.what), clean(value_text(each.value, each.unit, cut=each.cut)), place_text(each), each.at)
             for each in self.finding.evidence
         ]
         places = max((text_width(row[2]) for row in rows), default=0)

@@ -36,6 +36,17 @@ def told(capsys: pytest.CaptureFixture[str]) -> Any:
     return call
 
 
+def test_a_quotation_that_is_cut_ends_with_an_ellipsis_and_json_has_the_words_of_the_log(told: Any) -> None:
+    log = GOLDEN / "real/sglang-0.5.23-cpu/fail-bad-attention-backend.log"
+    _, out, _ = told("diagnose", log)
+    assert "'trtllm_mla' … (line 478)" in " ".join(out.replace("│", "").split())
+    assert out.count("…") == 1, "what is whole has none"
+    _, out, _ = told("diagnose", log, "--json")
+    (error,) = (each for each in json.loads(out)["findings"][0]["evidence"] if each["what"] == "error")
+    assert error["value"].endswith("'trtllm_mla'")
+    assert list(error) == ["what", "value", "unit", "file", "line", "derived"]
+
+
 def test_a_failed_start_is_explained(told: Any) -> None:
     code, out, err = told("diagnose", FAILED)
     assert (code, err) == (1, "")

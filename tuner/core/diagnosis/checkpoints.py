@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.proposals import option, shortened, told, variable
+from tuner.core.diagnosis.proposals import error_told, option, quoted, variable
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
 from tuner.domain.starts import Sign
 
@@ -43,7 +43,7 @@ def not_found(case: Case) -> Finding | None:
             case.quote("file", sign, "missing_path") or case.quote("file", sign, "file_path")
             or case.quote("file", sign, "damaged_path"),
             case.quote("detail", sign, "detail"),
-            Evidence(what="error", value=told(case), at=sign.at),
+            error_told(case, sign.at),
         ],
         remedies=remedies,
         refuted_by="the files at that path, complete, readable by the user the server runs as",
@@ -142,7 +142,7 @@ def draft(case: Case) -> Finding | None:
         "draft-unfit",
         f"{words} Memory plays no part.",
         evidence=[
-            Evidence(what="error", value=told(case), at=sign.at),
+            error_told(case, sign.at),
             case.quote("architecture", sign, "architecture"),
             case.arg("speculative_algorithm"),
             case.arg("speculative_draft_model_path"),
@@ -180,7 +180,7 @@ def attention(case: Case) -> Finding | None:
         evidence=[
             case.quote("backend", sign, "backend") or case.quote("backend", sign, "refused"),
             case.quote("head size", sign, "head_size"),
-            Evidence(what="error", value=shortened(str(sign.fields.get("error")), 240), at=sign.at),
+            quoted("error", str(sign.fields.get("error")), sign.at),
             case.arg("kv_cache_dtype"),
             case.arg("attention_backend"),
         ],
@@ -233,7 +233,7 @@ def unsupported(case: Case) -> Finding | None:
             *(case.quote(name.replace("_", " "), sign, name) for name in
               ("architecture", "quantization", "minimum", "capability", "parameter", "size", "block")),
             case.arg("quantization"),
-            Evidence(what="error", value=told(case), at=sign.at),
+            error_told(case, sign.at),
         ],
         remedies=[
             option(case, "trust_remote_code", "--trust-remote-code", Move.SET, "if you trust that code", True)

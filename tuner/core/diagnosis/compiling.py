@@ -9,9 +9,9 @@ from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.proposals import (
     engine_variable,
     error_of,
-    first_line,
     no_memory_advice,
     option,
+    quoted,
     variable,
 )
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
@@ -120,7 +120,7 @@ def _path(sign: Sign) -> str:
 
 def _error(case: Case, sign: Sign) -> Evidence | None:
     failure = case.root.failure if case.root is not None else None
-    return Evidence(what="error", value=first_line(failure.message), at=sign.at) if failure is not None else None
+    return quoted("error", failure.message, sign.at) if failure is not None else None
 
 
 def damaged_cache(case: Case) -> Finding | None:

@@ -12,10 +12,9 @@ from tuner.core.diagnosis.backends import backend_of, other_attention
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.proposals import (
     engine_variable,
-    first_line,
+    error_of,
     no_memory_advice,
     option,
-    said,
     variable,
     without_custom_all_reduce,
 )
@@ -46,7 +45,7 @@ def hardware(case: Case) -> Finding | None:
             case.quote("error", sign, "error"),
             case.quote("Xid", xid, "code") if xid is not None else None,
             case.quote("bus", xid, "bus") if xid is not None else None,
-            Evidence(what="line", value=said(case, sign), at=sign.at),
+            error_of(case, sign, "line"),
         ],
         refuted_by="no Xid in the kernel's log at that time",
         confidence=Confidence.HIGH if xid is not None or sign.id == "gpu-hardware" else Confidence.MEDIUM,
@@ -154,7 +153,7 @@ def illegal_access(case: Case) -> Finding | None:
         " not the cause. Other ranks then lose their peer; their errors are consequences. It is not a lack of memory.",
         evidence=[
             case.figure("avail after capture", story.last_available if story is not None else None),
-            Evidence(what="error", value=first_line(said(case, sign)), at=sign.at),
+            error_of(case, sign),
             case.quote("assertion", sign, "assertion"),
             case.quote("Xid", xid, "code") if xid is not None else None,
             case.arg("attention_backend"),

@@ -169,7 +169,9 @@ def raised(case: Case, told: Asked | None, *, need_gib: float = 0.0, why: str = 
     value = good if good is not None and least < good <= most else most if all_of_it else round((least + most) / 2, 2)
     value = value if least < value <= most else least
     pool = case.share.pool(value * factor)
-    reason = (why or f"above {low:.4f} there is a pool at all") + _serves(bounds, case.share, value, most, factor)
+    reason = why or f"above {low:.4f} there is a pool at all"
+    if told is None or bounds.whole is None or bounds.whole > told.value:
+        reason += _serves(bounds, case.share, value, most, factor)
     sure = ", by estimate," if bounds.estimated else ""
     end = "no more is advised" if bounds.high >= MOST else f"above {most:g}{sure} graphs and passes no longer fit"
     text = f"{reason}; {value:g} gives {pool:.1f} GiB, and {end}"

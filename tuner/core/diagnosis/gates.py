@@ -8,7 +8,7 @@ from statistics import median_low
 
 from tuner.core.diagnosis.case import Case
 from tuner.core.diagnosis.fraction import asked_of, lowered
-from tuner.core.diagnosis.proposals import engine_variable, shortened
+from tuner.core.diagnosis.proposals import engine_variable, quoted
 from tuner.core.gates import words
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy, Severity
 from tuner.domain.forecast import Fit
@@ -98,7 +98,7 @@ def _for_want_of_nvlink(case: Case, world: int, sign: Sign) -> Finding:
         evidence=[
             case.derived("GPUs in the TP group", world),
             *(step[1] if step is not None else ()),
-            Evidence(what="gate", value=shortened(sign.text.partition(". ")[0], 160), at=sign.at),
+            quoted("gate", sign.text.partition(". ")[0], sign.at, 160),
         ],
         remedies=[
             fewer if checked else None,

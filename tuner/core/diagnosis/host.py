@@ -11,8 +11,8 @@ from tuner.core.diagnosis.proposals import (
     container,
     engine_variable,
     error_of,
-    first_line,
     option,
+    quoted,
     said,
     variable,
 )
@@ -58,7 +58,7 @@ def out_of_host_memory(case: Case) -> Finding | None:
                 if sign is not None
                 else []
             ),
-            Evidence(what="error", value=first_line(case.message.replace("\n", " ")), at=sign.at if sign else None)
+            quoted("error", case.message.replace("\n", " "), sign.at if sign else None)
             if kernel is None and case.message
             else None,
             *processes.memory_users(case),
@@ -327,7 +327,7 @@ def locked(case: Case) -> Finding | None:
         " to 64 KiB as a rule. Neither GPU memory nor the fraction plays a part.",
         evidence=[
             case.quote("call", sign, "call"),
-            Evidence(what="error", value=first_line(case.message.partition("\n")[2]), at=root.failure.message_at),
+            quoted("error", case.message.partition("\n")[2], root.failure.message_at),
         ],
         remedies=[
             container("--ulimit", "memlock=-1", "lets the process lock memory; check with ulimit -l"),

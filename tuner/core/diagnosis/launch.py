@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tuner.core.diagnosis import checkpoints, refusals
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.proposals import engine_variable, first_line, listed, option, variable
+from tuner.core.diagnosis.proposals import engine_variable, first_line, listed, option, quoted, variable
 from tuner.domain.behaviour import PortBound
 from tuner.domain.findings import Evidence, Finding, Move, Remedy
 
@@ -107,7 +107,7 @@ def refused_by_parser(case: Case) -> Finding | None:
             Evidence(what="argument", value=asked, at=sign.at) if asked is not None else None,
             Evidence(what="value", value=str(value), at=sign.at) if value is not None else None,
             Evidence(what="required", value=str(required), at=sign.at) if required is not None else None,
-            Evidence(what="error", value=first_line(detail), at=sign.at),
+            quoted("error", detail, sign.at),
         ],
         remedies=[_for_flag(case, asked, new, value, fields)] if asked is not None else
         [case.advice("arguments", "--help lists what this version takes")],
@@ -228,7 +228,7 @@ def more_ranks_than_gpus(case: Case) -> Finding | None:
             case.arg("pp_size", "pipeline_parallel_size"),
             case.arg("dp_size", "data_parallel_size"),
             case.arg("base_gpu_id"),
-            Evidence(what="error", value=first_line(case.message.replace("\n", " ")), at=sign.at),
+            quoted("error", case.message.replace("\n", " "), sign.at),
         ],
         remedies=[
             case.remedy(
@@ -253,7 +253,7 @@ def forked(case: Case) -> Finding | None:
         "worker-forked",
         "A worker was forked from a process that had used CUDA already, and CUDA does not survive that: something in"
         " the main process (a plugin, an import, the script that starts the engine) touched a GPU first.",
-        evidence=[Evidence(what="error", value=first_line(case.message.partition("\n")[2]), at=sign.at)],
+        evidence=[quoted("error", case.message.partition("\n")[2], sign.at)],
         remedies=[
             engine_variable(case, "worker_start_method", Move.SET, "new processes instead of copies", "spawn"),
             case.advice("script", "start it under `if __name__ == '__main__':`, and call nothing of CUDA before"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.proposals import first_line, option, variable
+from tuner.core.diagnosis.proposals import option, quoted, variable
 from tuner.domain.findings import Confidence, Evidence, Finding, Move
 from tuner.domain.starts import Sign
 
@@ -100,7 +100,7 @@ def ray_cluster(case: Case) -> Finding | None:
             case.quote("waited", sign, "seconds", "s"),
             case.arg("tensor_parallel_size"),
             case.arg("pipeline_parallel_size"),
-            Evidence(what="error", value=first_line(case.message.partition("\n")[2]), at=sign.at),
+            quoted("error", case.message.partition("\n")[2], sign.at),
         ],
         remedies=[
             case.advice("ray", "nodes that joined, and GPUs in use and free", "ray status"),

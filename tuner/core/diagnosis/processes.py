@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.proposals import DMESG, container, no_memory_advice, shortened
+from tuner.core.diagnosis.proposals import DMESG, container, no_memory_advice, quoted
 from tuner.core.roots import is_consequence
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy, Severity
 from tuner.domain.starts import RankStory, Sign
@@ -232,7 +232,7 @@ def _last_words(case: Case, story: RankStory | None) -> Evidence | None:
     if story is None or line is None:
         return None
     said = case.engine.message(line.text, case.engine.prefix(line.text)).strip()
-    return Evidence(what=f"last line of {story.tag}", value=shortened(said, _QUOTED), at=line.offset)
+    return quoted(f"last line of {story.tag}", said, line.offset, _QUOTED)
 
 
 def _missed(case: Case, evidence: list[Evidence | None]) -> Finding:

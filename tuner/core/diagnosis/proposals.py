@@ -96,7 +96,24 @@ def shortened(text: str, most: int) -> str:
 
 def first_line(text: str, most: int = 240) -> str:
     """Return the first non-blank line of a message, `shortened` to `most` characters; empty if there is none."""
-    return shortened(next((line.strip() for line in text.splitlines() if line.strip()), ""), most)
+    return shortened(_first_line(text), most)
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def quoted(what: str, text: str, at: int | None, most: int = 240) -> Evidence:
+    """Cite the first non-blank line of a text, or its first words if it is longer than `most` characters.
+
+    Args:
+        what: What the text is.
+        text: The text as the log has it.
+        at: Where the log says it, as `LogLine.offset` counts.
+        most: Largest number of characters that are cited.
+    """
+    line = _first_line(text)
+    return Evidence(what=what, value=shortened(line, most), at=at, cut=len(line) > most)
 
 
 def listed(items: str, most: int) -> str:
@@ -110,26 +127,39 @@ def listed(items: str, most: int) -> str:
 
 def told(case: Case) -> str:
     """Return the root failure's message in one line, without the lines that pydantic puts before it."""
+    return first_line(_told(case))
+
+
+def error_told(case: Case, at: int) -> Evidence:
+    """Cite the text that `told` returns."""
+    return quoted("error", _told(case), at)
+
+
+def _told(case: Case) -> str:
     root = case.root
     if root is None:
         return ""
     if root.failure is None:
-        return first_line(case.message)
+        return case.message
     for line in root.failure.message.splitlines():
         text = line.strip()
         if text.startswith(("Value error, ", "Assertion failed, ")):
-            return shortened(text.partition(", ")[2].partition(" [type=")[0], 240)
-    return first_line(root.failure.message) or root.failure.exception
+            return text.partition(", ")[2].partition(" [type=")[0]
+    return _first_line(root.failure.message) or root.failure.exception
 
 
 def said(case: Case, sign: Sign) -> str:
     """Return the first line of a sign's text; for a sign within the root failure, its exception and message."""
+    return first_line(_said(case, sign))
+
+
+def _said(case: Case, sign: Sign) -> str:
     root = case.root
     if root is not None and root.failure is not None and root.failure.at <= sign.at <= root.failure.end:
-        return first_line(f"{root.failure.exception}: {root.failure.message}")
-    return first_line(sign.text)
+        return f"{root.failure.exception}: {root.failure.message}"
+    return sign.text
 
 
-def error_of(case: Case, sign: Sign) -> Evidence:
+def error_of(case: Case, sign: Sign, what: str = "error") -> Evidence:
     """Cite the text that `said` returns for a sign."""
-    return Evidence(what="error", value=said(case, sign), at=sign.at)
+    return quoted(what, _said(case, sign), sign.at)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Iterable
 
 from tuner.core.diagnosis.case import Case
-from tuner.core.diagnosis.proposals import POSSIBLE_SOLUTIONS, option, told, variable
+from tuner.core.diagnosis.proposals import POSSIBLE_SOLUTIONS, error_told, option, told, variable
 from tuner.core.roots import is_consequence
-from tuner.domain.findings import Confidence, Evidence, Finding, Move, Remedy
+from tuner.domain.findings import Confidence, Finding, Move, Remedy
 from tuner.domain.starts import Failure
 
 _REFUSED = ("flag-conflict", "lora-rank")
@@ -132,7 +132,7 @@ def _refusal(
         f"{'The engine refuses its arguments' if asked else 'The engine ends before it loads anything'}:"
         f" {said.rstrip('.')}." + (" Nothing was loaded yet." if asked and not case.start.ranks else ""),
         evidence=[
-            Evidence(what="error", value=said, at=failure.message_at),
+            error_told(case, failure.message_at),
             *(case.arg(name) for name in names[:4]),
         ],
         remedies=remedies or [case.advice("arguments", "what the message names; --help lists what is allowed")],

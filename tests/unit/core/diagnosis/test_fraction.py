@@ -41,6 +41,13 @@ def test_a_pool_that_was_too_small_takes_all_there_is(fraction: float) -> None:
     assert (then.fit, then.f_max) == (Fit.FITS, raised.max)
 
 
+@pytest.mark.parametrize(("fraction", "said"), [(0.64, True), (0.7, False)])
+def test_from_where_a_full_length_request_fits_is_said_if_it_did_not_yet(fraction: float, said: bool) -> None:
+    log = served(fraction).decode(900.0).rank(0, FULL).decode(900.0)
+    (raised,) = of(findings(log.lines)[0], "mem_fraction_static")
+    assert ("it holds one request of the full" in raised.why) is said
+
+
 def test_a_fraction_that_is_as_high_as_it_can_be_is_not_raised() -> None:
     log = served(0.98).decode(900.0).rank(0, FULL).decode(900.0)
     assert of(findings(log.lines)[0], "mem_fraction_static") == []
