@@ -21,6 +21,7 @@ from tuner.core.forecast import on_gpus
 from tuner.core.logtext import clean
 from tuner.core.reading import starts_of
 from tuner.core.report import report
+from tuner.core.report_plan import as_seen
 from tuner.core.share import KNOBS
 from tuner.domain.findings import Move, Severity
 from tuner.domain.forecast import Fit, Forecast, Source
@@ -124,6 +125,9 @@ def test_a_card_the_last_lines_and_the_forecast_tell_one_upper_end() -> None:
             continue
         seen += 1
         last = report(start, findings, again, lambda at: ("x", at)).plan
+        narrowed = as_seen(again, findings)
+        if (narrowed.fit, narrowed.f_max) != (last.fit, last.f_max):
+            wrong.append(f"{path}: `plan` says {narrowed.fit} {narrowed.f_max}, `diagnose` {last.fit} {last.f_max}")
         if moved[0].move is Move.LOWER and last.fit is not Fit.TOO_HIGH:
             wrong.append(f"{path}: {moved[0].max} is advised, and {last.fraction} said to be {last.fit}")
         if moved[0].min is not None and again.f_min is not None and float(moved[0].min) < again.f_min:

@@ -16,12 +16,13 @@ from tuner.cli.paper import Paper
 from tuner.cli.tables import plain
 from tuner.core import plan_words as words
 from tuner.core.compare import same_llm
+from tuner.core.diagnosis import diagnose
 from tuner.core.engine import Engine
 from tuner.core.knobs import read_value
 from tuner.core.reading import starts_of
 from tuner.core.redact import mask
 from tuner.core.report import model_of
-from tuner.core.report_plan import PlanReport, PlanRow, plan_report
+from tuner.core.report_plan import PlanReport, PlanRow, as_seen, plan_report
 from tuner.domain.findings import Outcome
 from tuner.domain.forecast import Fit
 from tuner.domain.knobs import Knob, KnobKind
@@ -102,7 +103,7 @@ def plan(files: Sequence[str], assignments: Sequence[str], *, host: str | None =
         if name in changes and changes[name] != value:
             raise UsageProblem(f"{name} is set twice", "", "Give one value of each knob")
         changes[name] = value
-    forecast = engine.forecast(base, changes, past)
+    forecast = as_seen(engine.forecast(base, changes, past), diagnose(base, engine, past), changes)
     answer = PlanAnswer(
         engine=engine.name,
         engine_version=base.version,
@@ -183,14 +184,16 @@ def _change(engine: Engine, base: Start, text: str) -> tuple[str, Any]:
     """
     name, equals, value = text.partition("=")
     knobs = engine.knobs()
-    if not equals or not name.strip():
-        raise UsageProblem("A change is knob=value", repr(text), "For example --set mem_fraction_static=0.9")
+    if not equals or not name.strip() or not value.strip():
+        raise UsageProblem("A change is knob=value", repr(text), "For example --set mem_fraction_static=0.9, or =auto")
     knob = knobs.find(name)
     if knob is None:
         near = difflib.get_close_matches(name.strip().lstrip("-").replace("-", "_"), list(knobs), 3, 0.6)
         hint = f"Did you mean {' or '.join(near)}?" if near else "`gputuner plan --knobs` lists them"
         raise UsageProblem(f"{engine.title} has no knob {plain(name, 60)}", "", hint)
-    if knob.kind is KnobKind.FLAG and (absent := knobs.absent(knob.name, base.version)):
+    # A version that is inferred is a range, of which some may have what its own arguments show.
+    shown = knobs.value({**base.settings, **base.given}, knob.name) is not None
+    if knob.kind is KnobKind.FLAG and not shown and (absent := knobs.absent(knob.name, base.version)):
         raise UsageProblem(f"{engine.title} {base.version} has no {knob.name}", absent)
     try:
         read = read_value(knob, value)

@@ -5,6 +5,9 @@ The field names are an interface for scripts, as those of `core.report`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
 import msgspec
 from msgspec import Struct
 
@@ -13,6 +16,8 @@ from tuner.core.share import KNOBS, down
 from tuner.domain.findings import Finding, Meaning, Move, Severity
 from tuner.domain.forecast import Fit, Forecast, ForecastRow, Source
 from tuner.units import GIB
+
+Told = TypeVar("Told", Forecast, "PlanReport")
 
 
 class PlanRow(Struct, frozen=True, kw_only=True):
@@ -66,9 +71,16 @@ def plan_report(forecast: Forecast | None) -> PlanReport:
     )
 
 
-def as_seen(plan: PlanReport, findings: tuple[Finding, ...]) -> PlanReport:
-    """Narrow the safe interval by what the failure has shown: a pass that did not fit needs more than was forecast."""
-    if not findings or findings[0].severity is not Severity.FATAL or plan.f_max is None:
+def as_seen(plan: Told, findings: Sequence[Finding], changes: Iterable[str] = ()) -> Told:
+    """Narrow the safe interval by what a failure has shown: a pass that did not fit needs more than was forecast.
+
+    Args:
+        plan: Forecast of the start that failed, perhaps with changes.
+        findings: Those of the start, the root cause first.
+        changes: Canonical names of the changed knobs: the failure tells nothing of a start with more than another
+            fraction.
+    """
+    if not findings or findings[0].severity is not Severity.FATAL or plan.f_max is None or set(changes) - set(KNOBS):
         return plan
     moves = [each for each in findings[0].remedies if each.knob in KNOBS]
     meanings = {each.meaning for each in findings[0].evidence}

@@ -75,15 +75,15 @@ def _has_all(name: str, values: Sequence[Any], word: Any, takes: Mapping[str, in
     return isinstance(word, str) and not any(isinstance(value, str) for value in values)
 
 
-def as_int(value: Any, default: int) -> int:
-    """Convert a setting to int; return `default` if it is not a number, or too large to be a size of a server."""
+def as_int(value: Any, default: int, most: int = _GREATEST) -> int:
+    """Convert a setting to int; return `default` if it is not a number, or above `most`, the largest size of a server."""
     if isinstance(value, bool) or value is None:
         return default
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
         return default
-    return number if abs(number) <= _GREATEST else default
+    return number if abs(number) <= most else default
 
 
 def _canonical(flag: str, aliases: Mapping[str, str]) -> str:

@@ -14,6 +14,7 @@ from tuner.core.diagnosis import diagnose
 from tuner.core.engine import Engine
 from tuner.core.forecast import on_gpus
 from tuner.core.knobs import read_value
+from tuner.core.report_plan import as_seen
 from tuner.domain.comparison import Comparison, where
 from tuner.domain.findings import Finding, Outcome, failed_phase
 from tuner.domain.knobs import Knob, KnobKind
@@ -180,6 +181,8 @@ async def forecast(state: HostState, ask: ForecastRequested) -> None:
     now, then = await asyncio.to_thread(
         lambda: (engine.forecast(base, {}, past), engine.forecast(base, ask.changes, past))
     )
+    if base is server.start:
+        now, then = as_seen(now, server.findings), as_seen(then, server.findings, ask.changes)
     gpus = len(state.gpu_table.gpus) if state.gpu_table is not None else None
     nodes = ask.changes.get("nnodes", base.setting("nnodes", "num_nodes"))
     then = on_gpus(then, gpus, nodes if isinstance(nodes, int) else 1, len(base.ranks))

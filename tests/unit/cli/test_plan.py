@@ -63,6 +63,19 @@ def test_a_start_that_fits(told: Any) -> None:
     assert max(len(line) for line in out.splitlines()) <= 110
 
 
+def test_a_start_that_ran_out_of_memory_is_not_said_to_fit_as_it_was(told: Any) -> None:
+    log = GOLDEN / "corpus/sg-6318.log"
+    code, text, _ = told("plan", "--from", log)
+    assert (code, "DOES NOT FIT  0.83 leaves too little" in text, "up to 0.778" in text) == (1, True, True)
+    code, text, _ = told("plan", "--from", log, "--set", "mem_fraction_static=0.77")
+    assert (code, "FITS  at a fraction of 0.77" in text) == (0, True)
+
+
+def test_a_change_without_a_value_is_none(told: Any) -> None:
+    code, _, error = told("plan", "--from", GOLDEN / "corpus/sg-6318.log", "--set", "mem_fraction_static=")
+    assert (code, "A change is knob=value" in error) == (2, True)
+
+
 def test_a_start_that_is_refused(told: Any) -> None:
     code, out, _ = told("plan", "--from", WORKED, "--set", "mem_fraction_static=0.55")
     assert code == 1

@@ -14,6 +14,7 @@ import pytest
 from tests.support.golden_starts import last_start
 from tuner.core import report as promised
 from tuner.core import report_comparison as promised_comparison
+from tuner.core import report_plan as promised_plan
 from tuner.core.compare import compare
 from tuner.core.report import Report, as_data, report
 from tuner.core.report_comparison import report_comparison
@@ -338,7 +339,7 @@ def test_every_key_is_documented() -> None:
     words = set(re.findall(r"`([\w-]+)`", (Path(__file__).parents[3] / "docs/diagnose.md").read_text("utf-8")))
     structs = [
         each
-        for module in (promised, promised_comparison)
+        for module in (promised, promised_plan, promised_comparison)
         for each in vars(module).values()
         if isinstance(each, type) and issubclass(each, msgspec.Struct) and each.__module__ == module.__name__
     ]

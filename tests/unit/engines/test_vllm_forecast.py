@@ -173,6 +173,16 @@ def test_what_ran_out_of_memory_lowers_what_is_safe() -> None:
     assert (VLLM.forecast(base, {"max_num_batched_tokens": 2048}).f_max or 0) > 0.98, "a smaller pass is another case"
 
 
+@pytest.mark.parametrize("knob", ["max_num_batched_tokens", "max_running_requests"])
+def test_sizes_of_millions_are_no_less_than_those_of_thousands(knob: str) -> None:
+    fits = [VLLM.forecast(start(), {knob: size}).fit for size in (1_000_000, 2_000_000, 20_000_000)]
+    assert Fit.FITS not in fits
+
+
+def test_a_context_of_millions_is_read() -> None:
+    assert VLLM.forecast(start(), {"context_length": 10_000_000}).context == 10_000_000
+
+
 def test_sizes_of_graphs() -> None:
     assert len(memory.graph_sizes(512)) == 51
     assert memory.graph_sizes(8) == [1, 2, 4, 8]

@@ -40,6 +40,8 @@ from tuner.units import GIB
 _MIB_PER_SEQUENCE = 0.5
 """Size of one sequence's 32-bit logits with a vocabulary of 128k, MiB."""
 _DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "block_size": 16}
+_MOST_TOKENS = 1 << 32
+"""Most tokens or requests that a setting may name; contexts of some LLMs have ten million."""
 
 
 class _Start(Struct, frozen=True, kw_only=True):
@@ -162,9 +164,9 @@ def _read(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> _Start:
         return knobs.value(start.given, name, start.version) or knobs.value(start.settings, name, start.version)
 
     share = value("gpu_memory_utilization")
-    sequences = as_int(value("max_running_requests"), _DEFAULTS["max_num_seqs"])
-    batched = as_int(value("max_num_batched_tokens"), _DEFAULTS["max_num_batched_tokens"])
-    context = as_int(value("context_length") or start.setting("max_seq_len"), 0)
+    sequences = as_int(value("max_running_requests"), _DEFAULTS["max_num_seqs"], _MOST_TOKENS)
+    batched = as_int(value("max_num_batched_tokens"), _DEFAULTS["max_num_batched_tokens"], _MOST_TOKENS)
+    context = as_int(value("context_length") or start.setting("max_seq_len"), 0, _MOST_TOKENS)
     given = value("kv_cache_memory_bytes")
     env = {**start.env, **{name: each for name, each in changes.items() if name.isupper()}}
     listed, largest = value("cuda_graph_bs"), value("cuda_graph_max_bs")
