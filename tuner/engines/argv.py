@@ -76,7 +76,7 @@ def _has_all(name: str, values: Sequence[Any], word: Any, takes: Mapping[str, in
 
 
 def as_int(value: Any, default: int, most: int = _GREATEST) -> int:
-    """Convert a setting to int; return `default` if it is not a number, or above `most`, the largest size of a server."""
+    """Convert a setting to int; return `default` if it is no number, or above `most`, the largest size."""
     if isinstance(value, bool) or value is None:
         return default
     try:
