@@ -80,8 +80,10 @@ def segments(case: Case) -> Remedy:
 def fragmentation(oom: Oom) -> list[str]:
     """Return a warning against torch's advice (`expandable_segments`) if fragmentation is not the problem."""
     if oom.reserved is not None and oom.reserved < max(1.0, oom.tried):
-        held = f"{oom.reserved * 1024:.0f} MiB" if oom.reserved < 1 else f"{oom.reserved:.2f} GiB"
+        mib = round(oom.reserved * 1024)
+        held = f"only {mib} MiB are" if oom.reserved < 1 else f"only {oom.reserved:.2f} GiB are"
+        held = held if mib else "nothing is"
         return [
-            f"expandable_segments, as torch suggests: only {held} are reserved and unused, so it is not fragmentation"
+            f"expandable_segments, as torch suggests: {held} reserved and unused, so it is not fragmentation"
         ]
     return []
