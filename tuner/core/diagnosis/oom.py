@@ -83,7 +83,5 @@ def fragmentation(oom: Oom) -> list[str]:
         mib = round(oom.reserved * 1024)
         held = f"only {mib} MiB are" if oom.reserved < 1 else f"only {oom.reserved:.2f} GiB are"
         held = held if mib else "nothing is"
-        return [
-            f"expandable_segments, as torch suggests: {held} reserved and unused, so it is not fragmentation"
-        ]
+        return [f"expandable_segments, as torch suggests: {held} reserved and unused, so it is not fragmentation"]
     return []
