@@ -201,9 +201,12 @@ class Vllm(Server):
         ]
 
     def environment(self) -> dict[str, str]:
+        # Both ranks on one core: they spin while they wait for each other, which on all cores of a small machine keeps
+        # everybody else waiting for seconds.
+        core = max(os.sched_getaffinity(0))
         return {
             "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "0|1",
+            "VLLM_CPU_OMP_THREADS_BIND": f"{core}|{core}",
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
         }
