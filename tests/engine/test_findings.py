@@ -68,7 +68,7 @@ async def a_rank_that_is_stopped_under_load_is_a_hang_until_it_goes_on(
     load = server.load(tokens=2000 if isinstance(server, Sglang) else 400)
     await asyncio.to_thread(load.__enter__)
     try:
-        await watch.server(server, lambda s: (s.metrics.running or 0) > 0 and (s.metrics.tok_s or 0) > 0)
+        await watch.server(server, lambda s: (s.metrics.running or 0) > 0 and (s.metrics.tok_s or 0) > 0, 120)
         server.send(signal.SIGSTOP, victim)
         hung = await watch.server(server, lambda s: "watchdog-hang" in causes(s), 60)
         (found,) = [each for each in hung.findings if each.cause == "watchdog-hang"]
