@@ -123,11 +123,8 @@ def from_batch(server: ServerState, fact: LogFact, mono: float) -> ServerState:
         return msgspec.structs.replace(server, metrics=msgspec.structs.replace(old, cuda_graph=bool(graph)))
     newest = [line.fields for line in server.batches.values()]
     prefills = [line.fields for line in server.prefills.values() if not _silent(line, fact, PREFILL_SILENCE_S)]
-    queues = [
-        {**_fields(server.batches, rank), **_fields(server.prefills, rank)}
-        for rank in server.batches.keys() | server.prefills.keys()
-    ]
-    queued = whole(_sum(queues, "queued"))
+    told = [*newest, *(line.fields for line in server.prefills.values())]
+    queued = whole(_sum(told, "queued"))
     if fact.kind == f.PREFILL:
         metrics = msgspec.structs.replace(
             server.metrics,
@@ -175,14 +172,11 @@ def _recent(lines: dict[str, LogFact], newest: LogFact) -> dict[str, LogFact]:
 
 
 def _without_queue(lines: dict[str, LogFact], rank: str) -> dict[str, LogFact]:
-    if "queued" not in _fields(lines, rank):
+    line = lines.get(rank)
+    if line is None or "queued" not in line.fields:
         return lines
-    known = {name: value for name, value in lines[rank].fields.items() if name != "queued"}
-    return {**lines, rank: msgspec.structs.replace(lines[rank], fields=known)}
-
-
-def _fields(lines: dict[str, LogFact], rank: str) -> dict[str, Any]:
-    return lines[rank].fields if rank in lines else {}
+    known = {name: value for name, value in line.fields.items() if name != "queued"}
+    return {**lines, rank: msgspec.structs.replace(line, fields=known)}
 
 
 def is_late(metrics: ServerMetrics, mono: float) -> bool:
