@@ -10,6 +10,8 @@ import enum
 
 from msgspec import Struct
 
+from tuner.domain.runs import Ask, DrainAsk, StopStep
+
 
 class PortBound(enum.StrEnum):
     """When an engine binds the port at which it serves clients."""
@@ -50,6 +52,40 @@ class Frames(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The allocation of a pool in host memory, behind the one on the GPU."""
 
 
+class Stopping(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an engine is stopped, and what it does meanwhile."""
+
+    serving: tuple[StopStep, ...] = (
+        StopStep(signal="TERM", wait_s=20.0),
+        StopStep(signal="TERM", wait_s=10.0),
+        StopStep(signal="TERM", to="orphans", wait_s=5.0),
+        StopStep(signal="KILL", to="tree", wait_s=10.0),
+    )
+    """The ladder for a server that is ready."""
+    loading: tuple[StopStep, ...] = (
+        StopStep(signal="TERM", wait_s=10.0),
+        StopStep(signal="TERM", wait_s=10.0),
+        StopStep(signal="TERM", to="orphans", wait_s=5.0),
+        StopStep(signal="KILL", to="tree", wait_s=10.0),
+    )
+    """The ladder for one that still starts."""
+    term_drains: bool = False
+    """True: after the first TERM it finishes the requests in flight by itself, without a limit."""
+    drain: tuple[DrainAsk, ...] = ()
+    """Where the number of requests in flight can be read; the first that answers."""
+    lingers: str = ""
+    """Why its end may take long, in words."""
+
+
+class Starting(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one learns that an engine serves."""
+
+    health: Ask | None = None
+    first_token: Ask | None = None
+    help: tuple[str, ...] = ("--help",)
+    """Arguments with which its command prints all its flags."""
+
+
 class Behaviour(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one engine behaves, all versions alike."""
 
@@ -81,6 +117,8 @@ class Behaviour(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stack: tuple[StackPhase, ...] = ()
     """Phases by functions on a stack: the first entry that any frame contains decides."""
     frames: Frames = Frames()
+    stopping: Stopping = Stopping()
+    starting: Starting = Starting()
     process_title: str = ""
     """Prefix of the titles of its processes."""
     llm_flag: str = "--model"

@@ -15,6 +15,7 @@ from tuner.domain.gpu import GpuInfo, GpuProcess, GpuSample, ProcessInfo
 from tuner.domain.history import UsualTimes
 from tuner.domain.link import LinkPhase
 from tuner.domain.logs import LogHit
+from tuner.domain.runs import Lease, RunRecord
 from tuner.domain.server import ServerIdentity
 from tuner.domain.starts import Start
 
@@ -270,6 +271,37 @@ class HistoryFound(Event, frozen=True, kw_only=True, tag="history"):
     """The newest of them, with what they measured of their memory."""
 
 
+class RunChanged(Event, frozen=True, kw_only=True, tag="run"):
+    """A run was found in gputuner's folder on the host, or went on."""
+
+    run: RunRecord
+
+
+class LeaseChanged(Event, frozen=True, kw_only=True, tag="lease"):
+    """Who may change the host is another now, or gave a sign of life. Sent at first only if there is a lease."""
+
+    lease: Lease
+
+
+class Acted(Event, frozen=True, kw_only=True, tag="acted"):
+    """Answer to an act."""
+
+    id: int
+    error: str | None = None
+    """Why it was not done, in one line; None: it was done, or has begun."""
+    hint: str = ""
+    """The way out, in one line."""
+    run: str = ""
+    """Id of the run that began."""
+
+
+class PreflightResult(Event, frozen=True, kw_only=True, tag="preflight"):
+    """Facts for the checks before a switch, by id; docs/protocol.md lists them."""
+
+    id: int
+    facts: dict[str, Any]
+
+
 AnyEvent = (
     LinkChanged
     | LinkMeasured
@@ -294,4 +326,8 @@ AnyEvent = (
     | CheckResult
     | HistoryFound
     | ScanEnded
+    | RunChanged
+    | LeaseChanged
+    | Acted
+    | PreflightResult
 )

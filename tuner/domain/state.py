@@ -25,6 +25,7 @@ from tuner.domain.link import LinkPhase
 from tuner.domain.logs import LogBlock, LogFact
 from tuner.domain.plan import NUMBERS_EVERY_S
 from tuner.domain.readings import MemoryTerms
+from tuner.domain.runs import Lease, RunRecord
 from tuner.domain.server import LogSource, Phase, SeriesPoint, ServerIdentity
 from tuner.domain.starts import Start
 
@@ -329,6 +330,9 @@ class HostState(Struct, frozen=True, kw_only=True):
     xids: tuple[GpuXid, ...] = ()
     killed: tuple[ProcessKilled, ...] = ()
     """The newest processes that the kernel killed for want of host memory."""
+    runs: tuple[RunRecord, ...] = ()
+    """Starts and stops that gputuner made on this host, newest first."""
+    lease: Lease = Lease()
     scanned: bool = False
     """True: the first look for servers has ended, so that no server means no server."""
     seen: frozenset[str] = frozenset()

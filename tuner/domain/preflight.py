@@ -1,0 +1,58 @@
+"""What is checked before a server is stopped, and what came out."""
+
+from __future__ import annotations
+
+import enum
+
+from msgspec import Struct
+
+
+class Verdict(enum.StrEnum):
+    """What a check says."""
+
+    OK = "ok"
+    NOTE = "note"
+    """Worth knowing; speaks for nothing."""
+    WARN = "warn"
+    """May go wrong; the operator decides."""
+    FAIL = "fail"
+    """The switch is refused."""
+    UNKNOWN = "unknown"
+    """Could not be checked; why is in the detail."""
+
+
+class Check(Struct, frozen=True, kw_only=True):
+    """One check before a switch."""
+
+    id: str
+    """`interpreter`, `flags`, `port`, `tenants`, `memory`, `disk`, `shm`, `limits`, `llm`, `rights`, `manager`,
+    `lease`, `env-files`, `preset`."""
+    title: str
+    verdict: Verdict
+    detail: str = ""
+    """What was found, with the numbers, in one line."""
+    way_out: str = ""
+    """What to do about it, in one line."""
+
+
+class PreflightAsk(Struct, frozen=True, kw_only=True):
+    """What the probe is asked to look at. It only reads, but for `help_argv`, which it runs."""
+
+    key: str = ""
+    """Key of the server that is to be stopped; empty: none."""
+    command: tuple[str, ...] = ()
+    """The new server's command without arguments."""
+    help_argv: tuple[str, ...] = ()
+    """Command that prints the engine's flags; empty: they are known already."""
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    like: str = ""
+    """As `LaunchOrder.like`."""
+    package: str = ""
+    """Distribution whose version beside the interpreter is wanted."""
+    llm: str = ""
+    """Path or name of the LLM."""
+    port: int | None = None
+    log_dir: str | None = None
+    managers: bool = True
+    """Whether to ask who would bring the old server back."""
