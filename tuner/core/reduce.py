@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tuner.core import explaining, lifecycle, metrics, ranks, remembered, serverlog
+from tuner.core import explaining, lifecycle, metrics, ranks, remembered, runs, serverlog
 from tuner.core import series as s
 from tuner.core.engine import Engine
 from tuner.core.measured import measured
@@ -416,4 +416,5 @@ _HANDLERS: dict[type, Callable[[HostState, Any, Engines], Result]] = {
     e.OldLog: _old_log,
     e.HistoryFound: _history,
     e.ProblemSeen: _problem,
+    **runs.HANDLERS,
 }

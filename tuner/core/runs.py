@@ -1,0 +1,200 @@
+"""What runs say of a host's servers: who started one, what was good last, what was interrupted, who may act."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from tuner.domain import events as e
+from tuner.domain.acts import AnyAct, EndLeftovers, ResumeRun
+from tuner.domain.commands import AnyCommand
+from tuner.domain.runs import ProcessId, RunOutcome, RunRecord, RunStep
+from tuner.domain.state import HostState, ServerState
+
+KEEP_RUNS = 20
+"""Most runs that are kept: as many as the probe sends."""
+RUN_VARIABLE = "GPUTUNER_RUN"
+"""Variable in the environment of a launched server that holds the id of its run."""
+SERVED = frozenset({RunOutcome.READY, RunOutcome.BACK})
+"""Outcomes with a server that answered."""
+UNTOUCHED = frozenset({RunStep.CHECK, RunStep.DRAIN})
+"""Steps in which no process was signalled yet."""
+
+Handler = Callable[[HostState, Any, Any], tuple[HostState, tuple[AnyCommand, ...]]]
+
+
+class Option(Struct, frozen=True, kw_only=True):
+    """One way to deal with an interrupted run."""
+
+    id: str
+    """`finish`, `back` or `clean`."""
+    title: str
+    """What it does, in one line."""
+    act: AnyAct
+
+
+class Interrupted(Struct, frozen=True, kw_only=True):
+    """A run that has not ended, and whose supervisor is dead."""
+
+    run: RunRecord
+    words: str
+    """What was done and what runs now, in one line."""
+    options: tuple[Option, ...] = ()
+    """The best one first."""
+
+
+# The fold.
+
+
+def _run_changed(state: HostState, event: e.RunChanged, engines: Any) -> tuple[HostState, tuple[AnyCommand, ...]]:
+    others = [run for run in state.runs if run.id != event.run.id]
+    runs = sorted((event.run, *others), key=lambda run: (run.began_at, run.id), reverse=True)[:KEEP_RUNS]
+    return msgspec.structs.replace(state, runs=tuple(runs)), ()
+
+
+def _lease_changed(state: HostState, event: e.LeaseChanged, engines: Any) -> tuple[HostState, tuple[AnyCommand, ...]]:
+    return msgspec.structs.replace(state, lease=event.lease), ()
+
+
+HANDLERS: Mapping[type, Handler] = {e.RunChanged: _run_changed, e.LeaseChanged: _lease_changed}
+"""Handlers of `core.reduce` for the events of runs and of the lease."""
+
+
+# Who started a server.
+
+
+def run_of(state: HostState, server: ServerState) -> RunRecord | None:
+    """Return the run that started a server; None if gputuner did not.
+
+    The leader that a run recorded tells it, by PID and start. Where another process of the command line leads (a
+    wrapper was launched), the id of the run in its environment does.
+    """
+    identity = server.identity
+    own = {(identity.pid, identity.start_ticks)}
+    own.update((member.pid, member.start_ticks) for member in identity.members)
+    found = next((run for run in state.runs if _is(run.new, own)), None)
+    if found is not None:
+        return found
+    token = (identity.env or {}).get(RUN_VARIABLE)
+    return next((run for run in state.runs if token and run.id == token), None)
+
+
+def preset_of(state: HostState, server: ServerState) -> tuple[str, str]:
+    """Return the id and the title of the preset that a server was started with.
+
+    Both are empty where gputuner did not start it. The id is empty for the bare recipe, and for a server that was gone
+    back to and that gputuner had not started the first time.
+    """
+    run = run_of(state, server)
+    return ("", "") if run is None else _preset(state, run, depth=len(state.runs))
+
+
+def _preset(state: HostState, run: RunRecord, depth: int) -> tuple[str, str]:
+    if not run.going_back:
+        return run.preset, run.title
+    first = next((x for x in state.runs if x is not run and run.old is not None and _same(x.new, run.old)), None)
+    if first is None or depth <= 0:
+        return "", run.back
+    return _preset(state, first, depth - 1)
+
+
+def server_of(state: HostState, run: RunRecord) -> ServerState | None:
+    """Return the server that a run started last; None if it is not known (any more)."""
+    return next((server for server in state.servers if run_of(state, server) is run), None)
+
+
+# What can be gone back to.
+
+
+def last_good(state: HostState, port: int | None = None, *, before: RunRecord | None = None) -> RunRecord | None:
+    """Return the newest run whose server became ready.
+
+    Args:
+        state: State of the host.
+        port: Only runs of this port; None: of any.
+        before: Only runs that began before this one.
+    """
+    for run in state.runs:
+        if before is not None and (run.began_at, run.id) >= (before.began_at, before.id):
+            continue
+        if run.outcome in SERVED and (port is None or run.port is None or run.port == port):
+            return run
+    return None
+
+
+def like(run: RunRecord) -> str:
+    """Return what a launch is `like` that starts again what a run started last."""
+    return f"back:{run.id}" if run.going_back else f"run:{run.id}"
+
+
+# Runs that go on, and runs that were left.
+
+
+def active_run(state: HostState) -> RunRecord | None:
+    """Return the run that goes on; None if there is none. There is never more than one on a host."""
+    return next((run for run in state.runs if run.outcome is RunOutcome.RUNNING and run.supervised), None)
+
+
+def interrupted(state: HostState) -> tuple[Interrupted, ...]:
+    """Return the runs that have not ended and whose supervisor is dead, newest first, and what can be done."""
+    left = (run for run in state.runs if run.outcome is RunOutcome.RUNNING and not run.supervised)
+    return tuple(Interrupted(run=run, words=_happened(state, run), options=_options(state, run)) for run in left)
+
+
+def _happened(state: HostState, run: RunRecord) -> str:
+    name = run.title or run.preset or ("the start" if run.new is not None else "the stop")
+    old = _lives(state, run.old)
+    if run.alive:
+        now = f"the new server (pid {run.new.pid}) lives" if run.new is not None else "the new server lives"
+    elif run.step in UNTOUCHED:
+        now = "nothing was signalled"
+    elif old:
+        now = f"the old server (pid {run.old.pid}) still lives" if run.old is not None else "the old server still lives"
+    else:
+        now = "no server of it lives"
+    return f"{name}: interrupted at {run.step}, {now}"
+
+
+def _options(state: HostState, run: RunRecord) -> tuple[Option, ...]:
+    found: list[Option] = []
+    if run.alive:
+        found.append(_finish(run, "adopt the new server and watch it until it is ready"))
+    elif run.step in UNTOUCHED:
+        found.append(_finish(run, "begin it again: stop the old server, start the new one"))
+    else:
+        found.append(_finish(run, "finish it: what is not stopped is stopped, what is not started is started"))
+    if run.back and not run.going_back and (run.alive or run.step not in UNTOUCHED):
+        act = ResumeRun(run=run.id, back=True)
+        found.append(Option(id="back", title=f"go back to {run.back}", act=act))
+    ours = tuple(
+        ProcessId(pid=each.pid, start_ticks=each.start_ticks, uid=each.uid, title=each.title)
+        for each in run.leftovers
+        if each.ours
+    )
+    if ours:
+        words = "end the process" if len(ours) == 1 else f"end the {len(ours)} processes"
+        title = f"{words} that the stopped server left behind"
+        found.append(Option(id="clean", title=title, act=EndLeftovers(run=run.id, processes=ours)))
+    return tuple(found)
+
+
+def _finish(run: RunRecord, title: str) -> Option:
+    return Option(id="finish", title=title, act=ResumeRun(run=run.id))
+
+
+def _lives(state: HostState, process: ProcessId | None) -> bool:
+    if process is None:
+        return False
+    own = (process.pid, process.start_ticks)
+    return any(not x.gone and (x.identity.pid, x.identity.start_ticks) == own for x in state.servers)
+
+
+def _is(process: ProcessId | None, own: set[tuple[int, int]]) -> bool:
+    return process is not None and (process.pid, process.start_ticks) in own
+
+
+def _same(one: ProcessId | None, other: ProcessId) -> bool:
+    return one is not None and (one.pid, one.start_ticks) == (other.pid, other.start_ticks)
