@@ -1,0 +1,168 @@
+"""Words for runs, leases and operators, shared by the command line and the screens."""
+
+from __future__ import annotations
+
+from tuner.domain.runs import Lease, Leftover, MemoryBack, Operator, RunOutcome, RunRecord, RunStep
+from tuner.units import GIB, format_duration
+
+STEP_NAMES: dict[RunStep, str] = {
+    RunStep.CHECK: "check",
+    RunStep.DRAIN: "drain",
+    RunStep.STOP: "stop",
+    RunStep.MEMORY: "memory",
+    RunStep.LAUNCH: "launch",
+    RunStep.LOADING: "loading",
+    RunStep.PORT: "port",
+    RunStep.HEALTH: "health",
+    RunStep.FIRST_TOKEN: "first token",
+    RunStep.STEADY: "steady",
+    RunStep.END: "end",
+}
+STEP_DOING: dict[RunStep, str] = {
+    RunStep.CHECK: "checking",
+    RunStep.DRAIN: "waiting for its requests",
+    RunStep.STOP: "stopping",
+    RunStep.MEMORY: "waiting for the GPU memory",
+    RunStep.LAUNCH: "launching",
+    RunStep.LOADING: "loading",
+    RunStep.PORT: "waiting for health",
+    RunStep.HEALTH: "waiting for the first token",
+    RunStep.FIRST_TOKEN: "got its first token",
+    RunStep.STEADY: "watching it for a moment",
+    RunStep.END: "ending",
+}
+"""Activity of a run at each step, as words that follow a colon."""
+_ALL_BACK = 0.98
+"""Share of the memory of a stopped server from which on it counts as given back, for the words only."""
+
+
+def operator_name(operator: Operator) -> str:
+    """Return an operator as `name@machine`."""
+    return f"{operator.name}@{operator.machine}" if operator.machine else operator.name
+
+
+def going_on(run: RunRecord) -> bool:
+    """Return whether a supervisor carries the run out at present."""
+    return run.outcome is RunOutcome.RUNNING and run.supervised
+
+
+def interrupted(run: RunRecord) -> bool:
+    """Return whether the supervisor of the run died before the run had ended."""
+    return run.outcome is RunOutcome.RUNNING and not run.supervised
+
+
+def stops_only(run: RunRecord) -> bool:
+    """Return whether the run stops a server and starts none."""
+    return run.old is not None and run.new is None and not (run.title or run.preset or run.argv)
+
+
+def name_of(run: RunRecord) -> str:
+    """Return what the run starts: the preset's id, or else its title, or else `the server`."""
+    return run.preset or run.title or "the server"
+
+
+def aim(run: RunRecord) -> str:
+    """Return what the run is about: `switching to base-88`, `starting base-88`, `stopping pid 48211`."""
+    if stops_only(run) and run.old is not None:
+        return f"stopping pid {run.old.pid}"
+    if run.going_back:
+        return f"going back to {run.back or 'what ran before'}"
+    return f"{'switching to' if run.old is not None else 'starting'} {name_of(run)}"
+
+
+def left_s(run: RunRecord, now: float | None) -> float | None:
+    """Return the seconds until the present wait ends at the latest; None where that is not known.
+
+    Args:
+        run: The run.
+        now: Host wall clock, seconds since the epoch.
+    """
+    return None if run.until is None or now is None else max(0.0, run.until - now)
+
+
+def wait_words(seconds: float) -> str:
+    """Return the rest of a wait: `12 s left`, `9:48 left`."""
+    return f"{seconds:.0f} s left" if seconds < 100 else f"{format_duration(seconds)} left"
+
+
+def progress(run: RunRecord, now: float | None) -> str:
+    """Return a run in one line: `switching to graph-bs-512: stopping, TERM sent, 12 s left`."""
+    if interrupted(run):
+        return f"{aim(run)}: interrupted while {STEP_DOING[run.step]}, its supervisor is gone"
+    if run.outcome is not RunOutcome.RUNNING:
+        return outcome(run)
+    doing = "cancelling" if run.cancelled_by is not None and not run.going_back else STEP_DOING[run.step]
+    parts = [f"{aim(run)}: {doing}", run.detail]
+    if (seconds := left_s(run, now)) is not None:
+        parts.append(wait_words(seconds))
+    return ", ".join(part for part in parts if part)
+
+
+def outcome(run: RunRecord) -> str:
+    """Return how a run ended, in one line."""
+    name, took = name_of(run), format_duration(max(0.0, run.updated_at - run.began_at))
+    why = run.failure or run.detail
+    because = f": {why}" if why else ""
+    match run.outcome:
+        case RunOutcome.READY:
+            return f"{name} serves, {took} after the order"
+        case RunOutcome.STOPPED:
+            old = f"pid {run.old.pid} is stopped" if run.old is not None else "stopped"
+            return f"{old}, all its memory came back" if memory_is_back(run) else old
+        case RunOutcome.REFUSED:
+            return f"{name} was refused before anything was touched{because}"
+        case RunOutcome.FAILED:
+            return f"{name} did not start{because}"
+        case RunOutcome.BACK:
+            what = "was cancelled" if run.cancelled_by is not None else "did not start"
+            return f"{name} {what}{because}; {run.back or 'what ran before'} serves again"
+        case RunOutcome.CANCELLED:
+            return f"cancelled before anything was touched: the server still runs as it did{because}"
+        case RunOutcome.STUCK:
+            return f"stuck{because}; nothing was started"
+        case RunOutcome.RUNNING:
+            return aim(run)
+
+
+def memory_is_back(run: RunRecord) -> bool:
+    """Return whether each watched GPU has given the memory of the stopped server back; False if none was watched."""
+    return bool(run.memory) and all(returned(each) for each in run.memory)
+
+
+def returned(gpu: MemoryBack) -> bool:
+    """Return whether a GPU has given back what the stopped server held there."""
+    return gpu.after_bytes is not None and gpu.before_bytes - gpu.after_bytes >= _ALL_BACK * gpu.held_bytes
+
+
+def leftover_words(left: Leftover) -> str:
+    """Return a process that a stop left behind: PID, owner, title, and the GPU memory it holds."""
+    parts = [f"pid {left.pid}", left.user or (f"uid {left.uid}" if left.uid is not None else ""), left.title]
+    if left.gpu_bytes:
+        parts.append(f"holds {left.gpu_bytes / GIB:.1f} GiB of GPU memory")
+    parts.append("of the stopped server" if left.ours else "not ours: never signalled")
+    return " ".join(parts[:3]).strip() + "".join(f", {part}" for part in parts[3:])
+
+
+def way_on(run: RunRecord) -> str:
+    """Return what an interrupted run has left on the host, in words; empty for other runs."""
+    if not interrupted(run):
+        return ""
+    if run.new is not None and run.alive:
+        return f"pid {run.new.pid}, which it started, lives"
+    if run.step in (RunStep.CHECK, RunStep.DRAIN):
+        return "nothing was touched yet"
+    if run.step in (RunStep.STOP, RunStep.MEMORY):
+        return "the old server may be stopped, and nothing was started yet"
+    return "what it started does not live"
+
+
+def holder_words(lease: Lease, now: float | None) -> str:
+    """Return who may change the host, and since when; empty while nobody else does."""
+    if lease.holder is None or lease.mine:
+        return ""
+    words = f"{operator_name(lease.holder)} may change this host"
+    if lease.holder.since is not None and now is not None:
+        words += f", since {format_duration(max(0.0, now - lease.holder.since))}"
+    if lease.beat_at is not None and now is not None and now - lease.beat_at > 10:
+        words += f"; last sign of life {format_duration(max(0.0, now - lease.beat_at))} ago"
+    return words
