@@ -11,12 +11,12 @@ from textual.widgets import Input
 
 from tests.support import explained, states
 from tests.support.sessions import FakeSession, settled
+from tuner.core.planned import knobs_of
 from tuner.domain.forecast import Fit, Forecast
 from tuner.domain.knobs import KnobType, Turning
 from tuner.domain.planning import PlanKnob, Planned
 from tuner.domain.state import HostState
 from tuner.engines import load_engines
-from tuner.screens.explain_requests import knobs_of
 from tuner.widgets.glyphs import ASCII, UNICODE
 from tuner.widgets.notes import group_name
 from tuner.widgets.plan_fields import change_words, command_line, label_of, next_value, typed_value, value_words

@@ -7,18 +7,14 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from tuner.core.compare import compare, findings_that_weigh, same_llm
 from tuner.core.diagnosis import diagnose
 from tuner.core.engine import Engine
-from tuner.core.forecast import on_gpus
-from tuner.core.knobs import read_value
-from tuner.core.report_plan import as_seen
+from tuner.core.planned import NO_SERVER, planned, worked_starts
 from tuner.domain.comparison import Comparison, where
 from tuner.domain.findings import Finding, Outcome, failed_phase
-from tuner.domain.knobs import Knob, KnobKind
-from tuner.domain.planning import PlanKnob, Planned, StartChoice
+from tuner.domain.planning import StartChoice
 from tuner.domain.starts import Start
 from tuner.domain.state import HostState, ServerState
 from tuner.engines import load_engines
@@ -97,11 +93,6 @@ class _Known:
         self.starts[name] = start
         self.choices.append(StartChoice(id=name, title=title, outcome=start.outcome, same_llm=alike))
 
-    def worked(self) -> list[Start]:
-        """Return the starts of the same LLM that became ready, newest first."""
-        alike = [each.id for each in self.choices if each.same_llm]
-        return [start for name, start in self.starts.items() if name in alike and start.worked]
-
 
 def starts(state: HostState, ask: StartsRequested) -> None:
     """Answer with the starts that a server's own can be compared with."""
@@ -150,7 +141,7 @@ def _findings(state: HostState, server: ServerState, choice: str, start: Start) 
     engine = engines().get(start.engine)
     if held is not None or engine is None:
         return held.findings if held is not None else ()
-    return diagnose(start, engine, _Known(state, server).worked())
+    return diagnose(start, engine, worked_starts(state, server))
 
 
 async def _other(state: HostState, server: ServerState, choice: str, read: ReadStarts | None) -> Start | None:
@@ -167,58 +158,7 @@ async def forecast(state: HostState, ask: ForecastRequested) -> None:
     post = ask.reply_to.post_message
     server = _server(state, ask.key)
     if server is None:
-        post(ForecastArrived(ask, None, "there is no server to plan from"))
+        post(ForecastArrived(ask, None, NO_SERVER))
         return
-    worked = _Known(state, server).worked()
-    base = server.start if server.start is not None and server.start.ranks else next(iter(worked), None)
-    engine = engines().get(base.engine) if base is not None else None
-    if base is None or engine is None:
-        words = "its log does not tell how much memory its start took, and no earlier start of it is known"
-        post(ForecastArrived(ask, None, words))
-        return
-    # The same starts as a diagnosis of this server uses, so that both tell one safe interval.
-    past = tuple(start for start in server.past if start is not base)
-    now, then = await asyncio.to_thread(
-        lambda: (engine.forecast(base, {}, past), engine.forecast(base, ask.changes, past))
-    )
-    if base is server.start:
-        now, then = as_seen(now, server.findings), as_seen(then, server.findings, ask.changes)
-    gpus = len(state.gpu_table.gpus) if state.gpu_table is not None else None
-    nodes = ask.changes.get("nnodes", base.setting("nnodes", "num_nodes"))
-    then = on_gpus(then, gpus, nodes if isinstance(nodes, int) else 1, len(base.ranks))
-    knobs = knobs_of(engine, base)
-    planned = Planned(base=base, knobs=knobs, now=now, then=then, title=engine.title, past=len(past))
-    post(ForecastArrived(ask, planned))
-
-
-def knobs_of(engine: Engine, base: Start) -> tuple[PlanKnob, ...]:
-    """Return the knobs that a plan offers for the version of a start, with the values in that start."""
-    table = engine.knobs()
-    found: list[PlanKnob] = []
-    offered = [(knob.turning.place, name) for name, knob in table.items() if knob.turning is not None]
-    for _, name in sorted(offered):
-        knob, spelling = table[name], table.spelling(name, base.version)
-        if spelling is None:
-            continue
-        if knob.kind is KnobKind.FLAG:
-            value = table.value(base.settings, name, base.version)
-        else:
-            value = _read(knob, base.env.get(spelling.text))
-        found.append(
-            PlanKnob(
-                knob=knob,
-                flag=spelling.flag,
-                env=spelling.env,
-                value=spelling.default if value is None else value,
-                assumed=value is None,
-                choices=spelling.choices,
-            )
-        )
-    return tuple(found)
-
-
-def _read(knob: Knob, text: str | None) -> Any:
-    try:
-        return None if text is None else read_value(knob, text)
-    except ValueError:
-        return text
+    made = await asyncio.to_thread(planned, state, server, ask.changes, engines())
+    post(ForecastArrived(ask, None, made) if isinstance(made, str) else ForecastArrived(ask, made))
