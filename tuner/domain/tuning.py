@@ -37,6 +37,20 @@ class Change(Struct, frozen=True, kw_only=True):
         return bool(self.now != self.then)
 
 
+class PresetChoice(Struct, frozen=True, kw_only=True):
+    """A preset as the Tune screen lists it for one server."""
+
+    id: str
+    title: str = ""
+    why: str = ""
+    unmet: str = ""
+    """Why it is not for this engine, version or host, in one line; empty: it is."""
+    knobs: tuple[str, ...] = ()
+    """Names of the knobs, flags and variables that it sets, for the filter."""
+    path: str = ""
+    """The file that it comes from."""
+
+
 class Wish(Struct, frozen=True, kw_only=True):
     """What an operator wants of a host."""
 

@@ -55,14 +55,14 @@ def panel(planned: Planned, values: Mapping[str, Any], chosen: int, width: int, 
         old: The forecast for the newest values is still being computed.
     """
     then = planned.then
-    lines = _verdict(then, width, glyphs, old=old)
-    if interval := _interval(then, width, glyphs):
+    lines = verdict_lines(then, width, glyphs, old=old)
+    if interval := interval_line(then, width, glyphs):
         lines.append(interval)
-    lines += _bars(planned, width, glyphs)
+    lines += bar_lines(planned, width, glyphs)
     lines.append(())
     top = len(lines)
     left = _fields(planned, values, chosen, glyphs)
-    right = _table(planned, width - _LEFT - 3, glyphs)
+    right = table_lines(planned, width - _LEFT - 3, glyphs)
     blank: Line = ((" " * _LEFT, "text"),)
     for one, two in zip_longest(left, right, fillvalue=None):
         first = clip_line(one, _LEFT, glyphs.ellipsis) if one else blank
@@ -78,7 +78,8 @@ def panel(planned: Planned, values: Mapping[str, Any], chosen: int, width: int, 
     return Panel(tuple(lines), top + 1 + chosen)
 
 
-def _verdict(plan: Forecast, width: int, glyphs: Glyphs, *, old: bool) -> list[Line]:
+def verdict_lines(plan: Forecast, width: int, glyphs: Glyphs, *, old: bool) -> list[Line]:
+    """Return whether the start fits, with the reason; an ellipsis marks an old answer."""
     word, style = verdict(plan), "ok" if good(plan) else _STYLES.get(plan.fit, "bad")
     sign = {"ok": glyphs.ok, "bad": glyphs.bad}.get(style, glyphs.warn)
     head = f" {sign} {word}  "
@@ -90,7 +91,7 @@ def _verdict(plan: Forecast, width: int, glyphs: Glyphs, *, old: bool) -> list[L
     return [*lines, *(((" " * len(head), "text"), (chunk, "text")) for chunk in chunks[1:])]
 
 
-def _interval(plan: Forecast, width: int, glyphs: Glyphs) -> Line:
+def interval_line(plan: Forecast, width: int, glyphs: Glyphs) -> Line:
     """Return the safe interval as a bar with the present value on it: `0.7692 [----*---] 0.945`.
 
     It begins where the KV pool holds one request of full length, if that is safe; a start below is drawn as doubtful.
@@ -167,7 +168,7 @@ def _weakest(plan: Forecast) -> int | None:
     return min(ranks, key=left, default=None)
 
 
-def _bars(planned: Planned, width: int, glyphs: Glyphs) -> list[Line]:
+def bar_lines(planned: Planned, width: int, glyphs: Glyphs) -> list[Line]:
     """Return two bars, present and forecast, for each group of equal ranks."""
     now, then = _by_rank(planned.now), _by_rank(planned.then)
     lines: list[Line] = []
@@ -226,7 +227,7 @@ def _fields(planned: Planned, values: Mapping[str, Any], chosen: int, glyphs: Gl
     return lines
 
 
-def _table(planned: Planned, width: int, glyphs: Glyphs) -> list[Line]:
+def table_lines(planned: Planned, width: int, glyphs: Glyphs) -> list[Line]:
     """Return the memory of the rank with least left: GiB before and after, error, and source of the number."""
     now, then = _by_rank(planned.now), _by_rank(planned.then)
     rank = _weakest(planned.then)
