@@ -1,0 +1,207 @@
+"""The folder that gputuner keeps on a host, `~/.gputuner`, and the functions by which files in it are written.
+
+It is made by the first act of an operator. Until then nothing is written on the host. The supervisor of a run uses the
+same functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+import time
+from typing import Any, List, Optional
+
+from .base import ME, Json, home_of, names_in, slurp, stat_of
+
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
+LIMIT = 1 << 22
+"""Most bytes of a JSON file that are read. A record of a run has some 10 KB; a file of another origin may have any."""
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+
+
+def root() -> str:
+    """Return the path of this user's folder, whether it exists or not."""
+    return root_of(os.environ.get("HOME") or home_of(ME) or "/")
+
+
+def root_of(home: str) -> str:
+    """Return the path of the folder below a home folder."""
+    return os.path.join(home, ".gputuner")
+
+
+def exists() -> bool:
+    """Return whether this user has a folder."""
+    return os.path.isdir(root())
+
+
+def run_folder(ident: str) -> str:
+    """Return the path of the folder of a run.
+
+    Raises:
+        ValueError: `ident` is no id of a run, so it might name a place outside the folder.
+    """
+    if not _RUN_ID.fullmatch(ident):
+        raise ValueError("no id of a run: %r" % ident[:100])
+    return os.path.join(root(), "runs", ident)
+
+
+def run_ids() -> List[str]:
+    """Return the ids of all runs, newest first: an id begins with the time."""
+    return sorted((name for name in names_in(os.path.join(root(), "runs")) if _RUN_ID.fullmatch(name)), reverse=True)
+
+
+def make(path: str) -> None:
+    """Make a folder that only its owner may enter, and those above it.
+
+    Raises:
+        OSError: It cannot be made, or is not ours alone: somebody else could change what is run from it.
+    """
+    os.makedirs(path, FOLDER_MODE, exist_ok=True)
+    status = os.stat(root())
+    if status.st_uid != ME or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise OSError("%s is not ours alone: another user owns it or may write to it" % root())
+
+
+def read_json(path: str) -> Optional[Json]:
+    """Return the object in a JSON file; None where there is none, or it is torn or something else."""
+    try:
+        found = json.loads(slurp(path, LIMIT).decode("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def write_bytes(path: str, data: bytes, *, sync: bool = False) -> None:
+    """Replace a file at once: who reads it sees the old content or the new. Raises OSError.
+
+    Args:
+        path: Path of the file. A link there is replaced, not followed.
+        data: The new content.
+        sync: Wait until the content is on the disk.
+    """
+    part = "%s.%d.%d.part" % (path, os.getpid(), time.monotonic_ns())
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+    try:
+        try:
+            _write(fd, data)
+            if sync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
+
+
+def write_json(path: str, value: Any, *, sync: bool = False) -> None:
+    """Replace a JSON file at once; see `write_bytes`."""
+    write_bytes(path, json.dumps(value, ensure_ascii=False, indent=1).encode("utf-8", "replace") + b"\n", sync=sync)
+
+
+def append_json(path: str, value: Json) -> None:
+    """Append one line of JSON to a file that only grows. Raises OSError."""
+    line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(path, flags, FILE_MODE)
+    try:
+        _write(fd, line)  # in one call, so that lines of several processes do not mix
+    finally:
+        os.close(fd)
+
+
+def remove(path: str) -> None:
+    """Remove a file, if it is there. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def audit(by: str, operator: Optional[Json], **what: Any) -> None:
+    """Append a line to the audit of this host, `audit.ndjson`. Raises OSError.
+
+    Args:
+        by: `probe` or `supervisor`.
+        operator: Who acts.
+        **what: What was done, and what came of it. None is left out.
+    """
+    line: Json = {"at": round(time.time(), 3), "by": by, "operator": operator, "uid": ME}
+    line.update((name, value) for name, value in what.items() if value is not None)
+    append_json(os.path.join(root(), "audit.ndjson"), line)
+
+
+def size_of(path: str) -> int:
+    """Return the bytes of all files below a folder, links not followed."""
+    total = 0
+    for name in names_in(path):
+        place = os.path.join(path, name)
+        try:
+            status = os.lstat(place)
+        except OSError:
+            continue
+        total += size_of(place) if stat.S_ISDIR(status.st_mode) else status.st_size
+    return total
+
+
+class Lock:
+    """A lock between processes of this host: a file whose `flock` one of them holds. It ends with its process."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._fd = -1
+
+    def take(self, wait_s: float = 0.0) -> bool:
+        """Take the lock; return False if another process has held it for `wait_s` seconds. Raises OSError."""
+        import fcntl
+
+        until = time.monotonic() + wait_s
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < until:
+                    time.sleep(0.02)
+                    continue
+                os.close(fd)
+                return False
+            except BaseException:
+                os.close(fd)
+                raise
+            self._fd = fd
+            return True
+
+    def note(self, text: str) -> None:
+        """Write into the file who holds the lock. Raises OSError."""
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, text.encode("utf-8", "replace"), 0)
+
+    def release(self) -> None:
+        """Give the lock back, if it is held."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def holder(self) -> Optional[str]:
+        """Return what the process that holds the lock noted; None where nobody holds it."""
+        if stat_of(self.path) is None:
+            return None
+        probe = Lock(self.path)
+        try:
+            if probe.take():
+                return None
+            return slurp(self.path, 200).decode("utf-8", "replace").strip()
+        except OSError:
+            return None
+        finally:
+            probe.release()
+
+
+def _write(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
