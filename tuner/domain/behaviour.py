@@ -82,6 +82,8 @@ class Starting(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     health: Ask | None = None
     first_token: Ask | None = None
+    rank_titles: tuple[str, ...] = ()
+    """Regular expressions on the titles of the processes that are its ranks; empty: those of all its processes."""
     help: tuple[str, ...] = ("--help",)
     """Arguments with which its command prints all its flags."""
 

@@ -1,0 +1,273 @@
+"""The one order by which a host stops a server, starts another and can go back: composed here, carried out there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from tuner.core import runs
+from tuner.core.engine import Engine
+from tuner.domain.behaviour import Stopping
+from tuner.domain.recipe import MASK, Launch
+from tuner.domain.runs import LaunchOrder, Operator, ProcessId, RunRecord, StopOrder, StopStep, SwitchOrder
+from tuner.domain.server import Phase, ServerIdentity
+from tuner.domain.state import HostState, ServerState
+
+DEADLINE_S = 3_600.0
+"""Least seconds after which a start that is not ready has failed: the largest LLMs load for half an hour."""
+DEADLINE_TIMES = 4.0
+"""A start may take so many times as long as it usually does before it has failed."""
+UNKNOWN: tuple[StopStep, ...] = (
+    StopStep(signal="TERM", wait_s=30.0),
+    StopStep(signal="TERM", to="orphans", wait_s=5.0),
+    StopStep(signal="KILL", to="tree", wait_s=10.0),
+)
+"""Ladder for a server whose engine this version does not know."""
+MOST_TITLE = 120
+"""Most characters of a process's title in an order."""
+_NO_TOKENS = frozenset({"embed", "embedding", "classify", "score", "reward", "pooling"})
+"""Tasks of a server that generates no tokens."""
+
+
+class Managed(Struct, frozen=True, kw_only=True):
+    """Commands of the service manager that started a server."""
+
+    stop: tuple[str, ...] = ()
+    """Stops the server so that the manager does not start it again; empty: it is stopped by signals."""
+    start: tuple[str, ...] = ()
+    """Starts it again; empty: it is started by its command line."""
+
+
+def switch_order(
+    state: HostState,
+    server: ServerState | None,
+    launch: Launch | None,
+    engines: Mapping[str, Engine],
+    *,
+    run: str,
+    operator: Operator,
+    engine: str = "",
+    drain_s: float = 0.0,
+    auto_back: bool = False,
+    managed: Managed | None = None,
+    usual_s: float | None = None,
+) -> SwitchOrder:
+    """Compose the order for a run.
+
+    Args:
+        state: State of the host.
+        server: Server to be stopped; None: none is.
+        launch: What is to be started; None: nothing is. With empty `argv` it is exactly what it is `like`.
+        engines: Engines by name.
+        run: Id of the run.
+        operator: Who orders it.
+        engine: Name of the engine of `launch`; empty: that of `server`.
+        drain_s: Longest wait for the requests in flight, seconds; 0: none.
+        auto_back: Whether to go back without being asked when the start fails.
+        managed: Commands of the server's manager; None: it has none.
+        usual_s: Seconds that a start like this usually takes; None: as the server's earlier ones.
+    """
+    managed = managed or Managed()
+    stop = None
+    if server is not None:
+        stop = stop_order(state, server, engines.get(server.identity.engine), drain_s=drain_s, manager=managed.stop)
+    start = back = None
+    if launch is not None:
+        brain = engines.get(engine or (server.identity.engine if server is not None else ""))
+        usual = usual_s if usual_s is not None else _usual(server)
+        start = launch_order(launch, brain, usual_s=usual)
+        back = way_back(state, server, launch, engines, brain, run=run, managed=managed)
+    return SwitchOrder(
+        run=run,
+        operator=operator,
+        stop=stop,
+        start=start,
+        back=back,
+        auto_back=auto_back and back is not None,
+    )
+
+
+def stop_order(
+    state: HostState,
+    server: ServerState,
+    engine: Engine | None,
+    *,
+    drain_s: float = 0.0,
+    manager: tuple[str, ...] = (),
+) -> StopOrder:
+    """Return how a server is stopped: the ladder for its phase, its processes and GPUs by identity."""
+    identity = server.identity
+    serves = _serves(server)
+    stopping = engine.behaviour().stopping if engine is not None else Stopping(serving=UNKNOWN, loading=UNKNOWN)
+    steps = stopping.serving if serves else stopping.loading
+    if not serves:
+        drain_s = 0.0
+    if drain_s > 0 and stopping.term_drains and not manager:
+        # It finishes its requests by itself after the first TERM, so that wait is the drain.
+        first = msgspec.structs.replace(steps[0], wait_s=max(steps[0].wait_s, drain_s))
+        steps, drain_s = (first, *steps[1:]), 0.0
+    members = tuple(
+        ProcessId(pid=member.pid, start_ticks=member.start_ticks, title=member.title[:MOST_TITLE])
+        for member in identity.members
+        if member.pid != identity.pid and member.state != "Z"
+    )
+    title = next((member.title for member in identity.members if member.pid == identity.pid), "")
+    return StopOrder(
+        boot_id=(state.hello.boot_id if state.hello is not None else None) or "",
+        leader=ProcessId(
+            pid=identity.pid, start_ticks=identity.start_ticks, uid=identity.uid, title=title[:MOST_TITLE]
+        ),
+        members=members,
+        steps=steps,
+        drain_s=drain_s,
+        drain=stopping.drain if drain_s > 0 else (),
+        manager=manager,
+        port=identity.port,
+        gpus=gpus_of(state, server),
+        lingers=stopping.lingers,
+    )
+
+
+def gpus_of(state: HostState, server: ServerState) -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs on which a server's ranks are, or its processes hold memory, in NVML order."""
+    if state.gpu_table is None:
+        return ()
+    own = {member.pid for member in server.identity.members} | {server.identity.pid}
+    used = {rank.gpu for rank in server.ranks if rank.gpu is not None}
+    used |= {process.gpu for process in state.processes if process.pid in own}
+    return tuple(info.uuid for info in state.gpu_table.gpus if info.index in used)
+
+
+def launch_order(launch: Launch, engine: Engine | None, *, usual_s: float | None = None) -> LaunchOrder:
+    """Return the order to start what a launch describes, with how one learns that it serves."""
+    settings = settings_of(launch.argv, engine)
+    return msgspec.structs.replace(
+        _described(engine, settings, launch.port, usual_s),
+        argv=launch.argv,
+        env=launch.env,
+        unset=launch.unset,
+        cwd=launch.cwd,
+        like=launch.like,
+        secret_flags=_secret_flags(launch.argv, engine),
+        secret_env=_secret_env(launch.env, engine),
+        log_dir=launch.log_dir,
+        preset=launch.preset,
+        title=launch.title,
+    )
+
+
+def way_back(
+    state: HostState,
+    server: ServerState | None,
+    launch: Launch,
+    engines: Mapping[str, Engine],
+    engine: Engine | None,
+    *,
+    run: str,
+    managed: Managed | None = None,
+) -> LaunchOrder | None:
+    """Return what is started again if a start fails: the stopped server if it served, else the last good run.
+
+    A server that never became ready is gone back to only if no run is known to have been good, and never one that
+    failed. None: there is nothing to go back to.
+    """
+    managed = managed or Managed()
+    port = server.identity.port if server is not None else launch.port
+    good = runs.last_good(state, port)
+    own = None
+    if server is not None and not server.gone and not server.identity.orphaned:
+        preset, title = runs.preset_of(state, server)
+        brain = engines.get(server.identity.engine)
+        settings = {**settings_of(server.identity.argv, brain), **server.settings}
+        own = msgspec.structs.replace(
+            _described(brain, settings, server.identity.port, _usual(server)),
+            like=f"server:{server.identity.key}",
+            manager=managed.start,
+            log_name=f"{run}-back",
+            preset=preset,
+            title=title or f"the server as it was (pid {server.identity.pid})",
+        )
+        if _serves(server) or (good is None and server.phase is not Phase.FAILED):
+            return own
+    if good is None or (launch.like == runs.like(good) and not launch.argv):
+        return None
+    return msgspec.structs.replace(again_order(good, engine), log_name=f"{run}-back")
+
+
+def again_order(run: RunRecord, engine: Engine | None, *, like: str = "") -> LaunchOrder:
+    """Return the order to start again exactly what a run started last."""
+    order = _described(engine, settings_of(run.argv, engine), run.port, None)
+    preset, title = ("", run.back) if run.going_back else (run.preset, run.title)
+    return msgspec.structs.replace(order, like=like or runs.like(run), preset=preset, title=title)
+
+
+def settings_of(argv: Iterable[str], engine: Engine | None) -> dict[str, Any]:
+    """Return the server args that a command line sets, by canonical name."""
+    if engine is None:
+        return {}
+    return engine.settings_from_argv(ServerIdentity(key="", engine=engine.name, pid=0, start_ticks=0, argv=tuple(argv)))
+
+
+def _described(
+    engine: Engine | None, settings: Mapping[str, Any], port: int | None, usual_s: float | None
+) -> LaunchOrder:
+    """Return an order without a command: how an engine's server with such settings is known to serve."""
+    deadline = max(DEADLINE_S, DEADLINE_TIMES * usual_s) if usual_s is not None else DEADLINE_S
+    if engine is None:
+        return LaunchOrder(port=port, usual_s=usual_s, deadline_s=deadline)
+    plan, behaviour = engine.plan(), engine.behaviour()
+    asked = settings.get("port")
+    if port is None:
+        port = asked if isinstance(asked, int) and not isinstance(asked, bool) else plan.default_port
+    spans = settings.get("nnodes")
+    alone = not (isinstance(spans, int) and spans > 1)
+    return LaunchOrder(
+        port=port,
+        titles=behaviour.starting.rank_titles or plan.titles,
+        ranks=engine.layout(dict(settings)).world if alone else None,
+        health=behaviour.starting.health,
+        first_token=behaviour.starting.first_token if _generates(settings) else None,
+        api_key_flags=plan.api_key_flags,
+        api_key_env=plan.api_key_env,
+        tls_flags=plan.tls_flags,
+        deadline_s=deadline,
+        usual_s=usual_s,
+        stop=behaviour.stopping.loading,
+    )
+
+
+def _generates(settings: Mapping[str, Any]) -> bool:
+    tasks = {str(settings.get(name)) for name in ("task", "runner")}
+    return not settings.get("is_embedding") and not tasks & _NO_TOKENS
+
+
+def _serves(server: ServerState) -> bool:
+    """Return whether a server serves, or did so before it began to stop: its own port listens."""
+    listens = server.identity.port is not None and server.identity.port in server.identity.ports
+    return server.phase is Phase.READY or (listens and server.phase in (Phase.UNKNOWN, Phase.STOPPING))
+
+
+def _usual(server: ServerState | None) -> float | None:
+    if server is None:
+        return None
+    return server.usual.total_s[1] if server.usual.total_s is not None else server.started_in_s
+
+
+def _secret_flags(argv: tuple[str, ...], engine: Engine | None) -> tuple[str, ...]:
+    """Return the flags whose values are masked, with those of the engine's API key."""
+    found = list(engine.plan().api_key_flags) if engine is not None else []
+    for index, argument in enumerate(argv):
+        name, equals, value = argument.partition("=")
+        if equals and MASK in value:
+            found.append(name)
+        elif MASK in argument and index and argv[index - 1].startswith("-"):
+            found.append(argv[index - 1])
+    return tuple(dict.fromkeys(found))
+
+
+def _secret_env(env: Mapping[str, str], engine: Engine | None) -> tuple[str, ...]:
+    found = [*(engine.plan().api_key_env if engine is not None else ()), *(n for n, v in env.items() if MASK in v)]
+    return tuple(dict.fromkeys(found))
