@@ -25,8 +25,8 @@ class Check(Struct, frozen=True, kw_only=True):
     """One check before a switch."""
 
     id: str
-    """`interpreter`, `flags`, `port`, `tenants`, `memory`, `disk`, `shm`, `limits`, `llm`, `rights`, `manager`,
-    `lease`, `env-files`, `preset`."""
+    """`preset`, `interpreter`, `version`, `flags`, `cwd`, `llm`, `port`, `tenants`, `memory`, `disk`, `shm`, `limits`,
+    `rights`, `manager`, `lease`, `env-files`; several checks may share one."""
     title: str
     verdict: Verdict
     detail: str = ""

@@ -1,0 +1,354 @@
+"""What is checked before a server is stopped: the verdicts, from the probe's facts and from what is known here.
+
+The probe brings facts (docs/protocol.md, Pre-flight); the judgement and the words are here and in `preflight_host`. A
+fact that is missing yields UNKNOWN, never OK.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tuner.core import plan_words
+from tuner.core.engine import Engine
+from tuner.core.preflight_case import Case, check, fail
+from tuner.core.preflight_host import HOST_JUDGES
+from tuner.core.run_words import holder_words, operator_name
+from tuner.core.share import ON_CPU
+from tuner.domain.forecast import Fit, Forecast
+from tuner.domain.preflight import Check, PreflightAsk, Verdict
+from tuner.domain.recipe import Launch
+from tuner.domain.state import HostState, ServerState
+from tuner.units import format_gib, whole
+
+SMALL_TENANT_BYTES = 256 << 20
+"""256 MiB: at most this is a monitor's or a desktop's context, and no other load."""
+
+
+def ask(
+    launch: Launch | None,
+    server: ServerState | None,
+    engine: Engine | None,
+    *,
+    command: Sequence[str] = (),
+    llm: str = "",
+    flags_known: bool = False,
+) -> PreflightAsk:
+    """Return what the probe is to look at before a switch.
+
+    Args:
+        launch: The new start; None: the server is only stopped.
+        server: The server that is stopped; None: there is none.
+        engine: The engine of the new start.
+        command: What stands before the arguments of the new start.
+        llm: The LLM as the arguments name it.
+        flags_known: True: the flags of the installed engine are known already, so its help is not run.
+    """
+    key = server.identity.key if server is not None else ""
+    if launch is None or engine is None:
+        return PreflightAsk(key=key)
+    return PreflightAsk(
+        key=key,
+        command=tuple(command),
+        help_argv=() if flags_known or not command else (*command, *engine.behaviour().starting.help),
+        env=dict(launch.env),
+        cwd=launch.cwd,
+        like=launch.like,
+        package=engine.plan().package,
+        llm=llm,
+        port=launch.port,
+        log_dir=launch.log_dir,
+    )
+
+
+def judge(
+    state: HostState,
+    server: ServerState | None,
+    launch: Launch | None,
+    engine: Engine | None,
+    facts: Mapping[str, Any] | None,
+    *,
+    flag_problems: Sequence[str] | None = None,
+    unmet: Sequence[str] = (),
+    forecast: Forecast | None = None,
+    version: str | None = None,
+) -> tuple[Check, ...]:
+    """Return the checks of a switch in a fixed order; several may share an id.
+
+    Args:
+        state: The host.
+        server: The server that is stopped; None: there is none.
+        launch: The new start; None: the server is only stopped, so that most checks fall away.
+        engine: The engine of the new start.
+        facts: What the probe found; None: it was not asked yet.
+        flag_problems: What `helptext.flag_problems` says of the arguments; None: the flags are not known.
+        unmet: What the preset requires and the host lacks.
+        forecast: The memory of the new start; None: it is not forecast.
+        version: The version for which the arguments are spelled.
+    """
+    case = Case(
+        facts=facts or {},
+        asked=facts is not None,
+        state=state,
+        server=server,
+        launch=launch,
+        engine=engine,
+        flag_problems=None if flag_problems is None else tuple(flag_problems),
+        unmet=tuple(unmet),
+        forecast=forecast,
+        version=version,
+    )
+    judges = _STOP if launch is None else _ALL
+    return tuple(each for name in judges for each in _JUDGES[name](case))
+
+
+def refused(checks: Sequence[Check]) -> bool:
+    """Return whether any check refuses the switch."""
+    return any(each.verdict is Verdict.FAIL for each in checks)
+
+
+def _preset(case: Case) -> Iterator[Check]:
+    launch = case.launch
+    assert launch is not None
+    for problem in launch.problems:
+        yield fail("preset", "Preset", problem, "change the preset or the value")
+    for need in case.unmet:
+        yield fail("preset", "Preset", f"{launch.preset or 'it'} requires {need}", "choose another preset")
+    if not launch.problems and not case.unmet:
+        yield check("preset", "Preset", Verdict.OK, launch.title or launch.preset or "the bare recipe")
+
+
+def _interpreter(case: Case) -> Iterator[Check]:
+    fact = case.fact("interpreter")
+    title = "Interpreter"
+    if fact.missing:
+        yield fact.unknown("interpreter", title)
+        return
+    path = fact.text("path") or fact.text("program") or "?"
+    if not fact.value("exists"):
+        yield fail("interpreter", title, f"{path} does not exist on the host", "correct the command in the recipe")
+    elif not fact.value("executable"):
+        yield fail("interpreter", title, f"{path} may not be executed by {case.user}", f"chmod +x {path}")
+    elif fact.value("broken"):
+        yield fail(
+            "interpreter", title, f"{path}: {fact.text('broken')}", "mend the virtual environment, or name another"
+        )
+    else:
+        version = fact.text("version")
+        yield check("interpreter", title, Verdict.OK, f"{path}{f', Python {version}' if version else ''}")
+
+
+def _version(case: Case) -> Iterator[Check]:
+    fact = case.fact("version")
+    title = "Version"
+    if fact.missing:
+        yield fact.unknown("version", title)
+        return
+    package, installed = fact.text("package"), fact.text("version")
+    known = case.version or (case.server.version if case.server is not None else None)
+    running = case.server.version if case.server is not None and case.same_engine else None
+    if not installed:
+        detail = f"no metadata of {package} beside the interpreter: it is not installed there, or runs from sources"
+        yield check("version", title, Verdict.WARN, detail, "look whether the command starts there at all")
+    elif running and not _same_version(running, installed):
+        detail = f"{package} {installed} is installed, and the running server is {running}: it was replaced meanwhile"
+        out = f"a restart runs {installed}, and so does the way back; pip install {package}=={running} to keep it"
+        yield check("version", title, Verdict.WARN, detail, out)
+    elif known and not _same_version(known, installed):
+        detail = f"{package} {installed} is installed, and the arguments are spelled for {known}"
+        yield check("version", title, Verdict.WARN, detail, "read the recipe from the host again")
+    else:
+        yield check("version", title, Verdict.OK, f"{package} {installed}")
+
+
+def _same_version(one: str, other: str) -> bool:
+    """Return whether two versions are equal but for a local part: `0.5.23` and `0.5.23+cu130`."""
+    return one.partition("+")[0] == other.partition("+")[0]
+
+
+def _flags(case: Case) -> Iterator[Check]:
+    title = "Flags"
+    if case.flag_problems is None:
+        why = case.fact("help").why or "the installed engine was not asked which flags it knows"
+        yield check("flags", title, Verdict.UNKNOWN, why, "run its --help on the host and compare")
+        return
+    for problem in case.flag_problems:
+        yield fail("flags", title, problem, "correct the recipe, the preset or the override that sets it")
+    if not case.flag_problems:
+        yield check("flags", title, Verdict.OK, "the installed engine knows all of them")
+
+
+def _llm(case: Case) -> Iterator[Check]:
+    fact = case.fact("llm")
+    title = "LLM"
+    if fact.missing:
+        yield fact.unknown("llm", title)
+        return
+    name, kind = fact.text("name"), fact.text("kind")
+    size = whole(fact.value("bytes"))
+    told = f", {format_gib(size)} GiB" if size else ""
+    if kind == "path":
+        missing = fact.texts("missing")
+        if not fact.value("exists"):
+            yield fail("llm", title, f"{name} does not exist on the host", "correct the path in the recipe")
+        elif fact.value("config") is False:
+            detail = f"{name} has no config.json that {case.user} may read"
+            yield fail("llm", title, detail, "name the folder that holds config.json, or make it readable")
+        elif missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            detail = f"{name} lacks {missing[0]}{more}, which its index names"
+            yield fail("llm", title, detail, "finish the download")
+        else:
+            yield check("llm", title, Verdict.OK, f"{name}{told}")
+    elif kind == "hub":
+        cache = fact.text("cache") or "?"
+        if fact.value("cached"):
+            yield check("llm", title, Verdict.OK, f"{name} is in {cache}{told}")
+        elif fact.value("offline"):
+            detail = f"{name} is not in {cache}, and {fact.text('offline')} forbids to download it"
+            yield fail("llm", title, detail, f"download it first (hf download {name}), or correct the name")
+        else:
+            free = whole(fact.value("free_bytes"))
+            detail = f"{name} is not in {cache}: the start downloads it first ({format_gib(free)} GiB free there)"
+            yield check("llm", title, Verdict.WARN, detail, f"download it before the switch: hf download {name}")
+    else:
+        yield check("llm", title, Verdict.UNKNOWN, f"whether {name} can be had is not known: {fact.text('note')}")
+
+
+def _port(case: Case) -> Iterator[Check]:
+    launch = case.launch
+    assert launch is not None
+    fact = case.fact("port")
+    port = launch.port
+    title = "Port" if port is None else f"Port {port}"
+    if port is None:
+        yield check("port", title, Verdict.UNKNOWN, "the port of the new server is not known", "set it in the recipe")
+        return
+    if fact.missing or whole(fact.value("port")) != port:
+        yield fact.unknown("port", title)
+        return
+    owners = fact.maps("owners")
+    others = [each for each in owners if not each.get("ours")]
+    for each in others:
+        pid = whole(each.get("pid"))
+        owner = f"pid {pid}" if pid else "a process that cannot be seen"
+        user = f" of {each['user']}" if each.get("user") else ""
+        detail = f"{owner}{user} listens on it: {each.get('title') or 'its command line is hidden'}"
+        yield fail("port", title, detail, "choose another port, or have its owner stop it; it is not touched from here")
+    if not others:
+        yield check("port", title, Verdict.OK, "the server that is stopped listens on it" if owners else "free")
+
+
+def _tenants(case: Case) -> Iterator[Check]:
+    fact = case.fact("holders")
+    title = "GPU tenants"
+    if fact.missing:
+        yield fact.unknown("tenants", title)
+        return
+    gpus = case.gpus()
+    shares: dict[int, list[Mapping[str, Any]]] = {}
+    for each in fact.maps("processes"):
+        gpu = whole(each.get("gpu"))
+        if gpu is not None and (gpus is None or gpu in gpus):
+            shares.setdefault(gpu, []).append(each)
+    large = False
+    for gpu, tenants in sorted(shares.items()):
+        held = [whole(each.get("bytes")) for each in tenants]
+        total = sum(size for size in held if size is not None)
+        if None not in held and total < SMALL_TENANT_BYTES:
+            continue
+        large = True
+        first = max(tenants, key=lambda each: whole(each.get("bytes")) or 0)
+        more = f" and {len(tenants) - 1} more" if len(tenants) > 1 else ""
+        size = "memory" if None in held else f"{format_gib(total)} GiB"
+        detail = f"GPU {gpu}: pid {whole(first.get('pid'))} of {first.get('user') or '?'}{more} holds {size}"
+        detail += f" ({first.get('title')})" if first.get("title") else ""
+        out = "have its owner end it, choose other GPUs, or lower the fraction; it is not touched from here"
+        need, capacity = case.need_bytes(), case.capacity_bytes(gpu)
+        if need is not None and capacity is not None and None not in held and need > capacity - total:
+            left = f"{format_gib(capacity - total)} GiB are left and a rank needs {format_gib(need)} GiB"
+            yield fail("tenants", title, f"{detail}: {left}", out)
+        else:
+            yield check("tenants", title, Verdict.WARN, detail, out)
+    if not large:
+        count = sum(len(tenants) for tenants in shares.values())
+        few = f"{count} small ones, less than {SMALL_TENANT_BYTES >> 20} MiB a GPU" if count else "nobody else"
+        yield check("tenants", title, Verdict.OK, few)
+
+
+def _memory(case: Case) -> Iterator[Check]:
+    plan = case.forecast
+    title = "Memory forecast"
+    if plan is None:
+        out = "`gputuner plan` forecasts it from the log of a start of this LLM"
+        yield check("memory", title, Verdict.UNKNOWN, "the memory of this start is not forecast", out)
+        return
+    detail = f"{plan_words.verdict(plan)}: {plan_words.reason(plan)}"
+    if plan.fit is Fit.UNKNOWN and ON_CPU in plan.unknown:
+        yield check("memory", title, Verdict.NOTE, ON_CPU)
+    elif plan.fit is Fit.UNKNOWN:
+        missing = "; ".join(plan_words.missing(plan))
+        yield check("memory", title, Verdict.UNKNOWN, detail, f"missing: {missing}" if missing else "")
+    elif plan.fit is not Fit.FITS:
+        yield fail("memory", title, detail, _safe(plan))
+    elif not plan_words.good(plan):
+        yield check("memory", title, Verdict.WARN, detail, _safe(plan))
+    else:
+        yield check("memory", title, Verdict.OK, detail)
+
+
+def _safe(plan: Forecast) -> str:
+    """Return the safe interval of the fraction, in words."""
+    if plan.f_min is None or plan.f_max is None:
+        return "lower what takes memory: context, running requests, graphs"
+    if plan.f_max <= plan.f_min:
+        return "no fraction works: take fewer or smaller graphs, fewer requests, or more GPUs"
+    return f"a fraction above {plan.f_min:.4f} and up to {plan.f_max:.3f} is safe"
+
+
+def _lease(case: Case) -> Iterator[Check]:
+    lease = case.state.lease
+    title = "Lease"
+    if lease.holder is not None and not lease.mine:
+        detail = holder_words(lease, case.state.now)
+        yield fail("lease", title, detail, "ask them, or take it over deliberately; they are told and become read-only")
+    elif lease.lost_to is not None and not lease.mine:
+        detail = f"{operator_name(lease.lost_to)} took the right to change this host over"
+        yield fail("lease", title, detail, "ask them, or take it over deliberately")
+    else:
+        yield check("lease", title, Verdict.OK, "yours" if lease.mine else "free; it is taken with the switch")
+
+
+_JUDGES = {
+    "preset": _preset,
+    "interpreter": _interpreter,
+    "version": _version,
+    "flags": _flags,
+    "llm": _llm,
+    "port": _port,
+    "tenants": _tenants,
+    "memory": _memory,
+    **HOST_JUDGES,
+    "lease": _lease,
+}
+_ALL = (
+    "preset",
+    "interpreter",
+    "version",
+    "flags",
+    "cwd",
+    "llm",
+    "port",
+    "tenants",
+    "memory",
+    "disk",
+    "shm",
+    "limits",
+    "rights",
+    "manager",
+    "lease",
+    "env-files",
+)
+"""Order of the checks of a start or switch."""
+_STOP = ("rights", "manager", "lease")
+"""Order of the checks where a server is only stopped."""
