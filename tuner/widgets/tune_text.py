@@ -1,0 +1,279 @@
+"""The right side of the Tune screen: what changes, whether it fits, what was checked, and the command that will run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from tuner.core.order_words import steps_of
+from tuner.core.remedies import as_typed
+from tuner.domain.planning import Planned
+from tuner.domain.preflight import Check, Verdict
+from tuner.domain.recipe import Launch
+from tuner.domain.tuning import Change, PresetChoice, Tuning
+from tuner.widgets.glyphs import Glyphs
+from tuner.widgets.plan_panel import bar_lines, interval_line, table_lines, verdict_lines
+from tuner.widgets.spans import Line, Span, clean, clip, clip_line, spread, text_width, width_of, wrap_words
+
+_NAME = 26
+"""Width of the column with the names of knobs and checks, in cells."""
+_NAME_MOST = 40
+_SOURCES = {
+    "argv": "its arguments",
+    "environment": "its environment",
+    "settings": "resolved by the engine",
+    "default": "the default",
+}
+_VERDICTS: dict[Verdict, tuple[str, str]] = {
+    Verdict.FAIL: ("refuses", "bad"),
+    Verdict.WARN: ("warns", "warn"),
+    Verdict.UNKNOWN: ("unknown", "warn"),
+    Verdict.NOTE: ("note", "busy"),
+    Verdict.OK: ("ok", "ok"),
+}
+"""Word and style of each verdict, in the order in which checks are listed."""
+
+
+def value_text(value: Any) -> str:
+    """Return a value of a knob in a few words: `0.88`, `on`, `not set`."""
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list | tuple):
+        return " ".join(clean(as_typed(each)) for each in value)
+    return clean(as_typed(value)) if isinstance(value, str | int | float) else clean(str(value))
+
+
+def title_lines(choice: PresetChoice | None, overrides: int, width: int, glyphs: Glyphs, *, most: int) -> list[Line]:
+    """Return name and title of what is chosen, then why one would want it, or why it is not for this server.
+
+    Args:
+        choice: The chosen preset; None: the bare recipe.
+        overrides: Number of knobs that the operator set beside it.
+        width: Width of a line, in cells.
+        glyphs: Symbols to draw with.
+        most: Most lines.
+    """
+    name = clean(choice.id) if choice is not None else "as it is"
+    title = clean(choice.title) if choice is not None else "the recipe of this server without a preset"
+    more = f" + {overrides} changed by hand" if overrides else ""
+    head: Line = ((f" {name}{more}  ", "strong"), (title if title != name else "", "text"))
+    lines = [clip_line(head, width, glyphs.ellipsis)]
+    if choice is None:
+        return lines
+    if choice.unmet:
+        lines += [
+            (((f" {glyphs.bad} " if at == 0 else "   "), "bad"), (chunk, "text"))
+            for at, chunk in enumerate(wrap_words(f"not for this server: {clean(choice.unmet)}", width - 5))
+        ]
+    lines += [((f" {chunk}", "dim"),) for chunk in wrap_words(clean(choice.why), width - 3) if chunk]
+    if len(lines) > most:
+        last = clip_line((*lines[most - 1], (" .", "dim")), width - 2, glyphs.ellipsis)
+        lines = [*lines[: most - 1], (*last[:-1], (glyphs.ellipsis, "dim"))]
+    return lines
+
+
+# What changes ----------------------------------------------------------------------------------------------------
+
+
+def change_lines(changes: Sequence[Change], width: int, glyphs: Glyphs, *, running: bool) -> list[Line]:
+    """Return each changed value as `now > then` with the source of the present one; then what is not as it was set.
+
+    Args:
+        changes: Changes and drift.
+        width: Width of a line, in cells.
+        glyphs: Symbols to draw with.
+        running: A server runs, against which it is held.
+    """
+    if not changes:
+        words = (
+            "nothing: the server would be started again as it runs" if running else "nothing is set beside the recipe"
+        )
+        return [((f"   {words}", "dim"),)]
+    name = min(_NAME_MOST, max(_NAME, *(text_width(clean(each.name)) + 2 for each in changes)))
+    if width < 60:
+        name = min(name, _NAME)
+    values = [(value_text(each.now), value_text(each.then)) for each in changes]
+    column = min(max(width - name - 24, 16), max(text_width(f"{one} > {two}") for one, two in values) + 2)
+    lines: list[Line] = []
+    for each, (one, two) in zip(changes, values, strict=True):
+        lines += _change(each, one, two, name, column, width, glyphs, running=running)
+    return lines
+
+
+def _change(
+    each: Change, one: str, two: str, name: int, column: int, width: int, glyphs: Glyphs, *, running: bool
+) -> list[Line]:
+    label = clip(clean(each.name), name - 1, glyphs.ellipsis)
+    label += " " * (name - text_width(label))
+    source = _SOURCES.get(each.source, clean(each.source))
+    sign: Span = (f" {glyphs.warn} ", "warn") if each.drift else ("   ", "text")
+    if not each.changed:
+        value: Line = ((f"{one} (kept)", "text"),)
+    elif running:
+        value = ((f"{one} {glyphs.then} ", "dim"), (two, "busy"))
+    else:
+        value = ((two, "busy"),)
+    pad = " " * max(1, column - width_of(value))
+    tail = f"now from {source}" if source and each.changed else source
+    lines = [clip_line((sign, (label, "text"), *value, (pad, "text"), (tail, "dim")), width, glyphs.ellipsis)]
+    notes = wrap_words(clean(each.drift), width - name - 6) if each.drift else []
+    return [*lines, *(((" " * (name + 3), "text"), (chunk, "warn")) for chunk in notes)]
+
+
+# Whether it fits -------------------------------------------------------------------------------------------------
+
+
+def forecast_lines(
+    planned: Planned | None, error: str, width: int, room: int, glyphs: Glyphs, *, old: bool = False
+) -> list[Line]:
+    """Return verdict, safe interval, memory bars, and the sizes per rank; the bars are left out where `room` lacks."""
+    if planned is None:
+        return [((f"   {chunk}", "dim"),) for chunk in wrap_words(clean(error or "no forecast"), width - 5)]
+    then = planned.then
+    head = verdict_lines(then, width, glyphs, old=old)
+    if interval := interval_line(then, width, glyphs):
+        head.append(interval)
+    table: list[Line] = [((" ", "text"), *line) for line in table_lines(planned, width - 3, glyphs)]
+    bars = bar_lines(planned, width, glyphs)
+    warnings = [
+        (((f" {glyphs.warn} " if at == 0 else "   "), "warn"), (chunk, "text"))
+        for text in then.warnings
+        for at, chunk in enumerate(wrap_words(clean(text), width - 5))
+    ]
+    lines: list[Line] = [*head, *warnings]
+    if len(lines) + len(bars) + len(table) <= room:
+        lines += bars
+    return [*lines, *table]
+
+
+# What was checked ------------------------------------------------------------------------------------------------
+
+
+def checks_word(checks: Sequence[Check], *, checking: bool, checked: bool, glyphs: Glyphs) -> Span:
+    """Return what all checks together say, as words and style."""
+    count = {verdict: sum(each.verdict is verdict for each in checks) for verdict in Verdict}
+    if count[Verdict.FAIL]:
+        return f"{glyphs.bad} {count[Verdict.FAIL]} refuse{'s' if count[Verdict.FAIL] == 1 else ''} it", "bad"
+    if checking:
+        return f"{glyphs.busy} checking {glyphs.ellipsis}", "busy"
+    if not checked:
+        return "the host is not asked yet", "dim"
+    doubts = count[Verdict.WARN] + count[Verdict.UNKNOWN]
+    if doubts:
+        return f"{glyphs.warn} {doubts} of {len(checks)} to look at", "warn"
+    return f"{glyphs.ok} all {len(checks)} ok", "ok"
+
+
+def check_lines(checks: Sequence[Check], width: int, room: int, glyphs: Glyphs) -> list[Line]:
+    """Return the checks, those that refuse first; the good ones share lines where `room` lacks."""
+    if not checks:
+        return [(("   nothing to check yet", "dim"),)]
+    order = list(_VERDICTS)
+    ranked = sorted(checks, key=lambda each: order.index(each.verdict))
+    full = [line for each in ranked for line in _check(each, width, glyphs)]
+    if len(full) <= room:
+        return full
+    lines = [line for each in ranked if each.verdict is not Verdict.OK for line in _check(each, width, glyphs)]
+    good = [clean(each.title) for each in ranked if each.verdict is Verdict.OK]
+    if good:
+        text = f" {glyphs.separator} ".join(good)
+        for at, chunk in enumerate(wrap_words(text, width - 14)):
+            head: Span = (f" {glyphs.ok} ok       " if at == 0 else " " * 12, "ok")
+            lines.append((head, (chunk, "text")))
+    return lines
+
+
+def _check(each: Check, width: int, glyphs: Glyphs) -> list[Line]:
+    word, style = _VERDICTS[each.verdict]
+    sign = {"bad": glyphs.bad, "warn": glyphs.warn, "ok": glyphs.ok}.get(style, glyphs.note)
+    if each.verdict is Verdict.UNKNOWN:
+        sign = "?"
+    title = clip(clean(each.title), 21, glyphs.ellipsis)
+    head: Line = ((f" {sign} {word:<8} ", style), (f"{title:<22} ", "strong" if style == "bad" else "text"))
+    indent = width_of(head)
+    good = each.verdict is Verdict.OK
+    chunks = wrap_words(clean(each.detail), max(16, width - indent - 1)) if each.detail else [""]
+    lines: list[Line] = [(*head, (chunks[0], "dim" if good else "text"))]
+    lines += [((" " * indent, "text"), (chunk, "dim" if good else "text")) for chunk in chunks[1:]]
+    if each.way_out and not good:
+        for at, chunk in enumerate(wrap_words(clean(each.way_out), max(16, width - indent - 3))):
+            lines.append(((" " * indent, "text"), (f"{glyphs.then if at == 0 else ' '} ", "busy"), (chunk, "text")))
+    return lines
+
+
+# The command -----------------------------------------------------------------------------------------------------
+
+
+def command_text(launch: Launch) -> str:
+    """Return the command with its environment, quoted for a shell; what is secret in it is `***`."""
+    words: list[str] = []
+    if launch.unset or launch.env:
+        words.append("env")
+    for name in launch.unset:
+        words += ["-u", clean(name)]
+    words += [f"{clean(name)}={clean(value)}" for name, value in launch.env.items()]
+    words += [clean(word) for word in launch.argv]
+    return shlex.join(words)
+
+
+def command_lines(launch: Launch | None, width: int, glyphs: Glyphs) -> list[Line]:
+    """Return the working folder, the environment that is set, and the command with one flag a line where it fits."""
+    if launch is None:
+        return [(("   nothing is to be started", "dim"),)]
+    if not launch.argv:
+        return [(("   exactly the command line of the server that it is like", "dim"),)]
+    lines: list[Line] = []
+    if launch.cwd:
+        lines.append((("   in  ", "dim"), (clip(clean(launch.cwd), width - 9, glyphs.ellipsis), "text")))
+    lines += [(("   unset ", "dim"), (clean(name), "text")) for name in launch.unset]
+    for name, value in launch.env.items():
+        text = shlex.quote(f"{clean(name)}={clean(value)}")
+        lines += [(("   ", "text"), (chunk, "text")) for chunk in wrap_words(text, width - 5)]
+    lines += [
+        (("   " if at == 0 else "     ", "text"), (chunk, "strong" if at == 0 else "text"))
+        for at, chunk in enumerate(_wrapped(launch.argv, width - 7))
+    ]
+    return lines
+
+
+def _wrapped(argv: Sequence[str], width: int) -> list[str]:
+    """Break a command before flags, so that a flag and its value stay together where they fit."""
+    groups: list[list[str]] = [[]]
+    for word in argv:
+        if word.startswith("-") and groups[-1]:
+            groups.append([])
+        groups[-1].append(shlex.quote(clean(word)))
+    lines = [""]
+    for group in groups:
+        text = " ".join(group)
+        if lines[-1] and text_width(lines[-1]) + 1 + text_width(text) <= width:
+            lines[-1] += f" {text}"
+        elif text_width(text) <= width:
+            lines.append(text)
+        else:
+            lines += wrap_words(text, width)
+    return [line for line in lines if line]
+
+
+def order_lines(tuning: Tuning, width: int, glyphs: Glyphs) -> list[Line]:
+    """Return what the host would be ordered, as steps in words; why it would not be where something refuses it."""
+    if tuning.order is None:
+        chunks = [chunk for each in tuning.refused for chunk in wrap_words(clean(each), width - 4)]
+        return [((f" {glyphs.bad} ", "bad"), (chunk, "text")) for chunk in chunks]
+    return [line for at, step in enumerate(steps_of(tuning.order), start=1) for line in numbered(at, step, width)]
+
+
+def numbered(at: int, text: str, width: int) -> list[Line]:
+    """Return a numbered item, broken between words."""
+    return [
+        (((f" {at:>2}  " if index == 0 else "     "), "dim"), (chunk, "text"))
+        for index, chunk in enumerate(wrap_words(clean(text), width - 7))
+    ]
+
+
+def heading(title: str, right: Span | None, width: int, glyphs: Glyphs) -> Line:
+    """Return the heading of a section with a word on its right."""
+    return spread(((f" {title}", "head"),), ((f"{right[0]} ", right[1]),) if right else (), width, glyphs.ellipsis)
