@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from textual.message import Message
 from textual.message_pump import MessagePump
 
 from tuner.core.doctor import Check
+from tuner.domain.acts import AnyAct
 from tuner.domain.comparison import Comparison
 from tuner.domain.link import Question
 from tuner.domain.logs import LogHit, LogLine
-from tuner.domain.planning import Planned, StartChoice
+from tuner.domain.planning import PlanKnob, Planned, StartChoice
+from tuner.domain.presets import Preset
+from tuner.domain.recipe import Recipe
 from tuner.domain.state import HostState
+from tuner.domain.tuning import PresetChoice, Tuning, Wish
 
 
 class SnapshotUpdated(Message):
@@ -223,6 +227,159 @@ class ForecastArrived(Message):
         super().__init__()
         self.asked = asked
         self.planned = planned
+        self.error = error
+
+
+class PresetsRequested(Asked):
+    """Ask for the presets and knobs for a server; answered by `PresetsArrived`."""
+
+    def __init__(self, reply_to: MessagePump, host: str, key: str) -> None:
+        super().__init__(reply_to, host)
+        self.key = key
+        """Key of the server; empty: the host has none."""
+
+
+class PresetsArrived(Message):
+    """The presets for a server in the operator's order, and all knobs of its version."""
+
+    def __init__(
+        self,
+        asked: PresetsRequested,
+        presets: tuple[PresetChoice, ...],
+        knobs: Mapping[str, PlanKnob],
+        recipes: tuple[Recipe, ...] = (),
+        problems: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.asked = asked
+        self.presets = presets
+        self.knobs = knobs
+        """By canonical name, with the values that the server has."""
+        self.recipes = recipes
+        """Recipes that are kept for this host."""
+        self.problems = problems
+        """What is wrong in files of presets, one line each."""
+
+
+class TuneRequested(Asked):
+    """Ask what a wish would change, and whether it can be done; answered by `TuneArrived`, with `check` twice."""
+
+    def __init__(self, reply_to: MessagePump, host: str, wish: Wish, *, check: bool = False) -> None:
+        super().__init__(reply_to, host)
+        self.wish = wish
+        self.check = check
+        """True: also ask the host for the facts of the checks."""
+
+
+class TuneArrived(Message):
+    """A wish put together. `tuning` is None if that is not possible; `error` says why."""
+
+    def __init__(
+        self,
+        asked: TuneRequested,
+        tuning: Tuning | None,
+        *,
+        checked: bool = False,
+        checking: bool = False,
+        error: str = "",
+    ) -> None:
+        super().__init__()
+        self.asked = asked
+        self.tuning = tuning
+        self.checked = checked
+        """The checks rest on facts of the host."""
+        self.checking = checking
+        """The host is being asked; another answer follows."""
+        self.error = error
+
+
+class ChangeRequested(Asked):
+    """Carry a wish out that the operator has confirmed; answered by `ActDone`."""
+
+    _count = 0
+
+    def __init__(self, reply_to: MessagePump, host: str, wish: Wish, words: str) -> None:
+        super().__init__(reply_to, host)
+        self.wish = wish
+        self.words = words
+        """What was ordered, in words."""
+        ChangeRequested._count += 1
+        self._number = ChangeRequested._count
+
+    @property
+    def topic(self) -> str:
+        """Name of the topic: one of its own, since an order is never replaced by a newer one."""
+        return f"{type(self).__name__} {self._number}"
+
+
+class ActRequested(Asked):
+    """Carry out an act that the operator has confirmed; answered by `ActDone`."""
+
+    _count = 0
+
+    def __init__(self, reply_to: MessagePump, host: str, act: AnyAct, words: str) -> None:
+        super().__init__(reply_to, host)
+        self.act = act
+        self.words = words
+        """What was ordered, in words."""
+        ActRequested._count += 1
+        self._number = ActRequested._count
+
+    @property
+    def topic(self) -> str:
+        """Name of the topic: one of its own, since an act is never replaced by a newer one."""
+        return f"{type(self).__name__} {self._number}"
+
+
+class ActDone(Message):
+    """An act was carried out, or a run has begun; `error` says why not."""
+
+    def __init__(self, asked: ChangeRequested | ActRequested, error: str = "", hint: str = "", run: str = "") -> None:
+        super().__init__()
+        self.asked = asked
+        self.error = error
+        self.hint = hint
+        """The way out after an error, in one line."""
+        self.run = run
+        """Id of the run that began; empty: none."""
+
+
+class KeepRequested(Asked):
+    """Store something of the operator's on this machine; answered by `Kept`.
+
+    What is None is left as it is.
+    """
+
+    def __init__(
+        self,
+        reply_to: MessagePump,
+        host: str,
+        *,
+        preset: Preset | None = None,
+        recipe: Recipe | None = None,
+        order: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(reply_to, host)
+        self.preset = preset
+        self.recipe = recipe
+        self.order = order
+        """Ids of presets in the order of the number keys."""
+
+    @property
+    def topic(self) -> str:
+        """Name of the topic, one for each kind of thing that is stored."""
+        kind = "preset" if self.preset is not None else "recipe" if self.recipe is not None else "order"
+        return f"{type(self).__name__} {kind}"
+
+
+class Kept(Message):
+    """Something of the operator's was stored; `error` says why not."""
+
+    def __init__(self, asked: KeepRequested, words: str, error: str = "") -> None:
+        super().__init__()
+        self.asked = asked
+        self.words = words
+        """What was stored and where, in words; empty where that is no news."""
         self.error = error
 
 
