@@ -293,33 +293,14 @@ class TuneArrived(Message):
         self.error = error
 
 
-class ChangeRequested(Asked):
-    """Carry a wish out that the operator has confirmed; answered by `ActDone`."""
-
-    _count = 0
-
-    def __init__(self, reply_to: MessagePump, host: str, wish: Wish, words: str) -> None:
-        super().__init__(reply_to, host)
-        self.wish = wish
-        self.words = words
-        """What was ordered, in words."""
-        ChangeRequested._count += 1
-        self._number = ChangeRequested._count
-
-    @property
-    def topic(self) -> str:
-        """Name of the topic: one of its own, since an order is never replaced by a newer one."""
-        return f"{type(self).__name__} {self._number}"
-
-
 class ActRequested(Asked):
-    """Carry out an act that the operator has confirmed; answered by `ActDone`."""
+    """Carry out what the operator has confirmed: an act, or a wish that becomes one; answered by `ActDone`."""
 
     _count = 0
 
-    def __init__(self, reply_to: MessagePump, host: str, act: AnyAct, words: str) -> None:
+    def __init__(self, reply_to: MessagePump, host: str, what: AnyAct | Wish, words: str) -> None:
         super().__init__(reply_to, host)
-        self.act = act
+        self.what = what
         self.words = words
         """What was ordered, in words."""
         ActRequested._count += 1
@@ -334,7 +315,7 @@ class ActRequested(Asked):
 class ActDone(Message):
     """An act was carried out, or a run has begun; `error` says why not."""
 
-    def __init__(self, asked: ChangeRequested | ActRequested, error: str = "", hint: str = "", run: str = "") -> None:
+    def __init__(self, asked: ActRequested, error: str = "", hint: str = "", run: str = "") -> None:
         super().__init__()
         self.asked = asked
         self.error = error
