@@ -35,7 +35,8 @@ from tuner.domain.link import Question, Target
 from tuner.domain.plan import EnginePlan
 from tuner.engines import load_engines
 from tuner.engines.sglang.engine import SGLang
-from tuner.session.session import Session, plan_for
+from tuner.session.plans import plan_for
+from tuner.session.session import Session
 from tuner.session.stream import Stream
 from tuner.session.tasks import spawn
 from tuner.store.journal import Journal, read_events

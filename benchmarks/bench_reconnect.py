@@ -30,7 +30,8 @@ from tuner.core.engine import Engine
 from tuner.domain import events as e
 from tuner.domain.link import LinkPhase, Question, Target
 from tuner.session.link import Timing
-from tuner.session.session import Session, plan_for
+from tuner.session.plans import plan_for
+from tuner.session.session import Session
 from tuner.session.tasks import spawn
 from tuner.store.journal import Journal, read_events
 

@@ -133,7 +133,7 @@ async def test_without_its_metrics_sglang_is_asked_for_its_load(engines: Path, t
 
 def without_http() -> ProbePlan:
     """Return the usual plan without HTTP endpoints."""
-    from tuner.session.session import plan_for
+    from tuner.session.plans import plan_for
 
     plan = plan_for()
     bare = tuple(msgspec.structs.replace(engine, endpoints=()) for engine in plan.engines)

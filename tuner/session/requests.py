@@ -1,4 +1,4 @@
-"""Requests to the probe that it answers: searching and reading logs, and the facts for `doctor`."""
+"""Requests to the probe that it answers: searching and reading logs, facts for checks, and acts."""
 
 from __future__ import annotations
 
@@ -7,15 +7,25 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from tuner.domain import events as e
+from tuner.domain.preflight import PreflightAsk
 from tuner.errors import ConnectionFailed
 
 ANSWER_S = 15.0
 """Longest wait for an answer in one piece, seconds. A search has no limit, since it can be cancelled."""
+PREFLIGHT_S = 90.0
+"""Longest wait for the facts before a switch, seconds: an engine takes half a minute to print its flags."""
 
 _LOST = "The connection was lost"
 
-_Answer = e.SearchResult | e.ReadResult | e.CheckResult
+Answer = e.SearchResult | e.ReadResult | e.CheckResult | e.Acted | e.PreflightResult
+"""What answers a request, by its number."""
+
+
+class Unanswered(ConnectionFailed):
+    """An order was sent, and no answer came."""
 
 
 class Requests:
@@ -29,10 +39,10 @@ class Requests:
     def __init__(self, send: Callable[[Mapping[str, Any]], Awaitable[None]], *, patience_s: float = ANSWER_S) -> None:
         self._send = send
         self._patience_s = patience_s
-        self._waiting: dict[int, asyncio.Queue[_Answer | None]] = {}
+        self._waiting: dict[int, asyncio.Queue[Answer | None]] = {}
         self._last = 0
 
-    def deliver(self, answer: _Answer) -> None:
+    def deliver(self, answer: Answer) -> None:
         """Pass an answer to its request; ignore it if the request was given up."""
         if answers := self._waiting.get(answer.id):
             answers.put_nowait(answer)
@@ -82,28 +92,51 @@ class Requests:
             raise ConnectionFailed(_LOST)
         return answer
 
-    async def _ask(self, order: Mapping[str, Any]) -> _Answer | None:
+    async def preflight(self, ask: PreflightAsk) -> e.PreflightResult:
+        """Ask for the facts before a switch; see `Session.preflight`."""
+        answer = await self._ask(
+            {"op": "preflight", "ask": msgspec.to_builtins(ask)}, max(self._patience_s, PREFLIGHT_S)
+        )
+        if not isinstance(answer, e.PreflightResult):
+            raise ConnectionFailed(_LOST)
+        return answer
+
+    async def order(self, order: Mapping[str, Any]) -> e.Acted:
+        """Send an order that changes the host, for `session.acts` alone.
+
+        Raises:
+            Unanswered: It was sent, or may have been, and no answer came.
+            ConnectionFailed: It was not sent.
+        """
+        answer = await self._ask(order)
+        if not isinstance(answer, e.Acted):
+            raise Unanswered(_LOST)
+        return answer
+
+    async def _ask(self, order: Mapping[str, Any], patience_s: float | None = None) -> Answer | None:
         """Send an order and return its answer; None if the link was lost meanwhile.
 
         Raises:
-            ConnectionFailed: The probe is not connected, or did not answer in time.
+            Unanswered: The probe did not answer in time.
+            ConnectionFailed: The probe is not connected.
         """
+        patience_s = self._patience_s if patience_s is None else patience_s
         with self._question() as (number, answers):
             try:
-                async with asyncio.timeout(self._patience_s):
+                async with asyncio.timeout(patience_s):
                     await self._send({**order, "id": number})
                     return await answers.get()
             except TimeoutError as error:
-                raise ConnectionFailed(
-                    f"The probe has not answered for {self._patience_s:.0f} s",
+                raise Unanswered(
+                    f"The probe has not answered for {patience_s:.0f} s",
                     f"asked for {order['op']}",
                     "It may wait for a disk or a driver that does not answer; try again",
                 ) from error
 
     @contextlib.contextmanager
-    def _question(self) -> Iterator[tuple[int, asyncio.Queue[_Answer | None]]]:
+    def _question(self) -> Iterator[tuple[int, asyncio.Queue[Answer | None]]]:
         self._last += 1
-        answers: asyncio.Queue[_Answer | None] = asyncio.Queue()
+        answers: asyncio.Queue[Answer | None] = asyncio.Queue()
         number = self._last
         self._waiting[number] = answers
         try:

@@ -23,22 +23,24 @@ from tuner.core.reduce import initial, reduce
 from tuner.core.snapshot import missing
 from tuner.domain import commands as c
 from tuner.domain import events as e
+from tuner.domain.acts import AnyAct
 from tuner.domain.link import LinkPhase, Target
 from tuner.domain.plan import ProbePlan
+from tuner.domain.preflight import PreflightAsk
 from tuner.domain.state import HostState
 from tuner.errors import ConnectionFailed, TunerError
 from tuner.paths import history_file
+from tuner.session.acts import Acts, this_operator
+from tuner.session.chores import Chores
 from tuner.session.link import End, Link, Timing
+from tuner.session.plans import plan_for
 from tuner.session.recorder import Recorder
-from tuner.session.requests import Requests
+from tuner.session.requests import Answer, Requests
 from tuner.session.stream import Stream
 from tuner.session.tasks import spawn
 from tuner.store.history import History
 from tuner.store.journal import Journal
 from tuner.transports import Ask, Transport
-
-CHORES_S = 2.0
-"""Longest wait for pending commands when a session ends, seconds."""
 
 
 class Session:
@@ -54,6 +56,8 @@ class Session:
         plan: Plan for the probe; None: made of the engines' plans.
         retry: Connect again until closed. If False, `run` ends with the first connection.
         timing: Time limits; None: the defaults.
+        read_only: Refuse everything that changes the host.
+        dry_run: Send nothing that changes the host.
     """
 
     def __init__(
@@ -68,6 +72,8 @@ class Session:
         plan: ProbePlan | None = None,
         retry: bool = True,
         timing: Timing | None = None,
+        read_only: bool = False,
+        dry_run: bool = False,
     ) -> None:
         self.target: Final = target
         self.player: Any = getattr(transport, "player", None)
@@ -80,7 +86,6 @@ class Session:
         self._engines = engines
         self._ask = ask
         self._recorder = Recorder(journal, lambda problem: self._trouble("journal", str(problem)))
-        self._history = history
         self._plan = plan or plan_for(engines)
         self._retry = retry
         self._timing = timing or Timing()
@@ -88,8 +93,19 @@ class Session:
         self._link: Link | None = None
         self._watchers: set[asyncio.Event] = set()
         self._problems: list[e.ProblemSeen] = []
-        self._chores: asyncio.Queue[c.AnyCommand] = asyncio.Queue()
+        self._chores = Chores(history, lambda: self.state.name, self._happened, self._trouble)
         self._requests = Requests(self._send)
+        self.operator: Final = this_operator()
+        """Who acts in this session."""
+        self.read_only: Final = read_only or self.player is not None
+        """Whether everything that changes the host is refused; so it is for a recording."""
+        self._acts = Acts(
+            self._requests.order,
+            lambda: self.state,
+            self.operator,
+            read_only=self.read_only,
+            dry_run=dry_run,
+        )
         self._now_please = asyncio.Event()
         self._closing = asyncio.Event()
         self._ended = asyncio.Event()
@@ -100,12 +116,10 @@ class Session:
     async def run(self) -> None:
         """Run until `aclose`, or without `retry` until the connection ends. A lost link raises nothing."""
         self._started = True
-        chores = spawn(self._do_chores(), name=f"chores {self.target.name}")
+        self._chores.start()
         try:
             await self._keep_connected()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CHORES_S):
-                    await self._chores.join()
+            await self._chores.finish()
         except Exception as error:
             # A fault of gputuner, not of the host: show it on the screen and raise it.
             self.failure = error
@@ -116,8 +130,7 @@ class Session:
             )
             raise
         finally:
-            chores.cancel()
-            await asyncio.gather(chores, return_exceptions=True)
+            await self._chores.stop()
             await self._recorder.close()
             self._ended.set()
             self._tell_watchers()
@@ -193,6 +206,18 @@ class Session:
             ConnectionFailed: The host is not connected, the link was lost before the answer, or none came in 15 s.
         """
         return await self._requests.checks()
+
+    async def act(self, act: AnyAct, *, confirmed: bool) -> e.Acted:
+        """Have the host do something; see `session.acts.Acts.act`. Nothing is raised."""
+        return await self._acts.act(act, confirmed=confirmed)
+
+    async def preflight(self, ask: PreflightAsk) -> e.PreflightResult:
+        """Ask the probe for the facts that are checked before a switch. It only reads.
+
+        Raises:
+            ConnectionFailed: The host is not connected, the link was lost before the answer, or none came in 90 s.
+        """
+        return await self._requests.preflight(ask)
 
     async def aclose(self) -> None:
         """End the session and the probe; return when `run` has ended. Safe to call twice."""
@@ -300,7 +325,7 @@ class Session:
 
     def _happened(self, event: e.AnyEvent) -> None:
         """Write an event to the journal, fold it and wake the watchers; the state changes nowhere else."""
-        if isinstance(event, e.SearchResult | e.ReadResult | e.CheckResult):
+        if isinstance(event, Answer):
             self._requests.deliver(event)
         self._recorder.note(event)
         try:
@@ -309,8 +334,7 @@ class Session:
             raise  # a data file is invalid: nothing can be read without it
         except Exception as error:
             commands = self._passed_over(event, error)
-        for command in commands:
-            self._chores.put_nowait(command)
+        self._chores.add(commands)
         if isinstance(event, e.ProbeHello):
             # The hello of a new probe clears all problems; repeat those of this side, which persist.
             for problem in self._problems:
@@ -334,28 +358,6 @@ class Session:
         for watcher in self._watchers:
             watcher.set()
 
-    async def _do_chores(self) -> None:
-        """Carry out the core's commands one after the other, with disk access in a thread."""
-        while True:
-            command = await self._chores.get()
-            try:
-                if self._history is not None:
-                    await self._do(command, self._history)
-            finally:
-                self._chores.task_done()
-
-    async def _do(self, command: c.AnyCommand, history: History) -> None:
-        match command:
-            case c.KeepStart(record=record) | c.KeepMemory(record=record):
-                await asyncio.to_thread(history.keep, record)
-            case c.LookUpStarts():
-                alike = (self.state.name, command.engine, command.model, command.began_at)
-                usual, starts = await asyncio.to_thread(history.look_up, *alike)
-                self._happened(e.HistoryFound(key=command.key, usual=usual, starts=starts))
-        if history.problem:
-            self._trouble("history", history.problem)
-            history.problem = None
-
 
 def open_session(
     target: Target,
@@ -366,6 +368,8 @@ def open_session(
     retry: bool = True,
     plan: ProbePlan | None = None,
     timing: Timing | None = None,
+    read_only: bool = False,
+    dry_run: bool = False,
 ) -> Session:
     """Build the session of a target with everything it needs.
 
@@ -377,6 +381,8 @@ def open_session(
         retry: Connect again when the link is lost.
         plan: Plan for the probe; None: made of the engines' plans.
         timing: Time limits; None: the defaults.
+        read_only: Refuse everything that changes the host.
+        dry_run: Send nothing that changes the host.
 
     Raises:
         JournalError: The journal cannot be written, or the recording cannot be read or has an unsupported version.
@@ -403,17 +409,6 @@ def open_session(
         plan=plan or plan_for(engines),
         retry=retry,
         timing=timing,
+        read_only=read_only,
+        dry_run=dry_run,
     )
-
-
-def plan_for(engines: Mapping[str, Engine] | None = None) -> ProbePlan:
-    """Make the plan for the probe from the engines' plans.
-
-    Args:
-        engines: Engines by name; None: all engines.
-    """
-    if engines is None:
-        from tuner.engines import load_engines
-
-        engines = load_engines()
-    return ProbePlan(engines=tuple(engine.plan() for engine in engines.values()))
