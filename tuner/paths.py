@@ -39,6 +39,11 @@ def settings_file() -> Path:
     return config_dir() / "settings.toml"
 
 
+def preset_keys_file() -> Path:
+    """Return the path of the order of the preset keys per host, which gputuner writes."""
+    return config_dir() / "preset-keys.toml"
+
+
 def presets_dir() -> Path:
     """Return the folder of bundled presets: in an installed package, or beside it in a clone."""
     installed = _PACKAGE / "_presets"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from tuner.core.versions import in_range, parse_version
-from tuner.domain.knobs import Hazard, Knob, KnobType, SpelledAs, Spelling
+from tuner.domain.knobs import Hazard, Knob, KnobKind, KnobType, SpelledAs, Spelling
 
 _UNSET = frozenset({"", "auto", "none", "null", "default", "unset"})
 ON_WORDS = frozenset({"1", "on", "true", "yes"})
@@ -21,23 +22,38 @@ _LARGEST = 1 << 50
 Number = TypeVar("Number", int, float)
 
 
+class Named(NamedTuple):
+    """The knob that a name means, and whether the name says the contrary of it."""
+
+    knob: Knob
+    opposite: bool = False
+
+    def turned(self, value: Any) -> Any:
+        """Return the knob's own value for the value that was given under this name."""
+        return not value if self.opposite and isinstance(value, bool) else value
+
+
 class KnobTable(Mapping[str, Knob]):
     """The knobs of one engine by canonical name.
 
     Args:
         knobs: In the order in which they are shown.
         newest: Newest version they were checked against; a newer one gets its spelling, marked as assumed.
+        versions: Versions they were checked against, oldest first; empty: only the newest.
     """
 
-    def __init__(self, knobs: Iterable[Knob], newest: str = "") -> None:
+    def __init__(self, knobs: Iterable[Knob], newest: str = "", versions: Sequence[str] = ()) -> None:
         self._knobs = {knob.name: knob for knob in knobs}
         self._newest = parse_version(newest)
+        self.newest = newest
+        self.versions = tuple(versions) or ((newest,) if newest else ())
         self._names: dict[str, str] = {}
         for knob in self._knobs.values():
             for name in (*knob.also, *_spelled(knob)):
                 self._names.setdefault(_plain(name), knob.name)
         # A canonical name means its own knob, even if it is another name of a different one.
         self._names.update((_plain(name), name) for name in self._knobs)
+        self._opposites = {_plain(knob.opposite): knob for knob in self._knobs.values() if knob.opposite}
 
     def __getitem__(self, name: str) -> Knob:
         return self._knobs[name]
@@ -52,6 +68,15 @@ class KnobTable(Mapping[str, Knob]):
         """Return the knob of a canonical name, flag, variable, settings key or other engine's name; None if unknown."""
         name = self._names.get(_plain(text))
         return None if name is None else self._knobs[name]
+
+    def named(self, text: str) -> Named | None:
+        """Return the knob that a name means, also the contrary of a switch that is named for what it takes away."""
+        own = self._knobs.get(_plain(text))
+        contrary = self._opposites.get(_plain(text)) if own is None else None
+        if contrary is not None:
+            return Named(contrary, opposite=True)
+        knob = own or self.find(text)
+        return None if knob is None else Named(knob)
 
     def spelling(self, name: str, version: str | None) -> Spelling | None:
         """Return how a version spells a knob; None if it has none, or if there is no such knob.
@@ -94,16 +119,83 @@ class KnobTable(Mapping[str, Knob]):
         return next((settings[key] for key in keys if settings.get(key) is not None), None)
 
     def hazards(self, name: str, value: Any, version: str | None) -> tuple[Hazard, ...]:
-        """Return the known hazards of a value."""
+        """Return the known hazards of a value by itself, whatever the host and the other knobs are.
+
+        Those that depend on both are judged by `core.hazards`.
+        """
         knob, at = self.find(name), parse_version(version)
-        if knob is None:
+        if knob is None or value is None:
             return ()
         return tuple(
             hazard
             for hazard in knob.hazards
-            if str(hazard.value).lower() == str(value).lower()
-            and (at is None or not hazard.versions or in_range(at, hazard.versions))
+            if describes(hazard, value) and (at is None or not hazard.versions or in_range(at, hazard.versions))
         )
+
+
+def describes(hazard: Hazard, value: Any) -> bool:
+    """Return whether a value is one of those that a hazard names by itself, not by comparing two knobs."""
+    text = str(value).strip()
+    if hazard.value is not None:
+        return str(hazard.value).lower() == text.lower()
+    if hazard.pattern:
+        return any(
+            re.fullmatch(hazard.pattern, part.strip(), re.IGNORECASE)
+            for part in dict.fromkeys((text, *text.split(",")))
+        )
+    if hazard.no_power_of_two:
+        return text.isdecimal() and int(text).bit_count() != 1
+    return False
+
+
+def flags_of(knob: Knob) -> tuple[str, ...]:
+    """Return every flag or variable by which any version sets a knob or switches it off, without repeats."""
+    texts = (each for spelled in knob.spellings for each in (spelled.text, *spelled.aliases, spelled.off) if each)
+    return tuple(dict.fromkeys(texts))
+
+
+def read_setting(knob: Knob, value: Any) -> Any:
+    """Check a value as a file or a form gives it and return it as the knob's type; None leaves it to the engine.
+
+    Raises:
+        ValueError: The value is of another type, or out of range; the message is one line without the knob's name.
+    """
+    if isinstance(value, str):
+        return read_value(knob, value)
+    if isinstance(value, bool):
+        if knob.type is KnobType.BOOL:
+            return value
+        raise ValueError(f"{_wanted(knob)} is meant, not {str(value).lower()}")
+    if isinstance(value, dict) and knob.type is KnobType.TEXT:
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list | tuple):
+        if knob.type in (KnobType.INTS, KnobType.WORDS) and value:
+            return [part for each in value for part in read_value(knob, str(each))]
+        raise ValueError(f"{_wanted(knob)} is meant, not a list" if value else "the list is empty")
+    if isinstance(value, int | float):
+        return read_value(knob, repr(value))
+    raise ValueError(f"{_wanted(knob)} is meant, not {type(value).__name__}")
+
+
+def _wanted(knob: Knob) -> str:
+    return {
+        KnobType.BOOL: "on or off",
+        KnobType.INT: "a whole number",
+        KnobType.FLOAT: "a number",
+        KnobType.TEXT: "a text",
+        KnobType.INTS: "a list of whole numbers",
+        KnobType.WORDS: "a list of words",
+    }[knob.type]
+
+
+def as_words(knob: Knob, spelling: Spelling, value: Any) -> tuple[str, ...]:
+    """Return a value as the words of a command line, or as the one text of a variable; none for a switch."""
+    if isinstance(value, bool):
+        return () if knob.kind is KnobKind.FLAG else (str(int(value is not spelling.inverted)),)
+    if isinstance(value, list | tuple):
+        words = tuple(str(each) for each in value)
+        return words if knob.kind is KnobKind.FLAG else (",".join(words),)
+    return (str(value),)
 
 
 def read_value(knob: Knob, text: str) -> Any:
@@ -121,6 +213,8 @@ def read_value(knob: Knob, text: str) -> Any:
         return None
     if knob.type is KnobType.TEXT:
         return word
+    if knob.type is KnobType.WORDS:
+        return [part for part in re.split(r"[,\s]+", word.strip("[]")) if part]
     if knob.type is KnobType.INTS:
         return [_within(_whole(part), part.strip(), knob) for part in word.strip("[]").split(",")]
     return _within(_whole(word) if knob.type is KnobType.INT else _real(word), word, knob)
@@ -164,6 +258,8 @@ def _spelling(knob: Knob, spelled: SpelledAs, *, assumed: bool) -> Spelling:
         kind=knob.kind,
         text=spelled.text,
         setting=spelled.setting or _key(spelled.text),
+        off=spelled.off,
+        inverted=spelled.inverted,
         default=spelled.default,
         choices=spelled.choices,
         note=spelled.note,
@@ -176,6 +272,7 @@ def _spelled(knob: Knob) -> Iterator[str]:
     for spelled in reversed(knob.spellings):
         yield spelled.setting or _key(spelled.text)
         yield _key(spelled.text)
+        yield from (_key(alias) for alias in spelled.aliases)
 
 
 def _key(text: str) -> str:

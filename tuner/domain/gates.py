@@ -164,6 +164,8 @@ class Hardware(Struct, frozen=True, kw_only=True):
     told: str = ""
     """How they are connected, in the words of the topology: `NV18`, `PHB SYS`."""
     platform: str = "cuda"
+    iommu: bool | None = None
+    """Whether IOMMU or ACS redirects traffic between GPUs."""
 
 
 class Gate(Struct, frozen=True, kw_only=True):

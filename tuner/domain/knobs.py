@@ -26,6 +26,8 @@ class KnobType(enum.StrEnum):
     TEXT = "text"
     INTS = "ints"
     """A list of whole numbers."""
+    WORDS = "words"
+    """A list of words."""
 
 
 class Part(enum.StrEnum):
@@ -52,13 +54,55 @@ class Effects(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The numbers of a start in which it shows."""
 
 
-class Hazard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A value that is known to do harm."""
+class Harm(enum.StrEnum):
+    """What a hazardous value does."""
 
-    value: Any
-    outcome: str
-    """hang, corrupt, crash, slow or ignored."""
+    HANG = "hang"
+    CORRUPT = "corrupt"
+    """Wrong results without an error."""
+    CRASH = "crash"
+    """The start ends with an error."""
+    SLOW = "slow"
+    IGNORED = "ignored"
+    """The value has no effect."""
+    CONFLICT = "conflict"
+    """Two knobs of one change contradict each other."""
+
+
+class Where(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The hosts on which a value does harm; what is left out does not matter."""
+
+    iommu: bool | None = None
+    """True: only where IOMMU or ACS redirects traffic between GPUs."""
+    nvlink: bool | None = None
+    """True: only where every pair of GPUs has NVLink; False: only where a pair has none."""
+    compute: tuple[str, ...] = ()
+    """Compute capabilities on which it does harm: `12.0`, or `12` for all of that major version."""
+    compute_not: tuple[str, ...] = ()
+    """Compute capabilities on which it does no harm; it does on all others."""
+
+
+class Hazard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Values of a knob that are known to do harm: those that one of `value` to `below` describes."""
+
+    outcome: Harm
     why: str
+    """The reason, one sentence without full stop."""
+    way_out: str = ""
+    """What to do instead, one sentence without full stop; empty: leave it out."""
+    value: Any = None
+    """This value."""
+    pattern: str = ""
+    """Every value whose text this regular expression matches as a whole, in any case; one word of a list is enough."""
+    no_power_of_two: bool = False
+    """Every number that is not a power of two."""
+    above: str = ""
+    """Every number above the value of the knob with this name."""
+    below: str = ""
+    """Every number below the value of the knob with this name."""
+    given: dict[str, Any] = {}
+    """Values that other knobs must have for it to do harm, by name; `*`: any value that is set."""
+    where: Where = Where()
     versions: str = ""
 
 
@@ -69,6 +113,12 @@ class SpelledAs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`0.4.6 - 0.5.13`, `0.5.14 -`; empty: all. For a variable: the versions that read it."""
     text: str
     """`--cuda-graph-max-bs`, `NCCL_BUFFSIZE`."""
+    aliases: tuple[str, ...] = ()
+    """Other flags or variables that set the same: `--tp`, `-tp`, `NCCL_MAX_CTAS`."""
+    off: str = ""
+    """Flag that switches it off, `--no-enable-prefix-caching`; empty: there is none."""
+    inverted: bool = False
+    """True: what these versions read means the contrary, so that on is written as 0."""
     setting: str | None = None
     """Key in the engine's dump of resolved settings, where it is not the flag's own name."""
     default: Any = None
@@ -110,6 +160,11 @@ class Knob(Struct, frozen=True, kw_only=True):
     effects: Effects = Effects()
     also: tuple[str, ...] = ()
     """Other names that people and the other engine use for it."""
+    unlike: tuple[str, ...] = ()
+    """Names among `also` of something near that is not the same: a preset that uses one is refused."""
+    opposite: str = ""
+    """For a switch that is named for what it takes away: the name of that, by which it can be set as well.
+    `disable_custom_all_reduce` has `custom_all_reduce`."""
     spellings: tuple[SpelledAs, ...] = ()
     """Its spellings, oldest first; a version in none of them does not have the knob."""
     hazards: tuple[Hazard, ...] = ()
@@ -129,6 +184,8 @@ class Spelling(Struct, frozen=True, kw_only=True):
     kind: KnobKind
     text: str
     setting: str
+    off: str = ""
+    inverted: bool = False
     default: Any = None
     choices: tuple[str, ...] = ()
     note: str = ""

@@ -21,6 +21,8 @@ class Requires(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Compute capabilities as `9.0`, `12.0`: one of them is needed."""
     memory_gib: float | None = None
     """Least memory of a card, GiB."""
+    iommu: str = ""
+    """`off`: neither IOMMU nor ACS may redirect traffic between GPUs; empty: it does not matter."""
     versions: dict[str, str] = {}
     """Engine name to a range of its versions: `{"sglang": "0.5.23 -"}`."""
     words: str = ""
@@ -59,7 +61,9 @@ class Preset(Struct, frozen=True, kw_only=True):
     path: str = ""
     """The file it was read from."""
     lines: dict[str, int] = {}
-    """Line of each key in that file: `args.mem_fraction_static` to 12."""
+    """Line of each key in its file: `args.mem_fraction_static` to 12; of a name in `unset`, `unset.NAME`."""
+    paths: dict[str, str] = {}
+    """File of each key that came from a preset that it extends; for all other keys it is `path`."""
 
 
 class Overlay(Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from tuner.core.knobs import KnobTable
@@ -36,6 +37,8 @@ class KnobEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     unit: str = ""
     effects: Effects = Effects()
     also: tuple[str, ...] = ()
+    unlike: tuple[str, ...] = ()
+    opposite: str = ""
     forecast: bool = False
     turning: Turning | None = None
     smaller: str = ""
@@ -49,6 +52,10 @@ class Catalogue(Struct, frozen=True):
 
     newest: str
     """Newest engine version that the file was checked against; empty if it states none."""
+    versions: tuple[str, ...]
+    """All engine versions that it was checked against, oldest first."""
+    no_prefix: str
+    """What before a switch's name switches it off, `--no-`; empty: no such flags."""
     entries: tuple[KnobEntry, ...]
 
 
@@ -60,10 +67,13 @@ def load_knobs(path: Path) -> KnobTable:
         CatalogError: An entry is invalid; the error names its line.
     """
     own = read_knobs(path)
-    knobs = [_knob(entry) for entry in own.entries]
+    knobs = [_knob(entry, own.no_prefix) for entry in own.entries]
     known = {knob.name for knob in knobs}
     knobs += [_knob(entry) for entry in read_knobs(SHARED).entries if entry.name not in known]
-    return KnobTable(knobs, own.newest)
+    table = KnobTable(knobs, own.newest, own.versions)
+    for line, entry in read_document(path, "knob").read("knob", KnobEntry):
+        _check_names(path, line, entry, table)
+    return table
 
 
 def read_knobs(path: Path) -> Catalogue:
@@ -79,7 +89,13 @@ def read_knobs(path: Path) -> Catalogue:
         if any(entry.name == other.name for other in entries):
             raise CatalogError(path, line, f"two knobs are called {entry.name}")
         entries.append(entry)
-    return Catalogue(newest=str(document.values.get("newest", "")), entries=tuple(entries))
+    values = document.values
+    return Catalogue(
+        newest=str(values.get("newest", "")),
+        versions=tuple(str(version) for version in values.get("versions", ())),
+        no_prefix=str(values.get("no_prefix", "")),
+        entries=tuple(entries),
+    )
 
 
 def _check(path: Path, line: int, entry: KnobEntry) -> None:
@@ -92,6 +108,9 @@ def _check(path: Path, line: int, entry: KnobEntry) -> None:
         raise CatalogError(path, line, f"knob {entry.name} is spelled {bad[0]}, and is a {entry.kind}")
     if any(parse_version(example.version) is None for example in entry.example):
         raise CatalogError(path, line, f"an example of knob {entry.name} has no version")
+    for hazard in entry.hazard:
+        if not (hazard.value is not None or hazard.pattern or hazard.no_power_of_two or hazard.above or hazard.below):
+            raise CatalogError(path, line, f"a hazard of knob {entry.name} names no values", "Add value or pattern.")
     table_of_it = KnobTable([_knob(entry)])
     for example in entry.example:
         spelling = table_of_it.spelling(entry.name, example.version)
@@ -102,7 +121,27 @@ def _check(path: Path, line: int, entry: KnobEntry) -> None:
             )
 
 
-def _knob(entry: KnobEntry) -> Knob:
+def _check_names(path: Path, line: int, entry: KnobEntry, table: KnobTable) -> None:
+    """Check that the other knobs which hazards name exist."""
+    for hazard in entry.hazard:
+        for name in (*hazard.given, hazard.above, hazard.below):
+            if name and table.named(name) is None:
+                raise CatalogError(path, line, f"a hazard of knob {entry.name} names {name}, which is no knob")
+
+
+def _knob(entry: KnobEntry, no_prefix: str = "") -> Knob:
+    """Make a knob of an entry.
+
+    Args:
+        entry: The entry.
+        no_prefix: As `Catalogue.no_prefix`, for switches that state no `off` of their own.
+    """
+    spelled = entry.spelled
+    if no_prefix and entry.kind is KnobKind.FLAG and entry.type is KnobType.BOOL:
+        spelled = tuple(
+            msgspec.structs.replace(each, off=each.off or no_prefix + each.text.lstrip("-")) for each in spelled
+        )
+    negates = entry.turning.negates if entry.turning is not None else ""
     return Knob(
         name=entry.name,
         kind=entry.kind,
@@ -113,7 +152,9 @@ def _knob(entry: KnobEntry) -> Knob:
         unit=entry.unit,
         effects=entry.effects,
         also=entry.also,
-        spellings=entry.spelled,
+        unlike=entry.unlike,
+        opposite=entry.opposite or negates,
+        spellings=spelled,
         hazards=entry.hazard,
         forecast=entry.forecast,
         turning=entry.turning,

@@ -22,7 +22,7 @@ class Document(Struct, frozen=True):
     tables: dict[str, list[tuple[int, Any]]]
     """Line number and content of each `[[name]]` table, by name."""
     values: dict[str, Any]
-    """Top-level values outside of tables."""
+    """Top-level values outside of tables; lists of plain values are among them."""
 
     def read(self, name: str, kind: type[_Table]) -> list[tuple[int, _Table]]:
         """Convert all tables of a name to a struct type; return each with its line number.
@@ -61,5 +61,9 @@ def read_document(path: Path, *names: str) -> Document:
     return Document(
         path=path,
         tables={name: list(zip(heads[f"[[{name}]]"], content.get(name, []), strict=True)) for name in names},
-        values={name: value for name, value in content.items() if not isinstance(value, list | dict)},
+        values={name: value for name, value in content.items() if not _nested(value)},
     )
+
+
+def _nested(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(each, dict) for each in value))

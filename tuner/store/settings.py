@@ -7,16 +7,30 @@ ascii = false
 [keymap]
 "logs.search" = "ctrl+f"
 ```
+
+Which preset has which number key on a host is in a file of its own, `preset-keys.toml`, which gputuner does write:
+
+```toml
+"root@gpu-box-1" = ["nccl-two-channels", "fraction-high"]
+```
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import tomlkit
 from msgspec import Struct
+from tomlkit.exceptions import TOMLKitError
+
+from tuner.errors import UsageProblem
+from tuner.paths import preset_keys_file
+from tuner.store.presets import write_toml
+from tuner.store.private import make_folder
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -54,3 +68,42 @@ def load(path: Path) -> Settings:
         except msgspec.ValidationError as error:
             problems.append(f"{path}: {name}: {error}")
     return Settings(**good, problems=tuple(problems))
+
+
+def preset_order(host: str, path: Path | None = None) -> list[str]:
+    """Return the ids of the presets of a host in the order of their number keys; empty: the operator has not set one.
+
+    Args:
+        host: The host as the operator names it.
+        path: The file; None: the user's own. One that is missing or broken counts as empty.
+    """
+    try:
+        kept = tomllib.loads((path or preset_keys_file()).read_text(encoding="utf-8")).get(host, [])
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return []
+    return [each for each in kept if isinstance(each, str)] if isinstance(kept, list) else []
+
+
+def keep_preset_order(host: str, ids: Sequence[str], path: Path | None = None) -> None:
+    """Remember the order of the number keys of a host.
+
+    Args:
+        host: The host as the operator names it.
+        ids: Ids of presets, that of key 1 first; empty: forget the order.
+        path: The file; None: the user's own.
+
+    Raises:
+        UsageProblem: The file cannot be written, or somebody edited it and it is no TOML any more.
+    """
+    file = path or preset_keys_file()
+    try:
+        make_folder(file.parent)
+        document = tomlkit.parse(file.read_text("utf-8")) if file.exists() else tomlkit.document()
+        document.pop(host, None)
+        if ids:
+            document[host] = list(ids)
+        write_toml(document, file)
+    except (TOMLKitError, UnicodeDecodeError) as error:
+        raise UsageProblem("The file of the preset keys is no TOML", f"{file}: {error}", "Mend or remove it") from error
+    except OSError as error:
+        raise UsageProblem("The order of the preset keys cannot be kept", f"{file}: {error.strerror}") from error
