@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from tuner.core import runs
 from tuner.core.engine import Engine
+from tuner.core.respawn import Keeper
 from tuner.domain.behaviour import Stopping
 from tuner.domain.recipe import MASK, Launch
 from tuner.domain.runs import LaunchOrder, Operator, ProcessId, RunRecord, StopOrder, StopStep, SwitchOrder
@@ -32,15 +32,6 @@ _NO_TOKENS = frozenset({"embed", "embedding", "classify", "score", "reward", "po
 """Tasks of a server that generates no tokens."""
 
 
-class Managed(Struct, frozen=True, kw_only=True):
-    """Commands of the service manager that started a server."""
-
-    stop: tuple[str, ...] = ()
-    """Stops the server so that the manager does not start it again; empty: it is stopped by signals."""
-    start: tuple[str, ...] = ()
-    """Starts it again; empty: it is started by its command line."""
-
-
 def switch_order(
     state: HostState,
     server: ServerState | None,
@@ -52,7 +43,7 @@ def switch_order(
     engine: str = "",
     drain_s: float = 0.0,
     auto_back: bool = False,
-    managed: Managed | None = None,
+    keeper: Keeper | None = None,
     usual_s: float | None = None,
 ) -> SwitchOrder:
     """Compose the order for a run.
@@ -67,19 +58,19 @@ def switch_order(
         engine: Name of the engine of `launch`; empty: that of `server`.
         drain_s: Longest wait for the requests in flight, seconds; 0: none.
         auto_back: Whether to go back without being asked when the start fails.
-        managed: Commands of the server's manager; None: it has none.
+        keeper: What stands above the server and would start it again; None: nothing.
         usual_s: Seconds that a start like this usually takes; None: as the server's earlier ones.
     """
-    managed = managed or Managed()
+    keeper = keeper or Keeper()
     stop = None
     if server is not None:
-        stop = stop_order(state, server, engines.get(server.identity.engine), drain_s=drain_s, manager=managed.stop)
+        stop = stop_order(state, server, engines.get(server.identity.engine), drain_s=drain_s, keeper=keeper)
     start = back = None
     if launch is not None:
         brain = engines.get(engine or (server.identity.engine if server is not None else ""))
         usual = usual_s if usual_s is not None else _usual(server)
         start = launch_order(launch, brain, usual_s=usual)
-        back = way_back(state, server, launch, engines, brain, run=run, managed=managed)
+        back = way_back(state, server, launch, engines, brain, run=run, keeper=keeper)
     return SwitchOrder(
         run=run,
         operator=operator,
@@ -96,16 +87,16 @@ def stop_order(
     engine: Engine | None,
     *,
     drain_s: float = 0.0,
-    manager: tuple[str, ...] = (),
+    keeper: Keeper | None = None,
 ) -> StopOrder:
     """Return how a server is stopped: the ladder for its phase, its processes and GPUs by identity."""
-    identity = server.identity
+    identity, keeper = server.identity, keeper or Keeper()
     serves = _serves(server)
     stopping = engine.behaviour().stopping if engine is not None else Stopping(serving=UNKNOWN, loading=UNKNOWN)
     steps = stopping.serving if serves else stopping.loading
     if not serves:
         drain_s = 0.0
-    if drain_s > 0 and stopping.term_drains and not manager:
+    if drain_s > 0 and stopping.term_drains and not keeper.stop:
         # It finishes its requests by itself after the first TERM, so that wait is the drain.
         first = msgspec.structs.replace(steps[0], wait_s=max(steps[0].wait_s, drain_s))
         steps, drain_s = (first, *steps[1:]), 0.0
@@ -124,7 +115,8 @@ def stop_order(
         steps=steps,
         drain_s=drain_s,
         drain=stopping.drain if drain_s > 0 else (),
-        manager=manager,
+        manager=keeper.stop,
+        manager_wait_s=keeper.wait_s,
         port=identity.port,
         gpus=gpus_of(state, server),
         lingers=stopping.lingers,
@@ -167,14 +159,14 @@ def way_back(
     engine: Engine | None,
     *,
     run: str,
-    managed: Managed | None = None,
+    keeper: Keeper | None = None,
 ) -> LaunchOrder | None:
     """Return what is started again if a start fails: the stopped server if it served, else the last good run.
 
     A server that never became ready is gone back to only if no run is known to have been good, and never one that
     failed. None: there is nothing to go back to.
     """
-    managed = managed or Managed()
+    keeper = keeper or Keeper()
     port = server.identity.port if server is not None else launch.port
     good = runs.last_good(state, port)
     own = None
@@ -185,7 +177,7 @@ def way_back(
         own = msgspec.structs.replace(
             _described(brain, settings, server.identity.port, _usual(server)),
             like=f"server:{server.identity.key}",
-            manager=managed.start,
+            manager=keeper.start,
             log_name=f"{run}-back",
             preset=preset,
             title=title or f"the server as it was (pid {server.identity.pid})",

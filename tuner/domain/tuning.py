@@ -71,6 +71,8 @@ class Wish(Struct, frozen=True, kw_only=True):
     """Longest wait for the requests in flight, seconds; 0: none."""
     auto_back: bool = False
     """True: go back without being asked when the start fails."""
+    ignore_forecast: bool = False
+    """True: a memory forecast that does not fit is a warning; the operator wants to see it tried."""
 
 
 class Tuning(Struct, frozen=True, kw_only=True):
