@@ -9,11 +9,14 @@ single quotes.
 
 from __future__ import annotations
 
+import base64
 import re
 import zlib
 from functools import lru_cache
 from graphlib import TopologicalSorter
 from importlib.resources import files
+
+from tuner import __version__
 
 _PROBLEM = r'"{\"t\":\"problem\",\"seq\":1,\"mono\":0.0,\"code\":\"python-old\",\"detail\":\"%s\"}\n"'
 
@@ -111,8 +114,81 @@ def modules() -> dict[str, str]:
     Raises:
         graphlib.CycleError: Modules import each other.
     """
-    folder = files("tuner.probe.agent")
-    names = sorted(path.name[:-3] for path in folder.iterdir() if path.name.endswith(".py"))
-    sources = {name: folder.joinpath(name + ".py").read_text("utf-8") for name in names if name != "__init__"}
+    sources = _sources("tuner.probe.agent")
     order = TopologicalSorter({name: sorted(_IMPORT.findall(source)) for name, source in sources.items()})
     return {name: sources[name] for name in order.static_order()}
+
+
+# The program of a run's supervisor. It is a file on the host, so that it can be started again. Its modules are
+# compiled when they are first imported: those that the wait for a server needs are not needed to begin.
+_PROGRAM = """\
+# Carries out one run of gputuner {version}: stops a server, starts another, and records what happens.
+import os
+import sys
+
+for number in (1, 2):  # errors before the first record of the run are read from this file
+    os.dup2(os.open(os.path.join(sys.argv[1], "supervisor.err"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
+
+import binascii
+import zlib
+from importlib.machinery import ModuleSpec
+
+
+class Finder:
+    parts = zlib.decompress(binascii.a2b_base64({packed!r})).decode().split("\\0")
+    sources = dict(zip(parts[::2], parts[1::2]))
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name in cls.sources:
+            return ModuleSpec(name, cls, is_package=not cls.sources[name])
+
+    @staticmethod
+    def create_module(spec):
+        return None
+
+    @classmethod
+    def exec_module(cls, module):
+        name = module.__spec__.name
+        exec(compile(cls.sources[name], "<gputuner/%s.py>" % name, "exec"), module.__dict__)
+
+
+sys.meta_path.insert(0, Finder)
+from gputuner_run.supervisor.main import main
+
+main()
+"""
+
+_IMPORT_ANYWHERE = re.compile(r"^ *from (\.\.agent)?\.(\w+) import ", re.M)
+"""Matches the imports of a module of the supervisor, those inside its functions too."""
+
+
+@lru_cache(maxsize=1)
+def supervisor() -> bytes:
+    """Return the program of a run's supervisor: one Python file that is started with the folder of the run.
+
+    Inside are the modules of `tuner.probe.supervisor` and those of the probe that they import.
+    """
+    own, agent = _sources("tuner.probe.supervisor"), modules()
+    packed = {"gputuner_run": "", "gputuner_run.agent": "", "gputuner_run.supervisor": ""}
+    wanted = [(False, "main")]
+    while wanted:
+        shared, name = wanted.pop()
+        place = f"gputuner_run.{'agent' if shared else 'supervisor'}.{name}"
+        if place in packed:
+            continue
+        packed[place] = source = agent[name] if shared else own[name]
+        if shared:
+            wanted += ((True, other) for other in _IMPORT.findall(source))
+        else:
+            wanted += ((bool(above), other) for above, other in _IMPORT_ANYWHERE.findall(source))
+    text = "\0".join(part for item in sorted(packed.items()) for part in item)
+    data = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+    return _PROGRAM.format(packed=data, version=__version__).encode()
+
+
+def _sources(package: str) -> dict[str, str]:
+    """Return the sources of a package's modules by name, `__init__` left out."""
+    folder = files(package)
+    names = sorted(path.name[:-3] for path in folder.iterdir() if path.name.endswith(".py"))
+    return {name: folder.joinpath(name + ".py").read_text("utf-8") for name in names if name != "__init__"}

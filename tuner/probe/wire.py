@@ -23,6 +23,7 @@ from tuner.core.redact import mask, mask_argv, mask_env, mask_json
 from tuner.domain import events as e
 from tuner.domain.gpu import ProcessInfo
 from tuner.domain.logs import LogHit
+from tuner.domain.runs import Lease, Operator, ProcessId, RunRecord
 from tuner.domain.server import Member, ServerIdentity
 
 PROTOCOL = e.PROTOCOL
@@ -290,6 +291,41 @@ def _identity(server: ServerIdentity) -> ServerIdentity:
     )
 
 
+def _process(process: ProcessId | None) -> ProcessId | None:
+    return replace(process, title=mask(process.title)) if process and process.title else process
+
+
+def _operator(operator: Operator | None) -> Operator | None:
+    if operator is None:
+        return None
+    return replace(operator, name=mask(operator.name), machine=mask(operator.machine))
+
+
+def _lease(lease: Lease) -> Lease:
+    return replace(lease, holder=_operator(lease.holder), lost_to=_operator(lease.lost_to))
+
+
+def _run(run: RunRecord) -> RunRecord:
+    """Return the record of a run with secrets masked. The supervisor masks them too; its file may be another's."""
+    return replace(
+        run,
+        operator=_operator(run.operator),
+        cancelled_by=_operator(run.cancelled_by),
+        preset=mask(run.preset),
+        title=mask(run.title),
+        back=mask(run.back),
+        detail=mask(run.detail),
+        failure=mask(run.failure),
+        steps=tuple(replace(step, detail=mask(step.detail)) if step.detail else step for step in run.steps),
+        supervisor=_process(run.supervisor),
+        old=_process(run.old),
+        new=_process(run.new),
+        argv=mask_argv(run.argv),
+        env=mask_env(run.env),
+        leftovers=tuple(replace(one, title=mask(one.title)) for one in run.leftovers),
+    )
+
+
 def _masked(names: Iterable[str]) -> list[str]:
     """Mask secrets in names, which rarely have any."""
     whole = list(names)
@@ -310,6 +346,9 @@ _CLEAN: dict[type, Callable[[Any], Incoming]] = {
     e.ProblemSeen: lambda v: replace(v, subject=mask(v.subject), detail=mask(v.detail)),
     e.SearchResult: lambda v: replace(v, hits=tuple(_hit(hit) for hit in v.hits), error=_text(v.error)),
     e.CheckResult: lambda v: replace(v, checks=mask_json(v.checks)),
+    e.RunChanged: lambda v: replace(v, run=_run(v.run)),
+    e.LeaseChanged: lambda v: replace(v, lease=_lease(v.lease)),
+    e.Acted: lambda v: replace(v, error=_text(v.error), hint=mask(v.hint)),
     e.LinkChanged: lambda v: replace(v, reason=_text(v.reason)),
 }
 """Masking functions by type of event. Types that are missing here have no free text."""

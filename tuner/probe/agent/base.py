@@ -23,6 +23,14 @@ READ_LIMIT = 1_048_576
 Json = Dict[str, Any]
 
 
+class Refused(Exception):
+    """An act is not done. The text says why and `hint` the way out, each in one line; an empty hint: there is none."""
+
+    def __init__(self, text: str, hint: str = "") -> None:
+        super().__init__(text)
+        self.hint = hint
+
+
 def slurp(path: str, limit: int = 1 << 20) -> bytes:
     """Return the contents of a small file, at most `limit` bytes. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -24,19 +24,14 @@ LIMIT = 1 << 22
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
-def root() -> str:
+def our_folder() -> str:
     """Return the path of this user's folder, whether it exists or not."""
-    return root_of(os.environ.get("HOME") or home_of(ME) or "/")
+    return folder_of(os.environ.get("HOME") or home_of(ME) or "/")
 
 
-def root_of(home: str) -> str:
+def folder_of(home: str) -> str:
     """Return the path of the folder below a home folder."""
     return os.path.join(home, ".gputuner")
-
-
-def exists() -> bool:
-    """Return whether this user has a folder."""
-    return os.path.isdir(root())
 
 
 def run_folder(ident: str) -> str:
@@ -47,24 +42,26 @@ def run_folder(ident: str) -> str:
     """
     if not _RUN_ID.fullmatch(ident):
         raise ValueError("no id of a run: %r" % ident[:100])
-    return os.path.join(root(), "runs", ident)
+    return os.path.join(our_folder(), "runs", ident)
 
 
 def run_ids() -> List[str]:
     """Return the ids of all runs, newest first: an id begins with the time."""
-    return sorted((name for name in names_in(os.path.join(root(), "runs")) if _RUN_ID.fullmatch(name)), reverse=True)
+    return sorted(
+        (name for name in names_in(os.path.join(our_folder(), "runs")) if _RUN_ID.fullmatch(name)), reverse=True
+    )
 
 
-def make(path: str) -> None:
+def make_folder(path: str) -> None:
     """Make a folder that only its owner may enter, and those above it.
 
     Raises:
         OSError: It cannot be made, or is not ours alone: somebody else could change what is run from it.
     """
     os.makedirs(path, FOLDER_MODE, exist_ok=True)
-    status = os.stat(root())
+    status = os.stat(our_folder())
     if status.st_uid != ME or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise OSError("%s is not ours alone: another user owns it or may write to it" % root())
+        raise OSError("%s is not ours alone: another user owns it or may write to it" % our_folder())
 
 
 def read_json(path: str) -> Optional[Json]:
@@ -116,7 +113,7 @@ def append_json(path: str, value: Json) -> None:
         os.close(fd)
 
 
-def remove(path: str) -> None:
+def remove_file(path: str) -> None:
     """Remove a file, if it is there. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
@@ -132,7 +129,7 @@ def audit(by: str, operator: Optional[Json], **what: Any) -> None:
     """
     line: Json = {"at": round(time.time(), 3), "by": by, "operator": operator, "uid": ME}
     line.update((name, value) for name, value in what.items() if value is not None)
-    append_json(os.path.join(root(), "audit.ndjson"), line)
+    append_json(os.path.join(our_folder(), "audit.ndjson"), line)
 
 
 def size_of(path: str) -> int:

@@ -14,16 +14,19 @@ import time
 import zlib
 from typing import Callable, Dict, List, Optional, Set, Tuple
 
+from .acts import Door
 from .base import ME, PROC, Json, text_of, until_beat, user_name
 from .checks import checks, hidepid
 from .children import Children
 from .gpu_reader import GpuReader
 from .host import HostReader
+from .lease import LeaseKeeper
 from .log_target import LogTarget
 from .lost import Lost
 from .output import Outbox, Problems
 from .processes import ProcTable
 from .recognition import Engine
+from .runs_watch import RunsWatch
 from .search import Searches, read_part
 from .server import Server
 from .tail import Tail
@@ -43,6 +46,9 @@ class Probe:
         self.searches = Searches(self)
         self.gpu = GpuReader(self)
         self.host = HostReader(self)
+        self.lease = LeaseKeeper(self.out)
+        self.runs = RunsWatch(self, self.lease)
+        self.door = Door(self, self.lease, self.runs)
         self.ending = False
         self.interval_s = 1.0
         self.tail_bytes = 262_144
@@ -120,16 +126,21 @@ class Probe:
 
     def tail_of(self, key: str) -> Tail:
         """Return the tail of a server that runs or has ended. Raises OSError."""
-        server = self.servers.get(key) or self._past.get(key)
+        server = self.server_of(key)
         if server is None or server.tail is None:
             raise OSError("there is no such server")
         return server.tail
+
+    def server_of(self, key: str) -> Optional[Server]:
+        """Return a server that runs or has ended; None where there is none."""
+        return self.servers.get(key) or self._past.get(key)
 
     def exit(self, flush_s: float = 0.0) -> None:
         """End the process, its children first. Threads that hang in a driver cannot delay it."""
         with self._exit_lock:
             self.ending = True
             self._end.set()
+            self.lease.end(1.0)
             if flush_s:
                 self.out.flush(flush_s)
             self.children.end_all()
@@ -166,6 +177,8 @@ class Probe:
             self.thread(
                 lambda: self.out.put({"t": "checks", "id": order.get("id", 0), "checks": checks(self)}), "checks"
             )
+        elif op == "act":
+            self.door.submit(order)
         elif op == "nvml":
             self.gpu.source_given = zlib.decompress(base64.b64decode(order["z"]))
             self.gpu.given.set()
@@ -229,12 +242,14 @@ class Probe:
         hidden = hidepid()
         if hidden:
             self.problems.note("proc-denied", "/proc", hidden)
+        self.thread(self.runs.run, "folder")
         self._lost = [Lost(self, key) for key in self.resume if key not in self.servers]
         for lost in self._lost:
             self.thread(lost.follow, "lost")
         until = time.monotonic() + 1.0
         for lost in self._lost:
             lost.caught_up.wait(max(0.0, until - time.monotonic()))
+        self.runs.looked.wait(max(0.0, until - time.monotonic()))
         self.out.put({"t": "scanned"})
         self.thread(self.gpu.run, "gpu")
         self.thread(self.host.run, "host")
