@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tuner.core import explaining, lifecycle, metrics, ranks, remembered, runs, serverlog
+from tuner.core import explaining, kernel_lines, lifecycle, metrics, ranks, remembered, runs, serverlog
 from tuner.core import series as s
 from tuner.core.engine import Engine
 from tuner.core.measured import measured
@@ -25,8 +25,6 @@ from tuner.domain.state import HostState, LinkState, ServerState
 
 KEEP_ENDED = 8
 """Most ended servers that are kept."""
-KEEP_KERNEL_LINES = 20
-"""Most Xids and most kills of the kernel's log that are kept."""
 
 Engines = Mapping[str, Engine]
 Result = tuple[HostState, tuple[AnyCommand, ...]]
@@ -171,26 +169,6 @@ def _gpu_processes(state: HostState, event: e.GpuProcesses, engines: Engines) ->
     return ranks.placed(state, engines), ()
 
 
-def _xid(state: HostState, event: e.GpuXid, engines: Engines) -> Result:
-    """Keep an Xid error once, although every probe reads the kernel's log from its beginning again."""
-    same = (event.bus_id, event.xid, event.text)
-    if any((x.bus_id, x.xid, x.text) == same and _close(x.at, event.at) for x in state.xids):
-        return state, ()
-    return msgspec.structs.replace(state, xids=(*state.xids, event)[-KEEP_KERNEL_LINES:]), ()
-
-
-def _killed(state: HostState, event: e.ProcessKilled, engines: Engines) -> Result:
-    """Keep a kill once, although every probe reads the kernel's log from its beginning again."""
-    if any(x.pid == event.pid and x.text == event.text and _close(x.at, event.at) for x in state.killed):
-        return state, ()
-    return msgspec.structs.replace(state, killed=(*state.killed, event)[-KEEP_KERNEL_LINES:]), ()
-
-
-def _close(a: float | None, b: float | None) -> bool:
-    """Return whether two readings of the kernel's clock, within a second, mean the same moment."""
-    return a == b or (a is not None and b is not None and abs(a - b) < 1.0)
-
-
 def _server_seen(state: HostState, event: e.ServerSeen, engines: Engines) -> Result:
     identity = event.server
     engine = engines.get(identity.engine)
@@ -271,7 +249,8 @@ def _scanned(state: HostState, event: e.ScanEnded, engines: Engines) -> Result:
         server if server.gone or server.identity.key in state.seen else lifecycle.apply_gone(server, (), state.now)
         for server in state.servers
     )
-    return ranks.placed(msgspec.structs.replace(state, scanned=True, servers=_ordered(servers)), engines), ()
+    state = runs.confirmed(msgspec.structs.replace(state, scanned=True, servers=_ordered(servers)))
+    return ranks.placed(state, engines), ()
 
 
 def _log_opened(state: HostState, event: e.LogOpened, engines: Engines) -> Result:
@@ -404,8 +383,6 @@ _HANDLERS: dict[type, Callable[[HostState, Any, Engines], Result]] = {
     e.GpuTable: _gpu_table,
     e.GpuSamples: _gpu_samples,
     e.GpuProcesses: _gpu_processes,
-    e.GpuXid: _xid,
-    e.ProcessKilled: _killed,
     e.ServerSeen: _server_seen,
     e.ServerGone: _server_gone,
     e.ScanEnded: _scanned,
@@ -416,5 +393,6 @@ _HANDLERS: dict[type, Callable[[HostState, Any, Engines], Result]] = {
     e.OldLog: _old_log,
     e.HistoryFound: _history,
     e.ProblemSeen: _problem,
+    **kernel_lines.HANDLERS,
     **runs.HANDLERS,
 }

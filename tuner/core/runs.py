@@ -11,7 +11,7 @@ from msgspec import Struct
 from tuner.domain import events as e
 from tuner.domain.acts import AnyAct, EndLeftovers, ResumeRun
 from tuner.domain.commands import AnyCommand
-from tuner.domain.runs import ProcessId, RunOutcome, RunRecord, RunStep
+from tuner.domain.runs import Lease, ProcessId, RunOutcome, RunRecord, RunStep
 from tuner.domain.state import HostState, ServerState
 
 KEEP_RUNS = 20
@@ -20,6 +20,8 @@ RUN_VARIABLE = "GPUTUNER_RUN"
 """Variable in the environment of a launched server that holds the id of its run."""
 SERVED = frozenset({RunOutcome.READY, RunOutcome.BACK})
 """Outcomes with a server that answered."""
+_LEASE = "lease"
+"""Name of the lease in `HostState.seen`."""
 UNTOUCHED = frozenset({RunStep.CHECK, RunStep.DRAIN})
 """Steps in which no process was signalled yet."""
 
@@ -52,14 +54,36 @@ class Interrupted(Struct, frozen=True, kw_only=True):
 def _run_changed(state: HostState, event: e.RunChanged, engines: Any) -> tuple[HostState, tuple[AnyCommand, ...]]:
     others = [run for run in state.runs if run.id != event.run.id]
     runs = sorted((event.run, *others), key=lambda run: (run.began_at, run.id), reverse=True)[:KEEP_RUNS]
-    return msgspec.structs.replace(state, runs=tuple(runs)), ()
+    return msgspec.structs.replace(state, runs=tuple(runs), seen=state.seen | {_mark(event.run)}), ()
 
 
 def _lease_changed(state: HostState, event: e.LeaseChanged, engines: Any) -> tuple[HostState, tuple[AnyCommand, ...]]:
-    return msgspec.structs.replace(state, lease=event.lease), ()
+    return msgspec.structs.replace(state, lease=event.lease, seen=state.seen | {_LEASE}), ()
 
 
-HANDLERS: Mapping[type, Handler] = {e.RunChanged: _run_changed, e.LeaseChanged: _lease_changed}
+def _cleaned(state: HostState, event: e.HostCleaned, engines: Any) -> tuple[HostState, tuple[AnyCommand, ...]]:
+    return msgspec.structs.replace(state, runs=()), ()
+
+
+def confirmed(state: HostState) -> HostState:
+    """Return the state after a probe's first look, without runs and lease that only an earlier probe has told."""
+    runs = tuple(run for run in state.runs if _mark(run) in state.seen)
+    lease = state.lease if _LEASE in state.seen else Lease()
+    if len(runs) == len(state.runs) and lease == state.lease:
+        return state
+    return msgspec.structs.replace(state, runs=runs, lease=lease)
+
+
+def _mark(run: RunRecord) -> str:
+    """Return the name of a run in `HostState.seen`."""
+    return f"run:{run.id}"
+
+
+HANDLERS: Mapping[type, Handler] = {
+    e.RunChanged: _run_changed,
+    e.LeaseChanged: _lease_changed,
+    e.HostCleaned: _cleaned,
+}
 """Handlers of `core.reduce` for the events of runs and of the lease."""
 
 

@@ -283,6 +283,10 @@ class LeaseChanged(Event, frozen=True, kw_only=True, tag="lease"):
     lease: Lease
 
 
+class HostCleaned(Event, frozen=True, kw_only=True, tag="cleaned"):
+    """gputuner's folder was removed from the host by this laptop: there are no runs any more."""
+
+
 class Acted(Event, frozen=True, kw_only=True, tag="acted"):
     """Answer to an act."""
 
@@ -328,6 +332,7 @@ AnyEvent = (
     | ScanEnded
     | RunChanged
     | LeaseChanged
+    | HostCleaned
     | Acted
     | PreflightResult
 )

@@ -336,7 +336,7 @@ class HostState(Struct, frozen=True, kw_only=True):
     scanned: bool = False
     """True: the first look for servers has ended, so that no server means no server."""
     seen: frozenset[str] = frozenset()
-    """Keys of the servers that this probe has found."""
+    """What this probe has told of: keys of servers, `run:ID`, and `lease`."""
     last_seq: int = 0
     lost_lines: int = 0
     """Probe lines that the sequence number says are missing."""

@@ -58,7 +58,7 @@ class Acts:
         operator: Who acts.
         read_only: True: every act is refused.
         dry_run: True: nothing is sent; the answer tells what would be.
-        program: Returns the program of the supervisor, for acts that begin a run; None: the real one.
+        program: Returns the program of the supervisor, for acts that begin a run.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Acts:
         *,
         read_only: bool = False,
         dry_run: bool = False,
-        program: Callable[[], bytes] | None = None,
+        program: Callable[[], bytes] = bootstrap.supervisor,
     ) -> None:
         self._send = send
         self._state = state
-        self._program = program or (lambda: bytes(vars(bootstrap)["supervisor"]()))
+        self._program = program
         self.operator = operator
         self.read_only = read_only
         self.dry_run = dry_run

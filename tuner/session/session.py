@@ -23,7 +23,7 @@ from tuner.core.reduce import initial, reduce
 from tuner.core.snapshot import missing
 from tuner.domain import commands as c
 from tuner.domain import events as e
-from tuner.domain.acts import AnyAct
+from tuner.domain.acts import AnyAct, Clean
 from tuner.domain.link import LinkPhase, Target
 from tuner.domain.plan import ProbePlan
 from tuner.domain.preflight import PreflightAsk
@@ -209,7 +209,10 @@ class Session:
 
     async def act(self, act: AnyAct, *, confirmed: bool) -> e.Acted:
         """Have the host do something; see `session.acts.Acts.act`. Nothing is raised."""
-        return await self._acts.act(act, confirmed=confirmed)
+        done = await self._acts.act(act, confirmed=confirmed)
+        if isinstance(act, Clean) and done.error is None:
+            self._happened(e.HostCleaned())
+        return done
 
     async def preflight(self, ask: PreflightAsk) -> e.PreflightResult:
         """Ask the probe for the facts that are checked before a switch. It only reads.

@@ -1,0 +1,167 @@
+"""Runs and the lease, from events to what a screen says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support import states
+from tuner.core import runs
+from tuner.core.reduce import initial, reduce
+from tuner.domain import events as e
+from tuner.domain.acts import EndLeftovers, ResumeRun
+from tuner.domain.runs import Lease, Leftover, Operator, ProcessId, RunOutcome, RunRecord, RunStep
+from tuner.domain.state import HostState
+
+ME = Operator(session="s1", name="ada", machine="laptop")
+OLD, NEW = ProcessId(pid=100, start_ticks=11), ProcessId(pid=200, start_ticks=22)
+
+
+def record(number: int, **more: Any) -> RunRecord:
+    return RunRecord(id=f"run-{number}", operator=ME, began_at=1000.0 + number, updated_at=1000.0 + number, **more)
+
+
+def folded(*happened: e.AnyEvent, state: HostState | None = None) -> HostState:
+    state = state or initial("box")
+    for event in happened:
+        state, _ = reduce(state, event, {})
+    return state
+
+
+def told(*records: RunRecord) -> HostState:
+    return folded(*(e.RunChanged(run=each) for each in records))
+
+
+def test_runs_are_kept_newest_first_once_each_and_bounded() -> None:
+    state = told(record(2), record(1), record(2, step=RunStep.STOP), record(3))
+    assert [(run.id, run.step) for run in state.runs] == [
+        ("run-3", RunStep.CHECK),
+        ("run-2", RunStep.STOP),
+        ("run-1", RunStep.CHECK),
+    ]
+    many = told(*(record(number) for number in range(50)))
+    assert [run.id for run in many.runs] == [f"run-{number}" for number in range(49, 29, -1)]
+
+
+def test_the_lease_is_the_last_one_told() -> None:
+    other = Operator(session="s2", name="bob")
+    state = folded(e.LeaseChanged(lease=Lease(holder=ME, mine=True)), e.LeaseChanged(lease=Lease(lost_to=other)))
+    assert state.lease == Lease(lost_to=other)
+
+
+def of_server(state: HostState, **more: Any) -> RunRecord:
+    identity = state.servers[0].identity
+    leader = ProcessId(pid=identity.pid, start_ticks=identity.start_ticks)
+    return record(1, new=leader, preset="base-88", title="The base", outcome=RunOutcome.READY, alive=True, **more)
+
+
+def with_runs(state: HostState, *records: RunRecord) -> HostState:
+    return folded(*(e.RunChanged(run=each) for each in records), state=state)
+
+
+def test_a_server_is_known_by_pid_and_start_never_by_pid_alone() -> None:
+    state = states.serving()
+    known = with_runs(state, of_server(state))
+    assert runs.preset_of(known, known.servers[0]) == ("base-88", "The base")
+    identity = state.servers[0].identity
+    reused = ProcessId(pid=identity.pid, start_ticks=identity.start_ticks + 1)
+    strange = with_runs(state, record(1, new=reused, preset="base-88"))
+    assert runs.run_of(strange, strange.servers[0]) is None
+    assert runs.preset_of(strange, strange.servers[0]) == ("", "")
+
+
+def test_a_wrapped_server_is_known_by_the_run_in_its_environment() -> None:
+    state = states.serving()
+    server = state.servers[0]
+    identity = states.REPLACE(server.identity, env={"GPUTUNER_RUN": "run-1"})
+    state = states.REPLACE(state, servers=(states.REPLACE(server, identity=identity),))
+    known = with_runs(state, record(1, new=NEW, preset="wrapped", title="t"))
+    assert runs.preset_of(known, known.servers[0]) == ("wrapped", "t")
+    assert runs.server_of(known, known.runs[0]) is known.servers[0]
+
+
+def test_what_was_gone_back_to_has_the_preset_it_was_first_started_with() -> None:
+    state = states.serving()
+    identity = state.servers[0].identity
+    now = ProcessId(pid=identity.pid, start_ticks=identity.start_ticks)
+    first = record(1, new=OLD, preset="base-88", title="The base", outcome=RunOutcome.READY)
+    back = record(2, old=OLD, new=now, preset="bad", back="The base", going_back=True, outcome=RunOutcome.BACK)
+    known = with_runs(state, first, back)
+    assert runs.preset_of(known, known.servers[0]) == ("base-88", "The base")
+    adopted = with_runs(state, back)
+    assert runs.preset_of(adopted, adopted.servers[0]) == ("", "The base")
+
+
+def test_last_good_is_the_newest_that_served_on_that_port() -> None:
+    state = told(
+        record(1, outcome=RunOutcome.READY, port=30000),
+        record(2, outcome=RunOutcome.BACK, port=30000),
+        record(3, outcome=RunOutcome.READY, port=31000),
+        record(4, outcome=RunOutcome.FAILED, port=30000),
+        record(5, port=30000, supervised=True),
+    )
+
+    def name(run: RunRecord | None) -> str | None:
+        return None if run is None else run.id
+
+    assert name(runs.last_good(state, 30000)) == "run-2"
+    assert name(runs.last_good(state)) == "run-3"
+    assert name(runs.last_good(state, 30000, before=state.runs[3])) == "run-1"
+    assert runs.last_good(state, 32000) is None
+    assert name(runs.active_run(state)) == "run-5"
+
+
+def test_a_run_that_goes_on_is_not_interrupted() -> None:
+    assert runs.interrupted(told(record(1, supervised=True), record(2, outcome=RunOutcome.READY))) == ()
+    assert runs.active_run(told(record(1))) is None
+
+
+@pytest.mark.parametrize(
+    ("more", "ids", "words"),
+    [
+        ({"step": RunStep.CHECK, "back": "old"}, ["finish"], "nothing was signalled"),
+        ({"step": RunStep.STOP, "old": OLD, "back": "old"}, ["finish", "back"], "no server of it lives"),
+        ({"step": RunStep.LOADING, "new": NEW, "alive": True, "back": "old"}, ["finish", "back"], "pid 200"),
+        ({"step": RunStep.LOADING, "new": NEW, "alive": True}, ["finish"], "lives"),
+        ({"step": RunStep.LOADING, "new": NEW, "back": "old", "going_back": True}, ["finish"], "no server"),
+        (
+            {"step": RunStep.MEMORY, "leftovers": (Leftover(pid=7, start_ticks=9, ours=True), Leftover(pid=8))},
+            ["finish", "clean"],
+            "no server",
+        ),
+    ],
+)
+def test_an_interrupted_run_says_what_was_done_and_what_can_be(
+    more: dict[str, Any], ids: list[str], words: str
+) -> None:
+    (found,) = runs.interrupted(told(record(1, title="fast", **more)))
+    assert [option.id for option in found.options] == ids
+    assert words in found.words
+    for option in found.options:
+        match option.id:
+            case "finish":
+                assert option.act == ResumeRun(run="run-1")
+            case "back":
+                assert option.act == ResumeRun(run="run-1", back=True)
+            case "clean":
+                assert option.act == EndLeftovers(run="run-1", processes=(ProcessId(pid=7, start_ticks=9),))
+
+
+def hello(at: float) -> e.ProbeHello:
+    return e.ProbeHello(protocol=1, python="3.11", pid=1, uid=0, hostname="h", boot_id="b", at=at, mono=at)
+
+
+def test_after_a_lost_link_runs_stay_until_the_new_probe_has_not_told_them() -> None:
+    holder = e.LeaseChanged(lease=Lease(holder=ME))
+    state = folded(hello(1.0), e.RunChanged(run=record(1)), e.RunChanged(run=record(2)), holder, e.ScanEnded())
+    again = folded(hello(9.0), e.RunChanged(run=record(2)), state=state)
+    assert [run.id for run in again.runs] == ["run-2", "run-1"]
+    assert again.lease.holder == ME
+    after = folded(e.ScanEnded(), state=again)
+    assert [run.id for run in after.runs] == ["run-2"]
+    assert after.lease == Lease()
+
+
+def test_a_cleaned_host_has_no_runs() -> None:
+    assert folded(e.HostCleaned(), state=told(record(1), record(2))).runs == ()
