@@ -17,6 +17,7 @@ from tuner.domain.layout import Layout
 from tuner.domain.logs import Level, LogFact
 from tuner.domain.plan import EnginePlan
 from tuner.domain.readings import MemoryTerms, Reading
+from tuner.domain.recipe import Argument, CommandLine
 from tuner.domain.server import ServerIdentity
 from tuner.domain.starts import Sign, Start
 
@@ -75,6 +76,9 @@ class PlainEngine:
 
     def settings_from_argv(self, identity: ServerIdentity) -> dict[str, Any]:
         return {"argv": len(identity.argv)}
+
+    def command_line(self, argv: Sequence[str]) -> CommandLine:
+        return CommandLine(command=tuple(argv[:1]), arguments=tuple(Argument(words=(word,)) for word in argv[1:]))
 
     def message(self, text: str, prefix: LinePrefix) -> str:
         return text[prefix.message_start :]

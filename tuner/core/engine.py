@@ -17,6 +17,7 @@ from tuner.domain.layout import Layout
 from tuner.domain.logs import Level, LogFact
 from tuner.domain.plan import EnginePlan
 from tuner.domain.readings import Reading
+from tuner.domain.recipe import CommandLine
 from tuner.domain.server import ServerIdentity
 from tuner.domain.starts import Sign, Start
 
@@ -106,6 +107,13 @@ class Engine(Protocol):
 
     def settings_from_argv(self, identity: ServerIdentity) -> dict[str, Any]:
         """Return the server args on the command line by canonical (underscored) name, without defaults."""
+
+    def command_line(self, argv: Sequence[str]) -> CommandLine:
+        """Take a command line apart, so that no word is lost.
+
+        Where it is not known how many values a flag takes, it has all words up to the next flag, as argparse has it for
+        a command line that was accepted.
+        """
 
     def knobs(self) -> KnobTable:
         """Return the knobs of the engine by canonical name."""

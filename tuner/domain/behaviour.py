@@ -88,6 +88,17 @@ class Starting(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Arguments with which its command prints all its flags."""
 
 
+class FlagRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the parser of an engine differs from argparse."""
+
+    underscores: bool = False
+    """True: `--max_model_len` is `--max-model-len`."""
+    dotted: bool = False
+    """True: `--flag.key value` sets one key of a JSON value."""
+    further: tuple[str, ...] = ()
+    """Flags that it takes and its help does not list."""
+
+
 class Behaviour(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one engine behaves, all versions alike."""
 
@@ -121,6 +132,7 @@ class Behaviour(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     frames: Frames = Frames()
     stopping: Stopping = Stopping()
     starting: Starting = Starting()
+    flags: FlagRules = FlagRules()
     process_title: str = ""
     """Prefix of the titles of its processes."""
     llm_flag: str = "--model"

@@ -11,6 +11,26 @@ MASK = "***"
 launch is `like`."""
 
 
+class Argument(Struct, frozen=True, kw_only=True):
+    """One argument of a command line: a flag with its values, or a word without a flag."""
+
+    name: str = ""
+    """Canonical name of the flag, underscored and without leading dashes; empty: a word without a flag."""
+    flag: str = ""
+    """The flag as written, without `=value`."""
+    values: tuple[str, ...] = ()
+    words: tuple[str, ...]
+    """The words of the command line that it consists of: `--tp`, `8`, or the single word `--tp=8`."""
+
+
+class CommandLine(Struct, frozen=True, kw_only=True):
+    """A server's command line, taken apart. `command` and the words of all arguments in order are the whole of it."""
+
+    command: tuple[str, ...]
+    """What stands before the arguments, as `Recipe.command`."""
+    arguments: tuple[Argument, ...] = ()
+
+
 class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one server is started on one host, secrets masked."""
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+from tuner.domain.recipe import Argument, CommandLine
 
 _GREATEST = 1 << 20
 """Largest absolute value accepted as a size; larger ones are taken for garbage."""
 _LONGEST = 40
 """Largest number of characters of a number."""
+_BOOLEANS = ("true", "false")
+_PYTHON = re.compile(r"(?:^|/)python[\d.]*$")
+_PYTHON_TAKES = ("-m", "-X", "-W", "-c")
+"""Options of Python that take a word."""
 _SWITCHES = ("enable_", "disable_", "trust_", "no_", "async_", "use_")
 """Beginnings of the names of flags that take no value, where nothing else is known of them."""
 
@@ -38,36 +45,101 @@ def read_flags(
             the next flag; if their values are numbers, only up to a word that is none; if their first value is none,
             only that one while the positional argument is missing.
     """
-    takes = takes or {}
-    given = any(_canonical(word.partition("=")[0], aliases) == positional for word in argv if word.startswith("-"))
     flags: dict[str, Any] = {}
-    name: str | None = None
-    values: list[Any] = []
-    loose: list[Any] = []
-    for argument in argv:
-        if argument.startswith("-") and not _is_number(argument) and len(argument) > 1:
-            _store(flags, name, values)
-            flag, equals, value = argument.partition("=")
-            name = _canonical(flag, aliases)
-            values = [_value(value)] if equals else []
-            continue
-        value = _value(argument)
-        if positional and (
-            name is None or (name not in lists and _has_all(name, values, value, takes, missing=not (loose or given)))
-        ):
-            loose.append(argument)
-        elif name is not None:
-            values.append(value)
-    _store(flags, name, values)
-    if loose:
+    loose: list[str] = []
+    for each in read_arguments(argv, aliases, positional=positional, takes=takes, lists=lists):
+        if each.name:
+            values = [_value(value) for value in each.values]
+            flags[each.name] = True if not values else values[0] if len(values) == 1 else values
+        elif not each.flag:
+            loose += each.words
+    if positional and loose:
         flags.setdefault(positional, loose[0])
     return flags
+
+
+def read_arguments(
+    argv: Sequence[str],
+    aliases: Mapping[str, str],
+    *,
+    positional: str = "",
+    takes: Mapping[str, int] | None = None,
+    lists: Collection[str] = (),
+) -> tuple[Argument, ...]:
+    """Return the arguments of a command line in order, each flag with its values; the arguments are `read_flags`'s."""
+    takes = takes or {}
+    given = any(_canonical(word.partition("=")[0], aliases) == positional for word in argv if _is_flag(word))
+    found: list[Argument] = []
+    words: list[str] = []
+    name, values, missing = "", list[Any](), bool(positional) and not given
+    for word in argv:
+        if _is_flag(word):
+            _close(found, name, words)
+            flag, equals, value = word.partition("=")
+            name, words = _canonical(flag, aliases), [word]
+            values = [_value(value)] if equals else []
+        elif words and not (
+            positional
+            and (
+                "=" in words[0] or (name not in lists and _has_all(name, values, _value(word), takes, missing=missing))
+            )
+        ):
+            words.append(word)
+            values.append(_value(word))
+        else:
+            _close(found, name, words)
+            words = []
+            found.append(Argument(words=(word,)))
+            missing = False
+    _close(found, name, words)
+    return tuple(found)
+
+
+def command_line(argv: Sequence[str], first: int | None, arguments: Sequence[Argument] = ()) -> CommandLine:
+    """Return a command line taken apart.
+
+    Args:
+        argv: The whole of it.
+        first: Index of its first argument; None: what it runs is not known, so its arguments begin with the first flag
+            that is none of Python's.
+        arguments: The arguments from there on.
+    """
+    if first is not None:
+        return CommandLine(command=tuple(argv[:first]), arguments=tuple(arguments))
+    first = program_end(argv)
+    return CommandLine(command=tuple(argv[:first]), arguments=read_arguments(argv[first:], {}))
+
+
+def program_end(argv: Sequence[str]) -> int:
+    """Return the index of the first word after a program that is not known: its first flag, after `python -m NAME`."""
+    at = 1
+    if argv and _PYTHON.search(argv[0]):
+        while at < len(argv) and argv[at].startswith("-"):
+            at += 2 if argv[at] in _PYTHON_TAKES else 1
+            if argv[at - 2 : at - 1] == ["-m"]:
+                break
+    return next((index for index in range(at, len(argv)) if _is_flag(argv[index])), len(argv))
+
+
+def _close(found: list[Argument], name: str, words: Sequence[str]) -> None:
+    """Append the flag whose words are complete; nothing while there is none."""
+    if words:
+        flag, equals, value = words[0].partition("=")
+        values = (value, *words[1:]) if equals else tuple(words[1:])
+        found.append(Argument(name=name, flag=flag, values=values, words=tuple(words)))
+
+
+def _is_flag(word: str) -> bool:
+    """Return whether argparse takes a word for a flag: it begins with a dash, and is no number and no sentence."""
+    return word.startswith("-") and len(word) > 1 and not _is_number(word) and " " not in word.partition("=")[0]
 
 
 def _has_all(name: str, values: Sequence[Any], word: Any, takes: Mapping[str, int], *, missing: bool) -> bool:
     """Return whether a flag that has `values` takes no further word; `missing`: the positional argument is."""
     if name in takes or name.startswith(_SWITCHES):
-        return len(values) >= takes.get(name, 0)
+        wanted = takes.get(name, 0)
+        # Switches of vLLM up to 0.8 take an optional word.
+        return len(values) >= (wanted or int(str(word).lower() in _BOOLEANS))
     if not values:
         return False
     if isinstance(values[0], str):
@@ -89,11 +161,6 @@ def as_int(value: Any, default: int, most: int = _GREATEST) -> int:
 def _canonical(flag: str, aliases: Mapping[str, str]) -> str:
     name = flag.lstrip("-").replace("-", "_")
     return aliases.get(name, name)
-
-
-def _store(flags: dict[str, Any], name: str | None, values: list[Any]) -> None:
-    if name:
-        flags[name] = True if not values else values[0] if len(values) == 1 else list(values)
 
 
 def _value(text: str) -> Any:

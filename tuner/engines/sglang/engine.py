@@ -14,9 +14,10 @@ from tuner.domain.layout import Layout
 from tuner.domain.logs import Level
 from tuner.domain.plan import EnginePlan
 from tuner.domain.readings import Reading
+from tuner.domain.recipe import CommandLine
 from tuner.domain.server import ServerIdentity
 from tuner.domain.starts import Start
-from tuner.engines.argv import as_int, read_flags
+from tuner.engines.argv import as_int, command_line, read_arguments, read_flags
 from tuner.engines.folder import EngineFolder
 from tuner.engines.sglang import forecast, http, lines, memory
 from tuner.engines.sglang.routine import ROUTINE
@@ -113,7 +114,13 @@ class SGLang(EngineFolder):
 
     def settings_from_argv(self, identity: ServerIdentity) -> dict[str, Any]:
         """Return the flags of the command line by the name of the server arg they set."""
-        return read_flags(_arguments(identity.argv), _ALIASES)
+        first = _first_argument(identity.argv)
+        return {} if first is None else read_flags(identity.argv[first:], _ALIASES)
+
+    def command_line(self, argv: Sequence[str]) -> CommandLine:
+        """Take a command line apart; every word after a flag is a value of it."""
+        first = _first_argument(argv)
+        return command_line(argv, first, read_arguments(argv[first:], _ALIASES))
 
     def effective_fraction(self, start: Start) -> Effective | None:
         """Return the effective fraction of a start; None if nothing tells it."""
@@ -151,11 +158,12 @@ class SGLang(EngineFolder):
         return _ordered_ranks(known)
 
 
-def _arguments(argv: Sequence[str]) -> Sequence[str]:
+def _first_argument(argv: Sequence[str]) -> int | None:
+    """Return the index of the first argument; None if the command line does not run SGLang."""
     for index, argument in enumerate(argv):
         if _ENTRY.search(argument) or (argument == "serve" and index):
-            return argv[index + 1 :]
-    return ()
+            return index + 1
+    return None
 
 
 def _order(tag: str) -> list[tuple[str, int]]:

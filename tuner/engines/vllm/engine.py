@@ -19,9 +19,10 @@ from tuner.domain.layout import Layout
 from tuner.domain.logs import Level, LogFact
 from tuner.domain.plan import EnginePlan
 from tuner.domain.readings import Reading
+from tuner.domain.recipe import CommandLine
 from tuner.domain.server import Member, ServerIdentity
 from tuner.domain.starts import Start
-from tuner.engines.argv import as_int, read_flags
+from tuner.engines.argv import as_int, command_line, read_arguments, read_flags
 from tuner.engines.folder import EngineFolder
 from tuner.engines.vllm import forecast, http, lines, memory
 from tuner.engines.vllm.routine import ROUTINE
@@ -142,13 +143,18 @@ class VLLM(EngineFolder):
 
     def settings_from_argv(self, identity: ServerIdentity) -> dict[str, Any]:
         """Return the flags of the command line by the name of the engine arg they set."""
-        argv = identity.argv
-        for index, argument in enumerate(argv):
-            if argument == "serve" and index:
-                return read_flags(argv[index + 1 :], _ALIASES, positional="model", takes=self._takes, lists=_LISTS)
-            if argument.endswith(("api_server", "api_server.py")):
-                return read_flags(argv[index + 1 :], _ALIASES)
-        return {}
+        first, positional = _first_argument(identity.argv)
+        if first is None:
+            return {}
+        rest = identity.argv[first:]
+        return read_flags(rest, _ALIASES, positional=positional, takes=self._takes, lists=_LISTS)
+
+    def command_line(self, argv: Sequence[str]) -> CommandLine:
+        """Take a command line apart; after `serve`, one word is the LLM's."""
+        first, positional = _first_argument(argv)
+        rest = argv[first:]
+        found = read_arguments(rest, _ALIASES, positional=positional, takes=self._takes, lists=_LISTS)
+        return command_line(argv, first, found)
 
     @functools.cached_property
     def _takes(self) -> dict[str, int]:
@@ -202,6 +208,16 @@ class VLLM(EngineFolder):
 
 
 _OF_WORKERS = frozenset({f.WEIGHTS, f.MEMORY, f.GRAPHS, f.PROGRESS, f.PHASE_BEGIN, f.PHASE_END})
+
+
+def _first_argument(argv: Sequence[str]) -> tuple[int | None, str]:
+    """Return the index of the first argument (None: it does not run vLLM), and the name of the one without a flag."""
+    for index, argument in enumerate(argv):
+        if argument == "serve" and index:
+            return index + 1, "model"
+        if argument.endswith(("api_server", "api_server.py")):
+            return index + 1, ""
+    return None, ""
 
 
 def _is_of_a_worker(fact: LogFact) -> bool:

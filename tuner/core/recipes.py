@@ -1,0 +1,263 @@
+"""Recipes: how a running server was started, and the complete start that a preset laid over a recipe makes."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from tuner.core.arguments import flag_key, spellings
+from tuner.core.engine import Engine
+from tuner.core.knobs import KnobTable
+from tuner.domain.presets import Overlay, Preset
+from tuner.domain.recipe import Argument, Launch, Recipe
+from tuner.domain.server import ServerIdentity
+from tuner.domain.state import HostState, ServerState
+from tuner.errors import TunerError
+
+SESSION_VARIABLES = frozenset((
+    "_", "COLORTERM", "COLUMNS", "CREDENTIALS_DIRECTORY", "DISPLAY", "EDITOR", "FDSTORE", "GPUTUNER_RUN", "HISTCONTROL",
+    "HISTFILE", "HISTSIZE", "HUSHLOGIN", "INVOCATION_ID", "JOURNAL_STREAM", "LESSCLOSE", "LESSOPEN", "LINES",
+    "LISTEN_FDNAMES", "LISTEN_FDS", "LISTEN_PID", "LS_COLORS", "MAIL", "MAINPID", "MANAGERPID", "MANAGERPIDFDID",
+    "MOTD_SHOWN", "NOTIFY_SOCKET", "OLDPWD", "PAGER", "PS1", "PS2", "PROMPT_COMMAND", "PWD", "REMOTE_HOST", "SHELL",
+    "SHLVL", "STY", "SYSTEMD_EXEC_PID", "TERM", "TERMCAP", "VISUAL", "VTE_VERSION", "WATCHDOG_PID", "WATCHDOG_USEC",
+    "WINDOW", "WINDOWID", "XAUTHORITY", "which_declare",
+))  # fmt: skip
+"""Variables that a login, a terminal or a service manager sets for one session: they say nothing of the server."""
+SESSION_PREFIXES = (
+    "BASH_FUNC_", "DBUS_", "GNOME_", "GPG_", "KONSOLE_", "LC_TERMINAL", "MEMORY_PRESSURE_", "SSH_", "SUDO_",
+    "SUPERVISOR_", "TERM_", "TMUX", "VSCODE_", "XDG_",
+)  # fmt: skip
+"""Beginnings of the names of further ones."""
+_LONGEST_VALUE = 4096
+"""Characters: the probe cuts values at this length, so that one of this length may not be whole."""
+_DELETED = " (deleted)"
+
+
+def of_session(name: str) -> bool:
+    """Return whether a variable belongs to a login session or a service manager, not to the server."""
+    return name in SESSION_VARIABLES or name.startswith(SESSION_PREFIXES)
+
+
+def read_recipe(state: HostState, server: ServerState, engine: Engine, name: str = "") -> Recipe:
+    """Read off a running server how it is started.
+
+    Args:
+        state: State of its host.
+        server: The server.
+        engine: Its engine.
+        name: Name of the recipe; empty: one made of host and port.
+
+    Raises:
+        TunerError: Its command line is not known.
+    """
+    identity = server.identity
+    if identity.orphaned or not identity.argv:
+        raise TunerError(
+            f"No recipe can be read off process {identity.pid}",
+            "its main process has ended" if identity.orphaned else "its command line cannot be read",
+            "" if identity.orphaned else "Connect as root or as the server's user",
+        )
+    line = engine.command_line(identity.argv)
+    source = server.log.source or identity.log
+    return Recipe(
+        name=name or default_name(state.name, identity),
+        host=state.name,
+        engine=engine.name,
+        version=server.version or identity.version,
+        command=line.command,
+        args=tuple(_words(line.arguments)),
+        env={
+            variable: value
+            for variable, value in sorted((identity.env or {}).items())
+            if not of_session(variable) and len(value) < _LONGEST_VALUE
+        },
+        cwd=_there(identity.cwd),
+        log_dir=_folder(source.path) if source is not None and source.kind == "file" else None,
+        model=engine.model(identity),
+        port=identity.port,
+        manager=identity.manager,
+        ready_s=_usual_s(server),
+        origin=_origin(state, identity),
+        like=f"server:{identity.key}",
+    )
+
+
+def default_name(host: str, identity: ServerIdentity) -> str:
+    """Return a name for the recipe of a server: its host without the login, and its port."""
+    machine = re.sub(r"[^A-Za-z0-9.]+", "-", host.rpartition("@")[2]).strip("-.") or "host"
+    return f"{machine}-{identity.port}" if identity.port is not None else machine
+
+
+def lay_over(
+    recipe: Recipe,
+    overlay: Overlay,
+    preset: Preset | None,
+    engine: Engine,
+    known: Collection[str] = (),
+    server: ServerState | None = None,
+) -> Launch:
+    """Lay an overlay over a recipe.
+
+    Flags that the overlay sets or takes away go from the base, in any spelling and with their values; what it sets is
+    appended. Everything else stays as it is and in its order.
+
+    Args:
+        recipe: The base.
+        overlay: What is set and taken away, spelled for the installed version.
+        preset: The preset that the overlay was made of; None: the bare recipe.
+        engine: The recipe's engine.
+        known: Flags of the installed version (`core.helptext`), which tell abbreviations from other flags; empty: the
+            catalogue of knobs is asked.
+        server: The server that the recipe is `like`, if it runs: variables that are not in the recipe are taken away.
+    """
+    line = engine.command_line((*recipe.command, *recipe.args))
+    gone = _Gone(engine, recipe.command, overlay, known)
+    kept = [each for each in line.arguments if not gone.takes(each)]
+    argv = (*line.command, *_words(kept), *overlay.argv)
+    env = {name: value for name, value in recipe.env.items() if name not in overlay.unset_env} | overlay.env
+    unset = dict.fromkeys(name for name in overlay.unset_env if name not in overlay.env)
+    if server is not None and recipe.like == f"server:{server.identity.key}":
+        for name, value in (server.identity.env or {}).items():
+            if name not in env and not of_session(name) and len(value) < _LONGEST_VALUE:
+                unset[name] = None
+    return Launch(
+        argv=argv,
+        env=env,
+        unset=tuple(unset),
+        cwd=recipe.cwd,
+        log_dir=recipe.log_dir,
+        port=_port(argv, recipe, engine),
+        like=recipe.like,
+        preset=preset.id if preset is not None else "",
+        title=_title(recipe, overlay, preset, engine.knobs()),
+        values=dict(overlay.values),
+        notes=(*overlay.notes, *gone.notes, *_of_file(kept, overlay)),
+        problems=overlay.problems,
+    )
+
+
+class _Gone:
+    """The flags that a base must not have, recognised in any spelling.
+
+    Args:
+        engine: The engine.
+        command: The command, by which the engine knows how its arguments are written.
+        overlay: What is set and taken away.
+        known: Flags of the installed version; empty: not known.
+    """
+
+    def __init__(self, engine: Engine, command: Sequence[str], overlay: Overlay, known: Collection[str]) -> None:
+        self.notes: list[str] = []
+        """What an operator should know of flags that were recognised by an abbreviation."""
+        self._table = engine.knobs()
+        self._known = frozenset(map(flag_key, known))
+        self._catalogue = frozenset(flag_key(text) for text in spellings(self._table.values()))
+        set_anew = engine.command_line((*command, *overlay.argv)).arguments
+        flags = [*overlay.unset_flags, *(each.flag for each in set_anew if each.flag)]
+        self._names = frozenset(self._all_names(engine, command, flags))
+
+    def takes(self, argument: Argument) -> bool:
+        """Return whether an argument of the base goes."""
+        if not argument.flag:
+            return False
+        key = flag_key(argument.flag).partition(".")[0]
+        if key in self._names or argument.name in self._names:
+            return True
+        return argument.flag.startswith("--") and self._abbreviates(key, argument.flag)
+
+    def _abbreviates(self, key: str, flag: str) -> bool:
+        """Return whether argparse takes a flag for one of those that go, by its unique prefix."""
+        flags = self._known or self._catalogue | self._names
+        candidates = {each for each in flags if each.startswith(key)} if key not in flags else set()
+        if not key or not candidates or not candidates <= self._names:
+            return False
+        if not self._known:
+            self.notes.append(f"{flag} was taken for --{min(candidates).replace('_', '-')}, and goes with it")
+        return True
+
+    def _all_names(self, engine: Engine, command: Sequence[str], flags: Iterable[str]) -> Iterator[str]:
+        for flag in flags:
+            key = flag_key(flag)
+            yield from (key, f"no_{key}", key.removeprefix("no_"))
+            arguments = engine.command_line((*command, flag)).arguments
+            yield from (each.name for each in arguments if each.flag)
+            for knob in self._table.values():
+                keys = [flag_key(text) for text in spellings((knob,))]
+                if key in keys:
+                    yield from keys
+                    yield from (f"no_{each}" for each in keys)
+
+
+def _words(arguments: Iterable[Argument]) -> Iterator[str]:
+    return (word for each in arguments for word in each.words)
+
+
+def _port(argv: Sequence[str], recipe: Recipe, engine: Engine) -> int | None:
+    """Return the port that a command line asks for; else the recipe's."""
+    flags = engine.plan().port_flags
+    given = [each.values for each in engine.command_line(argv).arguments if each.flag in flags]
+    if given and given[-1] and given[-1][0].isdecimal():
+        return int(given[-1][0])
+    asked = {word.partition("=")[0] for word in recipe.args}
+    return engine.plan().default_port if asked & set(flags) else recipe.port
+
+
+def _title(recipe: Recipe, overlay: Overlay, preset: Preset | None, table: KnobTable) -> str:
+    """Return the preset's title with the values that are not the preset's own."""
+    own: dict[str, Any] = {}
+    if preset is not None:
+        for name, value in {**preset.args, **preset.env, **preset.flags}.items():
+            knob = table.find(name)
+            own[knob.name if knob is not None else name] = value
+    changed = [
+        f"{name} {'by default' if value is None else _shown(value)}"
+        for name, value in overlay.values.items()
+        if not _same(value, own, name, preset)
+    ]
+    title = preset.title if preset is not None else recipe.name
+    return f"{title} with {', '.join(changed)}" if changed else title
+
+
+def _same(value: Any, own: Mapping[str, Any], name: str, preset: Preset | None) -> bool:
+    if name not in own:
+        return value is None and preset is not None and name in preset.unset
+    return _shown(own[name]) == _shown(value)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _of_file(kept: Iterable[Argument], overlay: Overlay) -> Iterator[str]:
+    """Yield a note if a file supplies arguments, too: what is taken away from the command line may stand there."""
+    for each in kept:
+        if each.name == "config" and each.values and overlay.unset_flags:
+            yield f"{each.values[0]} sets arguments, too: what is left to the engine here may be set there"
+
+
+def _there(path: str | None) -> str | None:
+    return None if path is None or path.endswith(_DELETED) else path
+
+
+def _folder(path: str | None) -> str | None:
+    """Return the folder of a log; None for what is no file that a folder has."""
+    if path is None or not path.startswith("/") or path.startswith(("/dev/", "/proc/")) or path.endswith(_DELETED):
+        return None
+    return posixpath.dirname(path)
+
+
+def _usual_s(server: ServerState) -> float | None:
+    """Return the seconds that starts of a server usually take: the middle of earlier ones, or its own."""
+    if server.usual.total_s is not None:
+        return round(sum(server.usual.total_s) / 2, 1)
+    return None if server.started_in_s is None else round(server.started_in_s, 1)
+
+
+def _origin(state: HostState, identity: ServerIdentity) -> str:
+    read = "" if state.now is None else f", read {datetime.fromtimestamp(state.now, UTC):%Y-%m-%d %H:%M} UTC"
+    return f"pid {identity.pid}{read}"
