@@ -24,6 +24,11 @@ def state_dir() -> Path:
     return _below_home("state") or platformdirs.user_state_path(_APP)
 
 
+def cache_dir() -> Path:
+    """Return the folder of what can be had again: help texts of installed engines."""
+    return _below_home("cache") or platformdirs.user_cache_path(_APP)
+
+
 def config_dir() -> Path:
     """Return the folder of files that the user writes."""
     return _below_home("config") or platformdirs.user_config_path(_APP)

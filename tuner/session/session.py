@@ -34,6 +34,7 @@ from tuner.session.acts import Acts, this_operator
 from tuner.session.chores import Chores
 from tuner.session.link import End, Link, Timing
 from tuner.session.plans import plan_for
+from tuner.session.preflight import Preflight
 from tuner.session.recorder import Recorder
 from tuner.session.requests import Answer, Requests
 from tuner.session.stream import Stream
@@ -95,6 +96,7 @@ class Session:
         self._problems: list[e.ProblemSeen] = []
         self._chores = Chores(history, lambda: self.state.name, self._happened, self._trouble)
         self._requests = Requests(self._send)
+        self._preflight = Preflight(self._requests.preflight, lambda: self.state)
         self.operator: Final = this_operator()
         """Who acts in this session."""
         self.read_only: Final = read_only or self.player is not None
@@ -220,7 +222,7 @@ class Session:
         Raises:
             ConnectionFailed: The host is not connected, the link was lost before the answer, or none came in 90 s.
         """
-        return await self._requests.preflight(ask)
+        return await self._preflight.facts(ask)
 
     async def aclose(self) -> None:
         """End the session and the probe; return when `run` has ended. Safe to call twice."""
