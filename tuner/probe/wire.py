@@ -346,6 +346,7 @@ _CLEAN: dict[type, Callable[[Any], Incoming]] = {
     e.ProblemSeen: lambda v: replace(v, subject=mask(v.subject), detail=mask(v.detail)),
     e.SearchResult: lambda v: replace(v, hits=tuple(_hit(hit) for hit in v.hits), error=_text(v.error)),
     e.CheckResult: lambda v: replace(v, checks=mask_json(v.checks)),
+    e.PreflightResult: lambda v: replace(v, facts=mask_json(v.facts)),
     e.RunChanged: lambda v: replace(v, run=_run(v.run)),
     e.LeaseChanged: lambda v: replace(v, lease=_lease(v.lease)),
     e.Acted: lambda v: replace(v, error=_text(v.error), hint=mask(v.hint)),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from typing import Any, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+
+from .base import which
 
 
 class Children:
@@ -17,13 +19,30 @@ class Children:
         self._closed = False
         self._guard: Optional[List[str]] = None
 
-    def start(self, argv: Sequence[str], *, apart: bool = False) -> Any:
-        """Start a program with stdout in a pipe, and stderr in the same pipe or in one `apart`. Raises OSError."""
+    def start(
+        self,
+        argv: Sequence[str],
+        *,
+        apart: bool = False,
+        env: Optional[Dict[str, str]] = None,
+        cwd: Optional[str] = None,
+    ) -> Any:
+        """Start a program with stdout in a pipe.
+
+        Args:
+            argv: Command line.
+            apart: True: stderr goes to a pipe of its own, not to that of stdout.
+            env: Its environment; None: the probe's.
+            cwd: Its working folder; None: the probe's.
+
+        Raises:
+            OSError: It cannot be started.
+        """
         import subprocess
 
         if self._guard is None:
             # Where setpriv can do that, the kernel ends the children even if the probe is killed outright.
-            guard = ["setpriv", "--pdeathsig", "TERM", "--"]
+            guard = [which("setpriv") or "setpriv", "--pdeathsig", "TERM", "--"]
             try:
                 null = subprocess.DEVNULL
                 able = subprocess.call([*guard, "true"], stdin=null, stdout=null, stderr=null, timeout=2.0) == 0
@@ -38,7 +57,8 @@ class Children:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE if apart else subprocess.STDOUT,
-                env=dict(os.environ, LC_ALL="C"),
+                env=dict(os.environ, LC_ALL="C") if env is None else env,
+                cwd=cwd,
             )
             self._running.add(child)
         return child
@@ -52,11 +72,11 @@ class Children:
         with contextlib.suppress(Exception):
             child.wait(1.0)
 
-    def output(self, argv: Sequence[str], timeout_s: float) -> Tuple[int, str]:
+    def output(self, argv: Sequence[str], timeout_s: float, env: Optional[Dict[str, str]] = None) -> Tuple[int, str]:
         """Return exit status and output of a short program. Raises OSError, and TimeoutError when it took too long."""
         import subprocess
 
-        child = self.start(argv)
+        child = self.start(argv, env=env)
         try:
             data, _ = child.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:

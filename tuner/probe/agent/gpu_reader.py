@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from .base import PROC, Json, boot_time, until_beat, which
 from .gpu_base import SAMPLE_FIELDS, Gpus, NoGpus
@@ -37,6 +37,10 @@ class GpuReader:
         self.processes_due = threading.Event()
         self.users: Dict[int, Set[int]] = {}
         """PIDs that hold GPU memory, each with the indexes of its GPUs."""
+        self.held: Optional[List[List[Any]]] = None
+        """The driver's newest list of processes: GPU, PID, bytes. None before the first."""
+        self.held_at = -1e9
+        """Monotonic time at which that list was asked for."""
         self._busy_since = 0.0
         self._hung = False
         self._described: Set[int] = set()
@@ -211,6 +215,7 @@ class GpuReader:
             self._graphics_at = now
         with self._driver_asked():
             processes = gpus.processes(graphics)
+        self.held, self.held_at = processes, now
         users: Dict[int, Set[int]] = {}
         for gpu, pid, _ in processes:
             users.setdefault(pid, set()).add(gpu)

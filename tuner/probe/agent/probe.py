@@ -24,6 +24,7 @@ from .lease import LeaseKeeper
 from .log_target import LogTarget
 from .lost import Lost
 from .output import Outbox, Problems
+from .preflight import preflight
 from .processes import ProcTable
 from .recognition import Engine
 from .runs_watch import RunsWatch
@@ -179,6 +180,8 @@ class Probe:
             )
         elif op == "act":
             self.door.submit(order)
+        elif op == "preflight":
+            self.thread(lambda: self._preflight(order), "preflight")
         elif op == "nvml":
             self.gpu.source_given = zlib.decompress(base64.b64decode(order["z"]))
             self.gpu.given.set()
@@ -186,6 +189,10 @@ class Probe:
             self.exit(1.0)
         else:
             raise ValueError("no such order: %r" % op)
+
+    def _preflight(self, order: Json) -> None:
+        facts = preflight(self, order.get("ask") or {})
+        self.out.put({"t": "preflight", "id": order.get("id", 0), "facts": facts})
 
     def _take(self, plan: Json) -> None:
         if self._planned.is_set():

@@ -1,0 +1,366 @@
+"""Who would start a server again when it ends: service managers, containers, supervisors, loops of shells."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Sequence, Tuple
+
+from .arguments import masked_argv
+from .base import HOST_ROOT, ME, PROC, Json, link_of, names_in, stat_of, text_of, user_name, which
+from .env_files import in_pairs, told
+from .origin import cgroup_paths, container_of, pod_of, unit_of
+from .processes import Proc, environ_of, owner_of
+from .recognition import is_python, program_index
+from .shell_loops import SHELLS, loop_above
+
+if TYPE_CHECKING:
+    from .probe import Probe
+    from .server import Server
+
+SYSTEMCTL_S = 5.0
+# fmt: off
+_WRAPPERS = frozenset(
+    (
+        "catatonit", "catchsegv", "chroot", "chrt", "conda", "docker-init", "dumb-init", "env", "firejail",
+        "ionice", "ltrace", "mamba", "ncu", "nice", "nohup", "nsenter", "nsys", "numactl", "prlimit",
+        "runuser", "script", "setarch", "setpriv", "setsid", "stdbuf", "strace", "su", "sudo", "systemd-run",
+        "taskset", "time", "timeout", "tini", "unbuffer", "unshare", "uv",
+    )
+)
+"""Programs that run one other program and end with it."""
+_HARMLESS = frozenset(
+    (
+        "abduco", "agetty", "alacritty", "at", "atd", "byobu", "code-server", "conmon", "containerd-shim",
+        "containerd-shim-runc-v2", "dockerd", "dtach", "gdb", "gnome-terminal-server", "init", "kitty",
+        "login", "mosh-server", "node", "process_api", "screen", "sshd", "sshd-session", "systemd", "tmux",
+        "xterm", "zellij",
+    )
+)
+"""Programs below which people work: sessions, terminals, the first processes of hosts and containers."""
+_WATCHERS = {
+    name: name for name in (
+        "entr", "foreman", "forever", "god", "honcho", "horust", "immortal", "monit", "nodemon", "nomad",
+        "overmind", "pm2", "watch", "watchexec",
+    )
+}
+_WATCHERS.update({"runsv": "runit", "supervise": "daemontools", "s6-supervise": "s6", "circusd": "circus"})
+_WATCHERS.update({"cron": "cron", "crond": "cron", "ray": "Ray", "raylet": "Ray"})
+"""Programs that start what has ended again, with the names by which people know them."""
+# fmt: on
+
+
+def manager_facts(probe: Probe, server: Server, members: Sequence[int]) -> Json:
+    """Return the fact `manager`: a part for each kind of manager that was found, none for those that were not."""
+    pid = server.leader.pid
+    above = list(probe.table.ancestors(pid))
+    paths = cgroup_paths(pid)
+    env = environ_of(pid) or server.env
+    out: Json = {"loops": [], "watchers": [], "starters": []}
+    job = next((found.group(1) for found in (re.search(r"slurm.*?/job_(\d+)", path) for path in paths) if found), None)
+    job = job or (env.get("SLURM_JOB_ID") if _below_slurm(above) else None)
+    if job:
+        out["slurm"] = {"job": job}
+    container = _container(pid, above, env, paths)
+    if container:
+        out["container"] = container
+    unit = None if container and not container["inside"] else unit_of(paths)
+    if unit:
+        out["systemd"] = _systemd(probe, server, unit, above, members)
+    supervisord = _supervisord(above, env)
+    if supervisord:
+        out["supervisord"] = supervisord
+    _chain(out, server, above)
+    return out
+
+
+def name_of(proc: Proc) -> str:
+    """Return the name of the program of a process, `bash` for `-bash`, `tmux` for `tmux: server`."""
+    argv = proc.argv
+    if not argv or not argv[0]:
+        return proc.comm.decode("utf-8", "replace").lstrip("(")
+    return os.path.basename(argv[0].split(" ")[0]).lstrip("-").rstrip(":")
+
+
+def _command(proc: Proc) -> str:
+    return " ".join(masked_argv(proc.argv))[:300]
+
+
+# -- the chain of parents ---------------------------------------------------------------------------------------------
+
+
+def _chain(out: Json, server: Server, above: Sequence[Proc]) -> None:
+    """Look at the parents of a server, nearest first, up to where people or the system begin."""
+    for proc in above:
+        name = name_of(proc)
+        watcher = next((each for each in (name, _script(proc)) if each in _WATCHERS), None)
+        if watcher is not None:
+            out["watchers"].append({"kind": _WATCHERS[watcher], "pid": proc.pid, "command": _command(proc)})
+            continue
+        if proc.pid == 1 or name in _HARMLESS or _is_supervisord(proc):
+            return
+        if name in SHELLS:
+            loop = loop_above(proc, server.argv)
+            if loop is not None:
+                out["loops"].append(
+                    {"pid": proc.pid, "user": user_name(owner_of(proc.pid)), "command": _command(proc), **loop}
+                )
+            if loop is None and _interactive(proc):
+                return
+            continue
+        if name not in _WRAPPERS and proc.leads is None:
+            out["starters"].append({"pid": proc.pid, "command": _command(proc)})
+
+
+def _script(proc: Proc) -> str:
+    """Return the name of the script or module that an interpreter runs; empty for other programs."""
+    argv = proc.argv
+    if "PM2" in proc.line and "God Daemon" in proc.line:
+        return "pm2"
+    if argv and is_python(argv[0]):
+        at = program_index(argv)
+        return os.path.basename(argv[at]).rpartition(".py")[0] or os.path.basename(argv[at]) if at is not None else ""
+    return os.path.basename(argv[1]) if len(argv) > 1 and name_of(proc) in ("node", "ruby", "perl") else ""
+
+
+def _interactive(proc: Proc) -> bool:
+    """Return whether a shell runs neither a script nor a text: somebody types into it."""
+    return not any(arg and not arg.startswith(("-", "+")) for arg in proc.argv[1:]) and "-c" not in proc.argv
+
+
+# -- containers -------------------------------------------------------------------------------------------------------
+
+
+def _container(pid: int, above: Sequence[Proc], env: Dict[str, str], paths: Sequence[str]) -> Optional[Json]:
+    """Return the container of a server; None outside of one.
+
+    `inside`: the probe is in the same one. `main`: the container ends with the server.
+    """
+    found = container_of(paths)
+    pod = pod_of(paths)
+    inside = _same_pids(pid)
+    if found is None and pod is None:
+        if not (inside and (env.get("KUBERNETES_SERVICE_HOST") or _in_container())):
+            return None
+        kind = "kubernetes" if env.get("KUBERNETES_SERVICE_HOST") else "docker"
+        name = env.get("HOSTNAME") or ""
+        return {"kind": kind, "id": "", "name": name, "inside": True, "main": _is_main(pid, above)}
+    kind, ident = found if found is not None else ("kubernetes", pod or "")
+    if pod:
+        kind = "kubernetes"
+    config = _docker_config(ident) if kind == "docker" else {}
+    name = config.get("name") or (env.get("HOSTNAME") if kind == "kubernetes" else None) or pod or ident[:12]
+    main = _is_main(pid, above) if inside else True
+    out: Json = {"kind": kind, "id": ident[:12], "name": name, "inside": inside, "main": main}
+    if config.get("restart"):
+        out["restart"] = config["restart"]
+    return out
+
+
+def _docker_config(ident: str) -> Dict[str, str]:
+    """Return name and restart policy of a Docker container, as far as its files may be read."""
+    out: Dict[str, str] = {}
+    folder = "/var/lib/docker/containers/" + ident
+    named = re.search(r'"Name":"/?([^"]+)"', text_of(folder + "/config.v2.json") or "")
+    policy = re.search(r'"RestartPolicy":\{"Name":"([\w-]*)"', text_of(folder + "/hostconfig.json") or "")
+    if named:
+        out["name"] = named.group(1)
+    if policy:
+        out["restart"] = policy.group(1) or "no"
+    return out
+
+
+def _in_container() -> bool:
+    """Return whether this host is a container itself."""
+    return not HOST_ROOT and any(os.path.exists(path) for path in ("/.dockerenv", "/run/.containerenv"))
+
+
+def _same_pids(pid: int) -> bool:
+    """Return whether a process is in the probe's own PID namespace."""
+    if HOST_ROOT:
+        return False
+    theirs = link_of("%s/%d/ns/pid" % (PROC, pid))
+    if theirs is not None:
+        return theirs == link_of("/proc/self/ns/pid")
+    # The link of another user's process may be unreadable; NSpid tells one number for each namespace below ours.
+    found = re.search(r"^NSpid:\s+(.*)$", text_of("%s/%d/status" % (PROC, pid)) or "", re.M)
+    return found is not None and len(found.group(1).split()) == 1
+
+
+def _is_main(pid: int, above: Sequence[Proc]) -> bool:
+    """Return whether a container ends with a server: it is process 1, or 1 only wraps it or runs its script."""
+    if pid == 1:
+        return True
+    for proc in above:
+        name = name_of(proc)
+        if proc.pid == 1:
+            return name in _WRAPPERS or (name in SHELLS and not _interactive(proc))
+        if not (name in _WRAPPERS or (name in SHELLS and not _interactive(proc))):
+            return False
+    return False
+
+
+def _below_slurm(above: Sequence[Proc]) -> bool:
+    return any(name_of(proc).startswith("slurmstepd") for proc in above)
+
+
+# -- systemd ----------------------------------------------------------------------------------------------------------
+
+
+_PROPERTIES = "LoadState,ActiveState,MainPID,Restart,TimeoutStopUSec,FragmentPath,DropInPaths,Transient,ControlGroup"
+
+
+def _systemd(
+    probe: Probe, server: Server, unit: Tuple[str, bool], above: Sequence[Proc], members: Sequence[int]
+) -> Json:
+    """Return what systemd says of a server's unit."""
+    name, user = unit
+    owner = _unit_owner(server.leader.pid) if user else 0
+    out: Json = {"unit": name, "user": user, "owner": user_name(owner)}
+    mine = user and owner == ME
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or "/run/user/%d" % ME
+    env = {**os.environ, "LC_ALL": "C", "XDG_RUNTIME_DIR": runtime} if mine else None
+    if mine:
+        out["runtime_dir"] = runtime
+    out["may"] = mine if user else ME == 0
+    if user and not mine:
+        out["problem"] = "it is a unit of another user's manager"
+        return out
+    if which("systemctl") is None:
+        out["problem"] = "there is no systemctl on PATH"
+        return out
+    argv = ["systemctl", *(["--user"] if user else []), "show", "--no-pager", "--property=" + _PROPERTIES, "--", name]
+    try:
+        code, text = probe.children.output(argv, SYSTEMCTL_S, env=env)
+    except (OSError, TimeoutError) as e:
+        out["problem"] = str(e)
+        return out
+    values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    if code != 0 or values.get("LoadState") not in ("loaded", "masked"):
+        last = text.strip().splitlines()[-1:] if code else ["LoadState=%s" % values.get("LoadState")]
+        out["problem"] = "systemctl show: %s" % (last[0][:200] if last else "exit code %d" % code)
+        return out
+    main = int(values["MainPID"]) if values.get("MainPID", "").isdigit() else 0
+    chain = {proc.pid for proc in above}
+    out.update(
+        restart=values.get("Restart"),
+        active=values.get("ActiveState"),
+        main_pid=main,
+        main=main == server.leader.pid,
+        wraps=main in chain,
+        transient=values.get("Transient") == "yes",
+        fragment=values.get("FragmentPath"),
+        timeout_stop_s=seconds_of(values.get("TimeoutStopUSec", "")),
+    )
+    out["others"] = _others_in(values.get("ControlGroup", ""), server, chain, members, main)
+    out["settings"] = [each for path in _unit_files(values) for each in told(path, _of_unit(path))]
+    return out
+
+
+def _unit_owner(pid: int) -> Optional[int]:
+    """Return the user whose service manager runs a process, from its control group."""
+    for path in cgroup_paths(pid):
+        found = re.search(r"/user@(\d+)\.service", path)
+        if found:
+            return int(found.group(1))
+    return None
+
+
+def _others_in(group: str, server: Server, chain: "set[int]", members: Sequence[int], main: int) -> List[Json]:
+    """Return the processes of a unit that neither belong to the server nor stand above it."""
+    pids: List[int] = []
+    for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified"):
+        if group:
+            pids += _pids_below(HOST_ROOT + root + group)
+    own = {*members, *chain, server.leader.pid, main}
+    out = []
+    for pid in dict.fromkeys(pids):
+        proc = server.probe.table.procs.get(pid)
+        if pid not in own and proc is not None and proc.alive:
+            out.append({"pid": pid, "title": _command(proc)})
+    return out[:5]
+
+
+def _pids_below(folder: str) -> List[int]:
+    pids = [int(word) for word in (text_of(folder + "/cgroup.procs") or "").split() if word.isdigit()]
+    for name in names_in(folder):
+        if os.path.isdir(folder + "/" + name):
+            pids += _pids_below(folder + "/" + name)
+    return pids
+
+
+def _unit_files(values: Dict[str, str]) -> List[str]:
+    return [path for path in [values.get("FragmentPath", ""), *values.get("DropInPaths", "").split()] if path]
+
+
+def _of_unit(path: str) -> Iterator[Tuple[int, str, str, str]]:
+    """Yield the variables that a unit file sets, with those of the files that it names."""
+    for number, line in enumerate((text_of(path) or "").splitlines(), 1):
+        key, _, rest = line.strip().partition("=")
+        if key == "Environment":
+            for word in re.findall(r"\"([^\"]*)\"|'([^']*)'|(\S+)", rest):
+                name, equals, value = "".join(word).partition("=")
+                if equals:
+                    yield number, name, value, "unit"
+        elif key == "EnvironmentFile":
+            for _, name, value, _ in in_pairs(text_of(rest.lstrip("-").strip()) or "", "unit"):
+                yield number, name, value, "unit"
+
+
+_SPANS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+
+
+def seconds_of(text: str) -> Optional[float]:
+    """Return the seconds of a time span as systemd prints it: `1min 30s`; None for `infinity` and other texts."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)(us|ms|min|s|h|d|w)\b", text)
+    return sum(float(number) * _SPANS[unit] for number, unit in parts) if parts else None
+
+
+# -- supervisord ------------------------------------------------------------------------------------------------------
+
+
+def _is_supervisord(proc: Proc) -> bool:
+    return _script(proc) == "supervisord" or name_of(proc) == "supervisord"
+
+
+def _supervisord(above: Sequence[Proc], env: Dict[str, str]) -> Optional[Json]:
+    """Return the supervisord above a server; None without one.
+
+    `main`: it started the server itself, or a script that does nothing else. Variables alone prove nothing: all that is
+    started below a program of supervisord inherits them.
+    """
+    at = next((i for i, proc in enumerate(above) if _is_supervisord(proc)), None)
+    if at is None:
+        return None
+    daemon = above[at]
+    between = [name_of(proc) for proc in above[:at]]
+    name, group = env.get("SUPERVISOR_PROCESS_NAME"), env.get("SUPERVISOR_GROUP_NAME")
+    whole = "%s:%s" % (group, name) if group and name and group != name else name
+    scripts = all(
+        n in _WRAPPERS or (n in SHELLS and not _interactive(proc))
+        for n, proc in zip(between, above[:at])  # noqa: B905 - Python 3.8 has no strict
+    )
+    out: Json = {"pid": daemon.pid, "name": whole, "main": bool(whole) and scripts}
+    config = _config_of(daemon)
+    if config:
+        out["config"] = config
+    else:
+        out["url"] = env.get("SUPERVISOR_SERVER_URL")
+    first = daemon.argv[1] if daemon.argv and is_python(daemon.argv[0]) and len(daemon.argv) > 1 else daemon.argv[0]
+    beside = os.path.join(os.path.dirname(first), "supervisorctl") if first.startswith("/") else ""
+    out["program"] = beside if beside and os.access(beside, os.X_OK) else which("supervisorctl")
+    socket = re.match(r"unix://(/.*)", env.get("SUPERVISOR_SERVER_URL") or "")
+    if socket:
+        out["may"] = ME == 0 or (stat_of(socket.group(1)) is not None and os.access(socket.group(1), os.W_OK))
+    return out
+
+
+def _config_of(daemon: Proc) -> Optional[str]:
+    """Return the configuration file that a supervisord was given."""
+    argv = list(daemon.argv)
+    for i, arg in enumerate(argv):
+        value = argv[i + 1] if arg in ("-c", "--configuration") and i + 1 < len(argv) else None
+        value = arg.partition("=")[2] if arg.startswith("--configuration=") else value
+        if value:
+            return os.path.join(link_of("%s/%d/cwd" % (PROC, daemon.pid)) or "/", value)
+    return None

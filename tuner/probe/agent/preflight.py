@@ -1,0 +1,370 @@
+"""Facts for the checks before a server is stopped. Nothing is changed; only the engine's help is run, as a child.
+
+The laptop judges them (`tuner.core.preflight`). Each fact is looked for in a thread with a time limit, so that a disk
+or a driver that does not answer costs that fact alone: it then has a `problem`, as has one that could not be read.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
+
+from .arguments import MASK, masked_env
+from .base import ME, PROC, Json, home_of, stat_of, text_of, user_name
+from .env_files import settings_in_files
+from .folder import our_folder, read_json, run_folder
+from .installation import package_version, site_folders
+from .limits import limit_facts
+from .llm_files import llm_facts
+from .managers import manager_facts
+from .processes import describe_process, environ_of, owner_of
+from .programs import find_program, interpreter_facts
+from .sockets import listeners_of, sockets_of
+
+if TYPE_CHECKING:
+    from .probe import Probe
+    from .server import Server
+
+FACT_S = 10.0
+"""Seconds that a fact may take."""
+HELP_S = 90.0
+"""Seconds that the engine's help may take: it imports torch, 20 to 40 s from a cold disk."""
+HELP_BYTES = 1 << 20
+"""Most bytes of the help that are sent; SGLang's has 100 KB."""
+_OURS = ("MALLOC_ARENA_MAX", "HOST_ROOT")
+"""Variables of the probe's own environment that are no part of the login's."""
+
+
+class Look:
+    """What is asked, and what all facts need: the server that is stopped, the new one's environment and folder."""
+
+    def __init__(self, probe: Probe, ask: Json) -> None:
+        self.probe = probe
+        self.ask = ask
+        self.key: str = ask.get("key") or ""
+        self.server: Optional[Server] = probe.servers.get(self.key)
+        self.command: List[str] = list(ask.get("command") or ())
+        base, cwd = _like(probe, ask.get("like") or "")
+        self.env: Dict[str, str] = dict(base)
+        for name, value in (ask.get("env") or {}).items():
+            if value != MASK:
+                self.env[name] = value
+        self.cwd: str = ask.get("cwd") or cwd or self.home
+
+    @property
+    def home(self) -> str:
+        """The home folder of the new server's user."""
+        return self.env.get("HOME") or home_of(ME) or "/"
+
+    def members(self) -> List[int]:
+        """Return the PIDs of the server that is stopped, with those below it."""
+        if self.server is None:
+            return []
+        pids = dict.fromkeys([self.server.leader.pid, *self.server.members])
+        pids.update(dict.fromkeys(proc.pid for proc in self.probe.table.descendants(self.server.leader.pid)))
+        return list(pids)
+
+
+def _like(probe: Probe, like: str) -> Tuple[Dict[str, str], Optional[str]]:
+    """Return environment and working folder of what a launch is like; those of the login where nothing is named."""
+    kind, _, name = like.partition(":")
+    if kind == "server":
+        server = probe.servers.get(name)
+        found = environ_of(server.leader.pid) if server is not None else None
+        return found or {}, server.cwd if server is not None else None
+    if kind in ("run", "back"):
+        try:
+            order = read_json(os.path.join(run_folder(name), "order.json")) or {}
+        except ValueError:
+            order = {}
+        launch = order.get("start" if kind == "run" else "back") or {}
+        env = {**(launch.get("base") or {}), **(launch.get("env") or {})}
+        for gone in launch.get("unset") or ():
+            env.pop(gone, None)
+        return env, launch.get("cwd")
+    return {name: value for name, value in os.environ.items() if name not in _OURS}, None
+
+
+def preflight(probe: Probe, ask: Json) -> Json:
+    """Return the facts by id. A fact that does not apply is left out."""
+    look = Look(probe, ask)
+    wanted = [(name, find, limit_s) for name, find, limit_s, applies in _FACTS if applies(look)]
+    out: Json = {name: {"problem": "no answer within %g s" % limit_s} for name, _, limit_s in wanted}
+    ends: List[Tuple[threading.Event, float]] = []
+    for name, find, limit_s in wanted:
+        end = threading.Event()
+        ends.append((end, time.monotonic() + limit_s))
+
+        def work(name: str = name, find: Callable[[Look], Json] = find, end: threading.Event = end) -> None:
+            try:
+                out[name] = find(look)
+            except Exception as e:
+                out[name] = {"problem": "%s: %s" % (type(e).__name__, e)}
+            finally:
+                end.set()
+
+        probe.thread(work, "preflight")
+    for end, until in ends:
+        end.wait(max(0.0, until - time.monotonic()))
+    return dict(out)
+
+
+def _interpreter(look: Look) -> Json:
+    return interpreter_facts(look.command, look.env, look.cwd)
+
+
+def _version(look: Look) -> Json:
+    package = look.ask["package"]
+    python = interpreter_facts(look.command, look.env, look.cwd).get("path")
+    if not python:
+        return {"problem": "the command does not tell its interpreter"}
+    folders = [path for path in look.env.get("PYTHONPATH", "").split(":") if path.startswith("/")]
+    folders += site_folders(os.getpid(), python, look.env)
+    return {"package": package, "version": package_version(folders, package)}
+
+
+def _help(look: Look) -> Json:
+    """Run the command that prints the engine's flags."""
+    import subprocess
+
+    argv = list(look.ask["help_argv"])
+    program = find_program(argv[0], look.env, look.cwd)
+    if program is None:
+        return {"problem": "%s is not there, so it cannot say which flags it knows" % argv[0]}
+    if not os.path.isdir(look.cwd):
+        return {"problem": "%s is not there, so the help cannot be run in it" % look.cwd}
+    children = look.probe.children
+    began = time.monotonic()
+    child = children.start([program, *argv[1:]], env={**look.env, "COLUMNS": "200"}, cwd=look.cwd)
+    timer = threading.Timer(HELP_S - 2.0, children.end, (child,))
+    timer.daemon = True
+    timer.start()
+    data = b""
+    try:
+        while True:
+            block = child.stdout.read(65_536)
+            if not block:
+                break
+            data = data if len(data) > HELP_BYTES else data + block
+        code = child.wait(5.0)
+    except (subprocess.TimeoutExpired, ValueError):
+        code = None
+    finally:
+        timer.cancel()
+        children.end(child)
+        child.stdout.close()
+    took = time.monotonic() - began
+    text = _without_secrets(data[:HELP_BYTES].decode("utf-8", "replace"), look.env)
+    if code != 0:
+        last = next((line for line in reversed(text.splitlines()) if line.strip()), "")[:300]
+        how = "did not end within %.0f s" % took if took > HELP_S - 3.0 else "ended with %s" % code
+        return {"problem": "`%s` %s: %s" % (" ".join(argv), how, last)}
+    return {"text": text, "took_s": round(took, 1)}
+
+
+def _without_secrets(text: str, env: Dict[str, str]) -> str:
+    """Return a program's output with the secrets of its environment masked."""
+    for name, value in masked_env(env).items():
+        if value == MASK and len(env[name]) > 3:
+            text = text.replace(env[name], MASK)
+    return text
+
+
+def _cwd(look: Look) -> Json:
+    return {"path": look.cwd, "exists": os.path.isdir(look.cwd) and os.access(look.cwd, os.X_OK)}
+
+
+def _llm(look: Look) -> Json:
+    return llm_facts(look.ask["llm"], look.env, look.cwd, look.home)
+
+
+def _port(look: Look) -> Json:
+    port = int(look.ask["port"])
+    ours = look.members()
+    pid = look.server.leader.pid if look.server is not None else os.getpid()
+    found = [item for item in listeners_of(pid) if item.port == port]
+    inodes = {item.inode: item for item in found if item.inode}
+    owners: Dict[int, int] = {}
+    for each in dict.fromkeys([*ours, *sorted(look.probe.table.procs, reverse=True)]):
+        if len(owners) == len(inodes):
+            break
+        for inode in (sockets_of(each) or set()) & inodes.keys():
+            owners.setdefault(inode, each)
+    out = []
+    for item in found:
+        owner = owners.get(item.inode)
+        guess = owner is None and look.server is not None and port in look.server.ports
+        info = describe_process(owner, None) if owner is not None else {}
+        out.append(
+            {
+                "address": item.address,
+                "pid": owner,
+                "uid": item.uid,
+                "user": info.get("user") or user_name(item.uid),
+                "title": info.get("command"),
+                "ours": owner in ours or guess,
+            }
+        )
+    return {"port": port, "owners": out}
+
+
+def _log(look: Look) -> Json:
+    """Look at the folder of the log; where none is named, at the place of our own folder."""
+    path = look.ask.get("log_dir") or our_folder()
+    there = path if look.ask.get("log_dir") else _existing(path)
+    exists = os.path.isdir(there)
+    out: Json = {"path": path, "exists": exists, "writable": exists and os.access(there, os.W_OK | os.X_OK)}
+    if exists:
+        disk = os.statvfs(there)
+        out["free_bytes"] = disk.f_bavail * disk.f_frsize
+    return out
+
+
+def _existing(path: str) -> str:
+    """Return the nearest folder above a path that exists, the path included."""
+    while path not in ("", "/") and not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path or "/"
+
+
+def _disks(look: Look) -> Json:
+    """Return total and free bytes of the disks that a start writes to, each disk once."""
+    env = look.env
+    cache = env.get("XDG_CACHE_HOME") or look.home + "/.cache"
+    places = ["/", look.home, env.get("TMPDIR") or "/tmp", cache]  # noqa: S108
+    places += [
+        env[name] for name in ("HF_HOME", "HF_HUB_CACHE", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT") if env.get(name)
+    ]
+    folders: Dict[str, List[int]] = {}
+    seen = set()
+    for place in places:
+        path = _existing(place) if place.startswith("/") else ""
+        status = stat_of(path) if path else None
+        if status is None or status.st_dev in seen:
+            continue
+        seen.add(status.st_dev)
+        disk = os.statvfs(path)
+        folders[path] = [disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize]
+    return {"folders": folders}
+
+
+def _shm(look: Look) -> Json:
+    memory = look.probe.host.memory()
+    return {"total_bytes": memory.get("shm_total_bytes"), "free_bytes": memory.get("shm_free_bytes")}
+
+
+def _rights(look: Look) -> Json:
+    folder = our_folder()
+    out: Json = {"user": user_name(ME), "folder": folder, "folder_writable": os.access(_existing(folder), os.W_OK)}
+    server = look.server
+    if server is None:
+        return out
+    able = _may_signal_all()
+    strangers = []
+    for pid in look.members():
+        uids = _uids(pid)
+        if uids is not None and not able and ME not in uids:
+            strangers.append(pid)
+    known = able or _uids(server.leader.pid) is not None
+    out.update(server_user=user_name(owner_of(server.leader.pid)), may=not strangers if known else None)
+    if strangers:
+        text = "pid %d is %s's" % (strangers[0], user_name(owner_of(strangers[0])))
+        out["why"] = text + (" and %d more" % (len(strangers) - 1) if len(strangers) > 1 else "")
+    return out
+
+
+def _may_signal_all() -> bool:
+    """Return whether this process may signal those of all users: the capability CAP_KILL, which root may lack."""
+    for line in (text_of("/proc/self/status") or "").splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> 5 & 1)
+    return ME == 0
+
+
+def _uids(pid: int) -> Optional[Tuple[int, int]]:
+    """Return the real and the saved user id of a process, which decide who may signal it; None where unknown."""
+    for line in (text_of("%s/%d/status" % (PROC, pid)) or "").splitlines():
+        if line.startswith("Uid:"):
+            fields = line.split()
+            return int(fields[1]), int(fields[3])
+    return None
+
+
+def _holders(look: Look) -> Json:
+    """Return the processes on the GPUs that are not the server's, by the driver's newest list."""
+    reader = look.probe.gpu
+    asked = time.monotonic()
+    reader.processes_due.set()
+    while not reader.table or (reader.gpus is not None and reader.held_at < asked):
+        if time.monotonic() > asked + 5.0:
+            break
+        time.sleep(0.05)
+    if not reader.table:
+        return {"problem": "the driver has not answered yet"}
+    if reader.gpus is None:
+        return {"processes": [], "note": reader.table.get("reason")}
+    if reader.held is None:
+        return {"problem": "the driver does not tell who uses the GPUs"}
+    ours = set(look.members())
+    uuids = {gpu.get("index"): gpu.get("uuid") for gpu in reader.table.get("gpus") or ()}
+    found = []
+    for gpu, pid, size in reader.held:
+        if pid not in ours:
+            info = describe_process(pid, None)
+            uuid = uuids.get(gpu)
+            found.append(
+                {
+                    "gpu": gpu,
+                    "uuid": uuid,
+                    "pid": pid,
+                    "user": info.get("user"),
+                    "title": info.get("command"),
+                    "bytes": size,
+                }
+            )
+    return {"processes": found, "age_s": round(max(0.0, time.monotonic() - reader.held_at), 1)}
+
+
+def _env_files(look: Look) -> Json:
+    python = interpreter_facts(look.command, look.env, look.cwd).get("path")
+    return {"settings": settings_in_files(python, look.env, look.home)}
+
+
+def _manager(look: Look) -> Json:
+    server = look.server
+    if server is None:
+        return {"problem": "there is no such server"}
+    return manager_facts(look.probe, server, look.members())
+
+
+def _limits(look: Look) -> Json:
+    return limit_facts(look.probe.children, look.server.leader.pid if look.server is not None else None)
+
+
+def _always(look: Look) -> bool:
+    return True
+
+
+def _starts(look: Look) -> bool:
+    return bool(look.command)
+
+
+_FACTS: Tuple[Tuple[str, Callable[[Look], Json], float, Callable[[Look], bool]], ...] = (
+    ("interpreter", _interpreter, FACT_S, _starts),
+    ("version", _version, FACT_S, lambda look: bool(look.command and look.ask.get("package"))),
+    ("help", _help, HELP_S, lambda look: bool(look.ask.get("help_argv"))),
+    ("cwd", _cwd, FACT_S, _starts),
+    ("llm", _llm, FACT_S, lambda look: bool(look.ask.get("llm"))),
+    ("port", _port, FACT_S, lambda look: look.ask.get("port") is not None),
+    ("log", _log, FACT_S, _starts),
+    ("disks", _disks, FACT_S, _starts),
+    ("shm", _shm, FACT_S, _starts),
+    ("limits", _limits, FACT_S, _starts),
+    ("rights", _rights, FACT_S, _always),
+    ("holders", _holders, FACT_S, _always),
+    ("env_files", _env_files, FACT_S, _starts),
+    ("manager", _manager, FACT_S, lambda look: bool(look.key and look.ask.get("managers", True))),
+)
+"""Id, function, time limit in seconds, and whether the fact applies. One thread runs each function."""
