@@ -279,6 +279,17 @@ def _probe(fact: _Fact, state: HostState) -> Iterator[Check]:
     yield Check(verdict=Verdict.OK, what="probe", value=value)
 
 
+def _folder(fact: _Fact, state: HostState) -> Iterator[Check]:
+    found: Mapping[str, Any] = fact.value or {}
+    value = "not there: nothing was started from here"
+    if found:
+        runs = found.get("runs", 0)
+        value = f"{runs} {'run' if runs == 1 else 'runs'}, {format_bytes(found.get('bytes'))} in {found.get('path')}"
+        if found.get("lease"):
+            value += f"; {found['lease']} may change this host"
+    yield Check(verdict=Verdict.OK, what="~/.gputuner", value=value)
+
+
 def _clock(skew: Skew) -> Check:
     known = f"{skew.ahead_s:+.3f} s, within {skew.within_s:.3f} s"
     if skew.certain_s < SKEW_WARN_S:
@@ -339,6 +350,7 @@ _JUDGES: dict[str, _Judge] = {
     "disk": _disk,
     "limits": _limits,
     "probe": _probe,
+    "folder": _folder,
 }
 """The function that makes the lines of each check, by id, in the order of the lines."""
 

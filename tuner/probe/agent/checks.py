@@ -10,7 +10,9 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional, Tuple
 
 from .base import ME, PROC, Json, text_of, user_name, which
+from .folder import our_folder, run_ids, size_of
 from .installation import installed_engines, own_package_folders, pythons_on_path
+from .lease import described, present_lease
 
 if TYPE_CHECKING:
     from .probe import Probe
@@ -98,12 +100,23 @@ def _check_host(probe: Probe) -> Iterator[Tuple[Any, ...]]:
     yield "disk", all(free > 1 << 30 for _, free in disks.values()), disks
 
 
+def _check_folder(probe: Probe) -> Iterator[Tuple[Any, ...]]:
+    place = our_folder()
+    if not os.path.isdir(place):
+        yield "folder", None, None
+        return
+    lease = present_lease()
+    holder = described(lease) if lease else None
+    yield "folder", None, {"path": place, "bytes": size_of(place), "runs": len(run_ids()), "lease": holder}
+
+
 _CHECKS: Tuple[Tuple[Tuple[str, ...], Callable[[Probe], Iterator[Tuple[Any, ...]]]], ...] = (
     (("python", "kernel", "user", "proc", "kernel_log", "time", "limits", "probe"), _check_system),
     (("pythons", "journal", "psutil", "engines"), _check_programs),
     (("logs",), _check_logs),
     (("nvml", "driver", "topology", "persistence"), _check_gpus),
     (("memory", "shm", "disk"), _check_host),
+    (("folder",), _check_folder),
 )
 """Ids of facts, in the order of the answer, and the function that yields them. One thread runs each function."""
 

@@ -195,7 +195,5 @@ def _fits(masked: str, real: str) -> bool:
 
 
 def _hidden(name: str, source: Source) -> Refused:
-    return Refused(
-        "the value of %s is a secret, and %s does not have it" % (name, source.name),
-        "leave %s out, or set it where the server is started by hand" % name,
-    )
+    # The name stands last: what follows the name of a secret is masked on its way to the screen.
+    return Refused("%s does not have the secret value of %s" % (source.name, name), "leave it out of the recipe")
