@@ -50,6 +50,7 @@ def ask(
     return PreflightAsk(
         key=key,
         command=tuple(command),
+        argv=launch.argv,
         help_argv=() if flags_known or not command else (*command, *engine.behaviour().starting.help),
         env=dict(launch.env),
         cwd=launch.cwd,
@@ -118,6 +119,16 @@ def _preset(case: Case) -> Iterator[Check]:
         yield check("preset", "Preset", Verdict.OK, launch.title or launch.preset or "the bare recipe")
 
 
+def _start(case: Case) -> Iterator[Check]:
+    fact = case.fact("start")
+    if fact.missing:
+        yield fact.unknown("start", "Start")
+    elif fact.value("refused"):
+        yield fail("start", "Start", fact.text("refused"), fact.text("hint"))
+    else:
+        yield check("start", "Start", Verdict.OK, "command line, environment and secrets are complete")
+
+
 def _interpreter(case: Case) -> Iterator[Check]:
     fact = case.fact("interpreter")
     title = "Interpreter"
@@ -168,6 +179,9 @@ def _same_version(one: str, other: str) -> bool:
 
 def _flags(case: Case) -> Iterator[Check]:
     title = "Flags"
+    if case.again:
+        yield check("flags", title, Verdict.NOTE, "they are exactly those of an earlier start")
+        return
     if case.flag_problems is None:
         why = case.fact("help").why or "the installed engine was not asked which flags it knows"
         yield check("flags", title, Verdict.UNKNOWN, why, "run its --help on the host and compare")
@@ -181,6 +195,9 @@ def _flags(case: Case) -> Iterator[Check]:
 def _llm(case: Case) -> Iterator[Check]:
     fact = case.fact("llm")
     title = "LLM"
+    if fact.missing and case.again:
+        yield check("llm", title, Verdict.NOTE, "it is that of an earlier start, and was not looked for")
+        return
     if fact.missing:
         yield fact.unknown("llm", title)
         return
@@ -321,6 +338,7 @@ def _lease(case: Case) -> Iterator[Check]:
 
 _JUDGES = {
     "preset": _preset,
+    "start": _start,
     "interpreter": _interpreter,
     "version": _version,
     "flags": _flags,
@@ -333,6 +351,7 @@ _JUDGES = {
 }
 _ALL = (
     "preset",
+    "start",
     "interpreter",
     "version",
     "flags",

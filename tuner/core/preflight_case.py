@@ -79,6 +79,11 @@ class Case(Struct, frozen=True, kw_only=True):
         return (hello.user if hello is not None else None) or "this user"
 
     @property
+    def again(self) -> bool:
+        """Whether the new start is exactly an earlier one, whose command line only the host knows."""
+        return self.launch is not None and not self.launch.argv
+
+    @property
     def same_engine(self) -> bool:
         """Whether the new server has the engine of the one that is stopped."""
         return self.server is not None and self.engine is not None and self.server.identity.engine == self.engine.name
@@ -91,7 +96,7 @@ class Case(Struct, frozen=True, kw_only=True):
         """Return the number of ranks of the new server; None: not known."""
         if self.engine is None or self.launch is None:
             return None
-        if self.server is not None and self.same_engine:
+        if self.server is not None and self.same_engine and self.launch.argv:
             identity = replace(self.server.identity, argv=self.launch.argv, env=dict(self.launch.env))
             return self.engine.layout(self.engine.settings_from_argv(identity)).world
         return None

@@ -41,16 +41,16 @@ def _disk(case: Case) -> Iterator[Check]:
         yield fact.unknown("disk", "Log folder")
     else:
         path, free = fact.text("path"), whole(fact.value("free_bytes"))
-        if not fact.value("exists"):
-            yield fail("disk", "Log folder", f"{path} does not exist", f"make it: mkdir -p {path}")
-        elif not fact.value("writable"):
-            detail = f"{path} may not be written by {case.user}"
+        if not fact.value("writable"):
+            there = "" if fact.value("exists") else " may not be made: " + fact.text("at")
+            detail = f"{path}{there} may not be written by {case.user}"
             yield fail("disk", "Log folder", detail, "name another log folder in the recipe")
         elif free is not None and free < LOG_LEAST_BYTES:
             detail = f"{path} has {free // 1_000_000} MB left: the log of the start would be torn"
             yield fail("disk", "Log folder", detail, "make room there, or name another log folder in the recipe")
         else:
-            good.append(f"{path}: {format_gib(free)} GiB free")
+            new = "" if fact.value("exists") else " (is made)"
+            good.append(f"{path}{new}: {format_gib(free)} GiB free")
     fact = case.fact("disks")
     folders = fact.value("folders")
     if fact.missing or not isinstance(folders, Mapping):
@@ -157,9 +157,8 @@ def _rights(case: Case) -> Iterator[Check]:
         yield fail("rights", title, detail, "give this user a home folder that it may write, or make room there")
         return
     if case.server is not None and owner and owner != case.user and case.launch is not None:
-        detail = f"the running server is {owner}'s, the new one would be {case.user}'s"
-        out = f"connect as {owner} if files, caches and limits of {owner} matter"
-        yield check("rights", title, Verdict.WARN, detail, out)
+        detail = f"the running server is {owner}'s, and the new one would be {case.user}'s, with other files and limits"
+        yield fail("rights", title, detail, f"connect as {owner}; as {case.user} it can only be stopped")
         return
     detail = "" if case.server is None else f"{case.user} may stop it"
     yield check("rights", title, Verdict.OK, detail or f"as {case.user}")

@@ -25,8 +25,8 @@ class Check(Struct, frozen=True, kw_only=True):
     """One check before a switch."""
 
     id: str
-    """`preset`, `interpreter`, `version`, `flags`, `cwd`, `llm`, `port`, `tenants`, `memory`, `disk`, `shm`, `limits`,
-    `rights`, `manager`, `lease`, `env-files`; several checks may share one."""
+    """`preset`, `start`, `interpreter`, `version`, `flags`, `cwd`, `llm`, `port`, `tenants`, `memory`, `disk`, `shm`,
+    `limits`, `rights`, `manager`, `lease`, `env-files`; several checks may share one."""
     title: str
     verdict: Verdict
     detail: str = ""
@@ -42,6 +42,8 @@ class PreflightAsk(Struct, frozen=True, kw_only=True):
     """Key of the server that is to be stopped; empty: none."""
     command: tuple[str, ...] = ()
     """The new server's command without arguments."""
+    argv: tuple[str, ...] = ()
+    """Its whole command line; empty: exactly that of the server or run that it is `like`."""
     help_argv: tuple[str, ...] = ()
     """Command that prints the engine's flags; empty: they are known already."""
     env: dict[str, str] = {}

@@ -87,7 +87,7 @@ class Door:
         handler = self.handlers.get(str(tag))
         if handler is None or not isinstance(act, dict):
             raise Refused("the probe knows no act %r" % tag, "update gputuner")
-        note: Json = {"act": tag, "run": _run_of(act), "argv": _argv_of(act)}
+        note: Json = {"act": tag, "run": _run_of(act), "argv": _argv_of(act.get("order"))}
         if tag == "take-lease":
             make_folder(our_folder())
         elif tag != "release-lease" or self.lease.held:
@@ -108,6 +108,7 @@ class Door:
                 audit("probe", operator, outcome=outcome, detail=str(e), **note)
             raise
         if os.path.isdir(our_folder()):  # `clean` has removed it, and the audit with it
+            note["argv"] = answer.pop("argv", None)
             audit("probe", operator, outcome="done", detail=answer.get("hint") or None, **note)
         return answer
 
@@ -135,13 +136,13 @@ class Door:
             self._prove(stop, operator)
         for part in ("start", "back"):
             if switch.get(part):
-                switch[part] = completed(switch[part], self._source)
+                switch[part] = completed(switch[part], self.source)
         switch.update(operator=operator, hostname=hostname(), boot_id=boot_id())
         make_folder(place)
         write_json(os.path.join(place, "order.json"), switch, sync=True)
         write_bytes(os.path.join(place, "supervisor.py"), code, sync=True)
         start_supervisor(self.probe, run, place)
-        return {"run": run}
+        return {"run": run, "argv": _argv_of(switch)}
 
     def _cancel_run(self, act: Json, operator: Json, order: Json) -> Json:
         record = self._record(act)
@@ -217,7 +218,7 @@ class Door:
                 "ask them to give it back",
             )
 
-    def _source(self, like: str) -> Source:
+    def source(self, like: str) -> Source:
         """Return what an order is completed from. Raises Refused."""
         kind, _, ident = like.partition(":")
         if kind == "server":
@@ -290,11 +291,10 @@ def _run_of(act: Json) -> Optional[str]:
     return None if run is None else str(run)[:100]
 
 
-def _argv_of(act: Json) -> Any:
-    """Return the command line that an act would start, secrets masked; None where there is none."""
-    order = act.get("order")
+def _argv_of(order: Any) -> Any:
+    """Return the command line that a switch starts, secrets masked; None where there is none."""
     start = order.get("start") if isinstance(order, dict) else None
     if not isinstance(start, dict):
         return None
-    words = [str(word) for word in start.get("manager") or start.get("argv") or ()]
+    words = [str(word) for word in start.get("manager") or start.get("argv") or ("like", start.get("like"))]
     return masked_argv(words, [str(flag) for flag in start.get("secret_flags") or ()])

@@ -6,17 +6,16 @@ import os
 import re
 from typing import Dict, List, Optional, Tuple
 
-from .base import PROC, SYS, Json, text_of, which
-from .children import Children
+from .base import PROC, SYS, Json, text_of
 
 _NAMES = {"nofile": "Max open files", "nproc": "Max processes", "memlock": "Max locked memory"}
 _UNLIMITED = -1
 
 
-def limit_facts(children: Children, server_pid: Optional[int]) -> Json:
+def limit_facts(server_pid: Optional[int]) -> Json:
     """Return the fact `limits`: soft and hard limit as a pair, -1 for none; bytes of the cgroup; sizes of SysV memory.
 
-    Where systemd runs, what is started gets its default limits, and not those of this login.
+    The limits are this process's own: what it starts has the same, in a systemd unit too.
     """
     import resource
 
@@ -24,7 +23,6 @@ def limit_facts(children: Children, server_pid: Optional[int]) -> Json:
     for name in _NAMES:
         soft, hard = resource.getrlimit(getattr(resource, "RLIMIT_" + name.upper()))
         out[name] = [_signed(soft), _signed(hard)]
-    out.update(_of_systemd(children))
     for name, limit in _of_process(server_pid).items():
         out["server_" + name] = limit
     room = cgroup_memory()
@@ -50,30 +48,6 @@ def _of_process(pid: Optional[int]) -> Dict[str, List[int]]:
         if found:
             out[name] = [_UNLIMITED if word == "unlimited" else int(word) for word in found.groups()]
     return out
-
-
-def _of_systemd(children: Children) -> Json:
-    """Return the default limits of the service manager that a server would be started by; empty without one."""
-    if not os.path.isdir("/run/systemd/system") or which("systemctl") is None:
-        return {}
-    properties = ",".join("DefaultLimit%s,DefaultLimit%sSoft" % (name.upper(), name.upper()) for name in _NAMES)
-    scope = [] if os.getuid() == 0 else ["--user"]
-    try:
-        code, text = children.output(["systemctl", *scope, "show", "--property=" + properties], 5.0)
-    except (OSError, TimeoutError):
-        return {}
-    values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-    out: Json = {}
-    for name in _NAMES:
-        pair = [values.get("DefaultLimit%s%s" % (name.upper(), part)) for part in ("Soft", "")]
-        numbers = [_UNLIMITED if each == "infinity" else int(each) for each in pair if each and _is_limit(each)]
-        if code == 0 and len(numbers) == 2:
-            out[name] = [_signed(number) for number in numbers]
-    return out
-
-
-def _is_limit(text: str) -> bool:
-    return text == "infinity" or text.isdigit()
 
 
 def cgroup_memory() -> Optional[Tuple[int, int]]:

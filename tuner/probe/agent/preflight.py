@@ -12,14 +12,16 @@ import time
 from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
 
 from .arguments import MASK, masked_env
-from .base import ME, PROC, Json, home_of, stat_of, text_of, user_name
+from .base import ME, PROC, Json, Refused, home_of, stat_of, text_of, user_name
 from .env_files import settings_in_files
-from .folder import our_folder, read_json, run_folder
+from .folder import our_folder
+from .gpu_binding import driver_hints
 from .installation import package_version, site_folders
+from .launch_order import Source, completed, login_environment
 from .limits import limit_facts
 from .llm_files import llm_facts
 from .managers import manager_facts
-from .processes import describe_process, environ_of, owner_of
+from .processes import describe_process, owner_of
 from .programs import find_program, interpreter_facts
 from .sockets import listeners_of, sockets_of
 
@@ -33,8 +35,6 @@ HELP_S = 90.0
 """Seconds that the engine's help may take: it imports torch, 20 to 40 s from a cold disk."""
 HELP_BYTES = 1 << 20
 """Most bytes of the help that are sent; SGLang's has 100 KB."""
-_OURS = ("MALLOC_ARENA_MAX", "HOST_ROOT")
-"""Variables of the probe's own environment that are no part of the login's."""
 
 
 class Look:
@@ -45,13 +45,24 @@ class Look:
         self.ask = ask
         self.key: str = ask.get("key") or ""
         self.server: Optional[Server] = probe.servers.get(self.key)
-        self.command: List[str] = list(ask.get("command") or ())
-        base, cwd = _like(probe, ask.get("like") or "")
-        self.env: Dict[str, str] = dict(base)
-        for name, value in (ask.get("env") or {}).items():
-            if value != MASK:
-                self.env[name] = value
-        self.cwd: str = ask.get("cwd") or cwd or self.home
+        self.refused: Optional[Refused] = None
+        """Why the start cannot be completed: a secret, or what it is `like`, cannot be had."""
+        like = str(ask.get("like") or "")
+        source = Source("the login", env=login_environment())
+        given = {name: str(value) for name, value in (ask.get("env") or {}).items()}
+        done: Json = {"argv": list(ask.get("argv") or ()), "base": source.env, "env": given}
+        try:
+            if like:
+                source = probe.door.source(like)
+            # The folder is a fact of its own.
+            done = completed({"argv": done["argv"], "env": given, "like": like, "cwd": "/"}, lambda _: source)
+        except Refused as e:
+            self.refused = e
+            done["base"] = source.env or {}
+            done["env"] = {name: value for name, value in given.items() if MASK not in value}
+        self.env: Dict[str, str] = {**done["base"], **done["env"]}
+        self.command: List[str] = list(ask.get("command") or done["argv"])
+        self.cwd: str = ask.get("cwd") or source.cwd or self.home
 
     @property
     def home(self) -> str:
@@ -65,26 +76,6 @@ class Look:
         pids = dict.fromkeys([self.server.leader.pid, *self.server.members])
         pids.update(dict.fromkeys(proc.pid for proc in self.probe.table.descendants(self.server.leader.pid)))
         return list(pids)
-
-
-def _like(probe: Probe, like: str) -> Tuple[Dict[str, str], Optional[str]]:
-    """Return environment and working folder of what a launch is like; those of the login where nothing is named."""
-    kind, _, name = like.partition(":")
-    if kind == "server":
-        server = probe.servers.get(name)
-        found = environ_of(server.leader.pid) if server is not None else None
-        return found or {}, server.cwd if server is not None else None
-    if kind in ("run", "back"):
-        try:
-            order = read_json(os.path.join(run_folder(name), "order.json")) or {}
-        except ValueError:
-            order = {}
-        launch = order.get("start" if kind == "run" else "back") or {}
-        env = {**(launch.get("base") or {}), **(launch.get("env") or {})}
-        for gone in launch.get("unset") or ():
-            env.pop(gone, None)
-        return env, launch.get("cwd")
-    return {name: value for name, value in os.environ.items() if name not in _OURS}, None
 
 
 def preflight(probe: Probe, ask: Json) -> Json:
@@ -109,6 +100,12 @@ def preflight(probe: Probe, ask: Json) -> Json:
     for end, until in ends:
         end.wait(max(0.0, until - time.monotonic()))
     return dict(out)
+
+
+def _start(look: Look) -> Json:
+    if look.refused is None:
+        return {"refused": None}
+    return {"refused": str(look.refused), "hint": look.refused.hint}
 
 
 def _interpreter(look: Look) -> Json:
@@ -211,14 +208,13 @@ def _port(look: Look) -> Json:
 
 
 def _log(look: Look) -> Json:
-    """Look at the folder of the log; where none is named, at the place of our own folder."""
+    """Look at the folder of the log, or at that of the runs, and where it does not exist at the one it is made in."""
     path = look.ask.get("log_dir") or our_folder()
-    there = path if look.ask.get("log_dir") else _existing(path)
-    exists = os.path.isdir(there)
-    out: Json = {"path": path, "exists": exists, "writable": exists and os.access(there, os.W_OK | os.X_OK)}
-    if exists:
-        disk = os.statvfs(there)
-        out["free_bytes"] = disk.f_bavail * disk.f_frsize
+    there = _existing(path)
+    out: Json = {"path": path, "exists": there == path and os.path.isdir(path), "at": there}
+    out["writable"] = os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK)
+    disk = os.statvfs(there)
+    out["free_bytes"] = disk.f_bavail * disk.f_frsize
     return out
 
 
@@ -304,7 +300,8 @@ def _holders(look: Look) -> Json:
     if not reader.table:
         return {"problem": "the driver has not answered yet"}
     if reader.gpus is None:
-        return {"processes": [], "note": reader.table.get("reason")}
+        reason = reader.table.get("reason")
+        return {"problem": reason or "the driver is not read"} if driver_hints() else {"processes": [], "note": reason}
     if reader.held is None:
         return {"problem": "the driver does not tell who uses the GPUs"}
     ours = set(look.members())
@@ -340,7 +337,7 @@ def _manager(look: Look) -> Json:
 
 
 def _limits(look: Look) -> Json:
-    return limit_facts(look.probe.children, look.server.leader.pid if look.server is not None else None)
+    return limit_facts(look.server.leader.pid if look.server is not None else None)
 
 
 def _always(look: Look) -> bool:
@@ -352,6 +349,7 @@ def _starts(look: Look) -> bool:
 
 
 _FACTS: Tuple[Tuple[str, Callable[[Look], Json], float, Callable[[Look], bool]], ...] = (
+    ("start", _start, FACT_S, lambda look: bool(look.command or look.refused)),
     ("interpreter", _interpreter, FACT_S, _starts),
     ("version", _version, FACT_S, lambda look: bool(look.command and look.ask.get("package"))),
     ("help", _help, HELP_S, lambda look: bool(look.ask.get("help_argv"))),
