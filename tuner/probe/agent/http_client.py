@@ -50,14 +50,23 @@ class HttpClient:
 
     def get(self, host: str, port: int, path: str, headers: Dict[str, str], timeout_s: float) -> Tuple[int, bytes]:
         """Return status and body of a GET. Raises HttpProblem."""
+        return self.request(host, port, path, headers, timeout_s)
+
+    def request(
+        self, host: str, port: int, path: str, headers: Dict[str, str], timeout_s: float, body: Optional[bytes] = None
+    ) -> Tuple[int, bytes]:
+        """Return status and body of a GET, or of a POST of JSON where there is a `body`. Raises HttpProblem."""
         end = time.monotonic() + timeout_s
         if self._peer != (host, port):
             self.close()
             self._peer = (host, port)
-        lines = ["GET %s HTTP/1.1" % path, "Host: %s:%d" % ("[%s]" % host if ":" in host else host, port)]
+        method = "GET" if body is None else "POST"
+        lines = ["%s %s HTTP/1.1" % (method, path), "Host: %s:%d" % ("[%s]" % host if ":" in host else host, port)]
         lines += ["User-Agent: gputuner", "Accept: */*", "Connection: keep-alive"]
         lines += ["%s: %s" % item for item in headers.items()]
-        request = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
+        if body is not None:
+            lines += ["Content-Type: application/json", "Content-Length: %d" % len(body)]
+        request = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace") + (body or b"")
         while True:
             kept = self._sock is not None
             try:

@@ -1,0 +1,49 @@
+"""After the run: stay for the server's life, and write down how it ended."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from .desk import Clock, Desk
+from .ladder import leftovers_of
+from .pulse import now
+from .start import Start
+
+AFTER_S = 10.0
+"""Seconds that the other processes of a server get to end after its leader."""
+
+
+def stay(desk: Desk, start: Optional[Start]) -> None:
+    """Return when the server that was started has ended, and that is written down."""
+    record = desk.record
+    if start is None or record.data["outcome"] not in ("ready", "back"):
+        return
+    members = start.members
+    members.scan()
+    while members.leader.alive:
+        leader = members.leader
+        fds = [leader.fd] if leader.fd >= 0 else []
+        # Without a descriptor of the process its end is seen by looking, if it is no child of ours.
+        desk.pulse.wait(None if fds or members.child else 5.0, fds)
+        for name in desk.pulse.signals():
+            record.journal("the supervisor got %s, and goes on" % name)
+        members.scan()
+    code = start.exit_code
+    ended = {"pid": members.leader.id.pid, "start_ticks": members.leader.id.ticks, "exit_code": code, "at": now()}
+    record.data["exit_code"] = code
+    _write(desk, ended)
+    record.audit("end", pid=members.leader.id.pid, exit_code=code, argv=record.data["argv"])
+    clock = Clock(AFTER_S)
+    while members.living and clock.left:
+        desk.pulse.wait(min(0.5, clock.left), members.fds)
+        members.scan()
+    if members.living:
+        record.data["leftovers"] = leftovers_of(members)
+        record.save()
+    desk.folder.flush()
+
+
+def _write(desk: Desk, ended: object) -> None:
+    """Write the end down, however long the disk stays full."""
+    while not (desk.folder.replace("exit.json", ended) & desk.record.save()):  # type: ignore[arg-type]
+        desk.pulse.wait(1.0)

@@ -1,0 +1,114 @@
+"""What is checked before anything is touched."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import List, Optional
+
+from ..agent.arguments import flag_value
+from ..agent.base import HOST_ROOT, ME, user_name
+from ..agent.identity import boot_id
+from ..agent.processes import owner_of
+from .asking import PortOwner
+from .desk import Desk
+from .files import room_below
+from .launching import LaunchFailed, environment, folder_of, log_of, program_of
+from .members import Members, ancestors_here, mismatch
+from .orders import Launch
+
+LEAST_LOG_BYTES = 16 << 20
+"""Free space that a file system must have for the log of a new server."""
+
+
+def why_not(desk: Desk, members: Optional[Members]) -> str:
+    """Return why the run must not begin, in one line; empty if it may.
+
+    Args:
+        desk: The means of the run.
+        members: The server that is to be stopped; None: none is.
+    """
+    order = desk.order
+    if order.stop is not None and members is not None:
+        trouble = _target(order.stop.boot_id, members)
+        if trouble:
+            return trouble
+    for launch, back in ((order.start, False), (order.back if order.start else None, True)):
+        trouble = _launch(desk, launch, members, back=back) if launch is not None else ""
+        if trouble:
+            return ("the way back: " if back else "") + trouble
+    try:
+        desk.folder.make_reserve()
+    except OSError as e:
+        desk.folder.free_reserve()
+        return "%s: %s" % (desk.folder.path, e.strerror)
+    return ""
+
+
+def _target(boot: str, members: Members) -> str:
+    leader = members.leader.id
+    if boot and boot != (boot_id() or ""):
+        return "the host was started anew since the order was made"
+    trouble = mismatch(leader)
+    if trouble == "ended":
+        return "the server has ended already: PID %d" % leader.pid
+    if trouble:
+        return "not the server that was meant: " + trouble.replace("foreign: ", "")
+    if leader.pid in ancestors_here():
+        return "gputuner was started from this server, which it therefore cannot stop"
+    owner = owner_of(leader.pid)
+    if ME != 0 and owner is not None and owner != ME and not HOST_ROOT:
+        return "the server belongs to %s: only that user or root may stop it" % user_name(owner)
+    return ""
+
+
+def _launch(desk: Desk, launch: Launch, members: Optional[Members], *, back: bool) -> str:
+    env = environment(launch, desk.folder.run)
+    if not launch.manager:
+        if not launch.argv:
+            return "there is no command to start"
+        cwd = folder_of(launch, env)
+        if not os.path.isdir(cwd):
+            return "the working folder %s is not there" % cwd
+        try:
+            program_of(launch, env)
+        except LaunchFailed as e:
+            return str(e)
+        trouble = _log_folder(os.path.dirname(log_of(launch, desk.folder.path, desk.folder.run, back=back)))
+        if trouble:
+            return trouble
+    for title in launch.titles:
+        try:
+            re.compile(title)
+        except re.error as e:
+            return "the pattern %r: %s" % (title, e)
+    if launch.port is not None and not back:
+        return port_trouble(launch.port, members, launch.argv)
+    return ""
+
+
+def port_trouble(port: int, members: Optional[Members], argv: List[str]) -> str:
+    """Return who else listens on the port that a new server needs; empty if nobody does.
+
+    Args:
+        port: The port.
+        members: The server that is stopped before, and may listen there; None: none.
+        argv: Command line of the new server.
+    """
+    from .readiness import holder
+
+    owner = PortOwner(members, os.getpid(), port, flag_value(argv, ["--host"]))
+    if owner.other is None:
+        return ""
+    return "port %d is taken by %s" % (port, holder(port, owner.other.uid))
+
+
+def _log_folder(path: str) -> str:
+    while not os.path.isdir(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    if not os.access(path, os.W_OK | os.X_OK):
+        return "the log folder %s may not be written" % path
+    room = room_below(path)
+    if room is not None and room < LEAST_LOG_BYTES:
+        return "only %d MB are free in %s, where the log goes" % (room // 1_000_000, path)
+    return ""

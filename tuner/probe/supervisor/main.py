@@ -1,0 +1,61 @@
+"""The supervisor's program: `supervisor.py RUNFOLDER`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..agent.base import ME
+from ..agent.identity import boot_id
+from .aftermath import stay
+from .desk import Desk
+from .files import Folder
+from .members import stat_of_process
+from .orders import Order, ProcessId
+from .pulse import Pulse
+from .record import Record
+from .run import Run
+
+
+def main() -> None:
+    """Carry out the run whose folder is the only argument, or go on with it; then stay for the server's life."""
+    folder = Folder(sys.argv[1])
+    pulse = Pulse()
+    data = folder.read("order.json")
+    try:
+        order = Order(data or {})
+    except (KeyError, ValueError, TypeError) as e:
+        sys.exit("gputuner: %s is no order: %r" % (folder.file("order.json"), e))
+    before = folder.read("state.json")
+    other = folder.take_lock()
+    record = Record(folder, order, before)
+    if other is not None:
+        if before is None:
+            record.end("refused", "another run is going on: %s" % other)
+        sys.exit("gputuner: another run is going on: %s" % other)
+    record.process("supervisor", _self())
+    record.data["boot_id"] = record.data["boot_id"] or boot_id() or ""
+    desk = Desk(folder, order, record, pulse)
+    if before is not None:
+        desk.resume()
+    run = Run(desk)
+    if record.going_on:
+        try:
+            run.carry_out()
+        except Exception as e:
+            import traceback
+
+            record.journal("fault", trace=traceback.format_exc())
+            record.end("failed", "a fault of the supervisor: %s: %s" % (type(e).__name__, e))
+    run.gpus.end()
+    folder.free_reserve()
+    folder.flush()
+    record.save()
+    folder.release_lock()
+    stay(desk, run.start)
+
+
+def _self() -> ProcessId:
+    pid = os.getpid()
+    stat = stat_of_process(pid) or stat_of_process(pid, "/proc")
+    return ProcessId(pid, stat.ticks if stat is not None else 0, ME, "gputuner supervisor")

@@ -1,0 +1,285 @@
+"""The processes of one server: which they are, whether they live, and signals that reach no other process.
+
+A process is known by boot, PID and start ticks, so a later process with the same PID is another one. Its uid must not
+have changed, and the run's id in its environment, where it can be read, must be the expected one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set
+
+from ..agent.base import HOST_ROOT, PROC, Json, glance, text_of
+from ..agent.identity import NO_PROCESS, boot_id, why_not
+from ..agent.identity import send as identity_send
+from ..agent.processes import environ_of, owner_of
+from .orders import ProcessId
+from .pulse import Pulse
+
+TOKEN = "GPUTUNER_RUN"  # noqa: S105 - the name of a variable
+"""Variable in the environment of a server that was started by a run: the run's id."""
+MAX_SIGNALLED = 4096
+"""Most processes that one server may have; more are a fault of ours."""
+
+
+class Stat(NamedTuple):
+    """A process in the process table."""
+
+    state: str
+    ppid: int
+    session: int
+    ticks: int
+
+    @property
+    def alive(self) -> bool:
+        """Return False for a zombie: it has ended, and its parent has not noticed yet."""
+        return self.state not in "ZX"
+
+
+def stat_of_process(pid: int, proc: str = PROC) -> Optional[Stat]:
+    """Return the entry of a process; None where there is none."""
+    try:
+        data = glance("%s/%d/stat" % (proc, pid))
+        fields = data[data.rindex(b")") + 2 :].split(None, 20)
+        return Stat(fields[0].decode("ascii"), int(fields[1]), int(fields[3]), int(fields[19]))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def process_table() -> Dict[int, Stat]:
+    """Return all processes by PID. Raises OSError when /proc cannot be listed."""
+    out: Dict[int, Stat] = {}
+    for name in os.listdir(PROC):
+        if name.isdigit():
+            stat = stat_of_process(int(name))
+            if stat is not None:
+                out[int(name)] = stat
+    return out
+
+
+def title_of(pid: int) -> str:
+    """Return the command line of a process as one text, at most 300 characters; empty where unknown."""
+    line = (text_of("%s/%d/cmdline" % (PROC, pid), 8192) or "").rstrip("\0").replace("\0", " ").strip()
+    return line[:300] or (text_of("%s/%d/comm" % (PROC, pid)) or "").strip()
+
+
+def run_of(pid: int) -> Optional[str]:
+    """Return the run that started a process, by its environment; None where it does not say so.
+
+    Engines that set process titles overwrite the environment, so its absence proves nothing.
+    """
+    return (environ_of(pid) or {}).get(TOKEN)
+
+
+def ancestors_here() -> Set[int]:
+    """Return the PIDs of this process and of those above it, which are never signalled."""
+    out: Set[int] = set()
+    pid = os.getpid()
+    while pid > 0 and pid not in out:
+        out.add(pid)
+        stat = stat_of_process(pid, "/proc")
+        pid = stat.ppid if stat is not None else 0
+    return out
+
+
+class Member:
+    """One process of a server."""
+
+    __slots__ = ("alive", "fd", "id", "rank")
+
+    def __init__(self, identity: ProcessId) -> None:
+        self.id = identity
+        self.alive = True
+        self.fd = _pidfd(identity)
+        self.rank = False
+        """True once its title was that of a rank."""
+
+    def close(self) -> None:
+        """Release its file descriptor."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _pidfd(identity: ProcessId) -> int:
+    """Return a descriptor of a process that can be read once it ends; -1 where that is not possible."""
+    opener = getattr(os, "pidfd_open", None)
+    if opener is None:
+        return -1
+    try:
+        fd: int = opener(identity.pid)
+    except OSError:
+        return -1
+    # Only now: the process that is checked is the one that the descriptor stands for.
+    stat = stat_of_process(identity.pid)
+    if stat is None or stat.ticks != identity.ticks:
+        os.close(fd)
+        return -1
+    return fd
+
+
+class Members:
+    """The processes of one server, kept up to date by `scan`.
+
+    Args:
+        leader: The topmost process.
+        others: Processes known to belong to it.
+        titles: Regular expressions that match the titles of ranks.
+        run: Id of the run that started it; empty: something else did. A server that a run started has a session of its
+            own, and all processes in it are members.
+        pulse: Knows the supervisor's own children and how they ended.
+        child: True: the leader is a child of the supervisor, which then is the parent of all orphans too.
+    """
+
+    def __init__(
+        self, leader: ProcessId, others: Iterable[ProcessId] = (), titles: Iterable[str] = (), run: str = "", *,
+        pulse: Pulse, child: bool = False,
+    ) -> None:  # fmt: skip
+        self._pulse = pulse
+        self.child = child
+        self._titles = [re.compile(title) for title in titles]
+        self.run = run
+        self.never = ancestors_here()
+        """PIDs that are no members in any case."""
+        self.leader = Member(leader)
+        self.by_pid: Dict[int, Member] = {leader.pid: self.leader}
+        for each in others:
+            if each.pid not in self.by_pid and each.pid not in self.never:
+                self.by_pid[each.pid] = Member(each)
+        self.found: Callable[[Member], None] = lambda _: None
+        """Called with each process that turns out to be a member."""
+
+    @property
+    def living(self) -> List[Member]:
+        """Return the members that live, as of the last scan, the leader first."""
+        return [member for member in self.by_pid.values() if member.alive]
+
+    @property
+    def orphans(self) -> List[Member]:
+        """Return the members that outlived the leader; none while it lives."""
+        return [] if self.leader.alive else self.living
+
+    @property
+    def fds(self) -> List[int]:
+        """Return descriptors that can be read when a member ends."""
+        return [member.fd for member in self.by_pid.values() if member.alive and member.fd >= 0]
+
+    @property
+    def json(self) -> List[Json]:
+        """Return the identities of all members as JSON, the leader first."""
+        return [member.id.json for member in self.by_pid.values()]
+
+    def close(self) -> None:
+        """Release all file descriptors."""
+        for member in self.by_pid.values():
+            member.close()
+
+    def scan(self) -> None:
+        """Find out which members live, and which processes became members. Raises OSError."""
+        table = process_table()
+        for pid, member in self.by_pid.items():
+            member.alive = member.alive and self._lives(member, table.get(pid))
+            if not member.alive:
+                member.close()
+            elif not member.rank and self._titles:
+                self._look_at_title(member)
+        below: Dict[int, List[int]] = {}
+        for pid, stat in table.items():
+            below.setdefault(stat.ppid, []).append(pid)
+        roots = [member.id.pid for member in self.living] + ([os.getpid()] if self.child else [])
+        while roots:
+            for pid in below.get(roots.pop(), ()):
+                if self._is_new(pid, table[pid]):
+                    self._add(pid, table[pid])
+                    roots.append(pid)
+        if self.run:
+            session = self.leader.id.pid
+            head = table.get(session)
+            if head is None or head.ticks == self.leader.id.ticks:
+                for pid, stat in table.items():
+                    if stat.session == session and self._is_new(pid, stat):
+                        self._add(pid, stat)
+
+    def _is_new(self, pid: int, stat: Stat) -> bool:
+        known = self.by_pid.get(pid)
+        if not stat.alive or pid in self.never or pid in self._pulse.helpers:
+            return False
+        return known is None or (not known.alive and known.id.ticks != stat.ticks)
+
+    def _lives(self, member: Member, stat: Optional[Stat]) -> bool:
+        if member is self.leader and self.child:
+            if HOST_ROOT and stat is not None:
+                member.id.ticks = stat.ticks  # a simulated process table has ticks of its own
+            return member.id.pid not in self._pulse.exits
+        if stat is None:
+            # A process that was just started takes a moment to appear in a simulated process table.
+            return bool(HOST_ROOT) and member.fd >= 0 and not _ended(member.fd)
+        return stat.alive and stat.ticks == member.id.ticks
+
+    def _add(self, pid: int, stat: Stat) -> None:
+        if len(self.by_pid) >= MAX_SIGNALLED:
+            return
+        member = self.by_pid[pid] = Member(ProcessId(pid, stat.ticks, owner_of(pid), title_of(pid)))
+        self._look_at_title(member)
+        self.found(member)
+
+    def _look_at_title(self, member: Member) -> None:
+        title = title_of(member.id.pid)
+        if title:
+            member.id.title = title
+            member.rank = any(rx.match(title) for rx in self._titles)
+
+    def vanished_ranks(self) -> List[Member]:
+        """Return the ranks that have ended, as of the last scan."""
+        return [member for member in self.by_pid.values() if member.rank and not member.alive]
+
+    def living_ranks(self) -> int:
+        """Return the number of ranks that live, as of the last scan."""
+        return sum(member.rank and member.alive for member in self.by_pid.values())
+
+
+def _ended(fd: int) -> bool:
+    import select
+
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def send(member: Member, name: str, boot: str, run: str = "") -> str:
+    """Send a signal to a process if it is still the same one.
+
+    Args:
+        member: The process.
+        name: The signal, without SIG.
+        boot: Id of the boot in which the process was seen; empty: not known.
+        run: Id of the run that started it; empty: not known.
+
+    Returns:
+        `sent`, or why it was not: `ended`, `denied: ...`, or `foreign: ...`.
+    """
+    identity = member.id
+    if identity.pid in ancestors_here():
+        return "foreign: it is the supervisor itself, or above it"
+    trouble = mismatch(identity, boot, run)
+    if not trouble:
+        failed = identity_send(identity.pid, identity.ticks, identity.uid, getattr(signal, "SIG" + name))
+        if not failed:
+            return "sent"
+        trouble = mismatch(identity, boot, run) or "denied: " + failed
+    return trouble
+
+
+def mismatch(identity: ProcessId, boot: str = "", run: str = "") -> str:
+    """Return why a process is not, or no longer, the given one: `ended` or `foreign: ...`; empty if it is."""
+    if boot and boot != boot_id():
+        return "foreign: the host was started anew"
+    reason = why_not(identity.pid, identity.ticks, identity.uid)
+    if reason:
+        return "ended" if reason == NO_PROCESS else "foreign: " + reason
+    token = run_of(identity.pid) if run else None
+    if token is not None and token != run:
+        return "foreign: PID %d was started by run %s" % (identity.pid, token)
+    return ""

@@ -1,0 +1,236 @@
+"""The proof that the GPUs have their memory back after the end of a server."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Dict, List, Optional, Sequence, Set
+
+from ..agent.base import PROC, Json, stat_of, user_name
+from ..agent.processes import owner_of, read_stat
+from .desk import Clock, Desk
+from .gpus import work
+from .helper import Helper
+from .members import title_of
+
+FIRST_S = 5.0
+"""Longest wait for the first reading, which must be made before the first signal."""
+POLL_S = 0.1
+SILENT_S = 3.0
+"""Seconds after which a driver that does not answer is called hung."""
+LEAST_BYTES = 512 << 20
+"""What may be in use beyond what is expected: contexts of others, the driver's own changes."""
+SHARE = 0.03
+"""The same, as a share of what the server held."""
+IDLE_BYTES = 1536 << 20
+"""Below this a GPU counts as empty where the driver does not tell who uses it."""
+STABLE_S = 2.0
+"""For so long the memory in use must not have changed where the driver does not tell who used it."""
+
+
+class GpuMemory:
+    """Memory of the GPUs around a stop.
+
+    Args:
+        desk: The means of the run.
+        pid: A process beside whose Python packages an NVML binding may lie; 0: none.
+    """
+
+    def __init__(self, desk: Desk, pid: int) -> None:
+        self._desk = desk
+        self._pid = pid
+        self._helper = Helper(desk.pulse, work)
+        self._asked_at = 0.0
+        self.reading: Json = {}
+        """The last answer of the helper."""
+        self.fresh = False
+        """Whether the last question was answered by numbers."""
+
+    def ask(self) -> None:
+        """Begin a reading, unless one is under way."""
+        if not self._helper.busy:
+            self._asked_at = time.monotonic()
+            self._helper.ask({"pid": self._pid})
+
+    def take(self) -> bool:
+        """Return whether a new answer is there."""
+        answer = self._helper.answer()
+        if answer is None:
+            return False
+        self.fresh = "used" in answer
+        self.reading = answer
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        """Read now, and wait for the answer; return whether it came."""
+        self.ask()
+        clock = Clock(seconds)
+        while not self.take():
+            if not clock.left or not self._helper.busy:
+                return False
+            self._desk.wait(clock.left, [self._helper.fd])
+        return True
+
+    def end(self) -> None:
+        """End the helper."""
+        self._helper.end()
+
+    @property
+    def none(self) -> bool:
+        """Return whether this host has no GPU."""
+        return "none" in self.reading
+
+    @property
+    def trouble(self) -> str:
+        """Return why there are no numbers; empty while there are."""
+        if self._helper.busy and time.monotonic() - self._asked_at > SILENT_S:
+            return "the GPU driver does not answer"
+        return str(self.reading.get("fault", "")) if not self.fresh else ""
+
+    def indexes(self, uuids: Sequence[str]) -> Set[int]:
+        """Return the indexes of GPUs."""
+        known: Dict[str, int] = self.reading.get("gpus") or {}
+        return {known[uuid] for uuid in uuids if uuid in known}
+
+    def users(self, index: int) -> Dict[int, Optional[int]]:
+        """Return the bytes that processes hold on a GPU, by PID; None where the driver does not tell."""
+        return {pid: held for gpu, pid, held in self.reading.get("users") or () if gpu == index}
+
+    def used(self, index: int) -> Optional[int]:
+        """Return the bytes in use on a GPU; None where unknown."""
+        value: Optional[int] = (self.reading.get("used") or {}).get(str(index))
+        return value
+
+    def gpus_of(self, pids: Set[int]) -> Set[int]:
+        """Return the GPUs on which any of these processes holds memory."""
+        return {gpu for gpu, pid, _ in self.reading.get("users") or () if pid in pids}
+
+    def before(self, uuids: Sequence[str], pids: Set[int], baseline: Optional[Dict[str, int]] = None) -> List[Json]:
+        """Return what must come back, from the last reading, as JSON of `MemoryBack` and some more.
+
+        Args:
+            uuids: GPUs of the server, as the laptop knows them.
+            pids: Its processes.
+            baseline: Bytes in use by GPU before it was started; None: not known.
+        """
+        out = []
+        level = baseline or {}
+        grown = {int(gpu) for gpu, used in level.items() if (self.used(int(gpu)) or 0) > used + LEAST_BYTES}
+        for index in sorted(self.indexes(uuids) | self.gpus_of(pids) | grown):
+            users = self.users(index)
+            mine = [held for pid, held in users.items() if pid in pids]
+            others = {str(pid): held for pid, held in users.items() if pid not in pids}
+            used, held, told = self.used(index) or 0, sum(each or 0 for each in mine), bool(mine) and None not in mine
+            if str(index) in level:
+                held, told = max(0, used - level[str(index)]), True
+            out.append({
+                "gpu": index, "before_bytes": used, "held_bytes": held, "after_bytes": None, "told": told,
+                "others": others,
+            })  # fmt: skip
+        return out
+
+
+class Proof:
+    """Waits until the memory of a server is free again.
+
+    Args:
+        desk: The means of the run.
+        gpus: Reads the GPUs.
+        before: What must come back: see `GpuMemory.before`.
+        pids: The server's processes: start ticks by PID.
+    """
+
+    def __init__(self, desk: Desk, gpus: GpuMemory, before: List[Json], pids: Dict[int, int]) -> None:
+        self._desk = desk
+        self._gpus = gpus
+        self._before = before
+        self._pids = pids
+        self._seen: Dict[int, Any] = {}
+
+    def wait(self, seconds: float) -> str:
+        """Wait, at most so long; return why the memory is not back, empty if it is."""
+        desk, gpus = self._desk, self._gpus
+        clock = Clock(seconds)
+        desk.record.say(desk.record.data["detail"], clock.until)
+        missing = "it could not be read"
+        while True:
+            if gpus.wait(min(1.0, clock.left) or 0.05) and (gpus.fresh or gpus.none):
+                missing = self._missing()
+                self._tell()
+                if not missing:
+                    return ""
+            missing = gpus.trouble or missing
+            desk.record.say("GPU memory: " + missing, clock.until)
+            if not clock.left:
+                return missing
+            desk.wait(min(POLL_S, clock.left))
+
+    def _missing(self) -> str:
+        """Return which memory is not back as of the last reading; empty if all is."""
+        for item in self._before:
+            text = self._missing_on(item)
+            if text:
+                return text
+        return ""
+
+    def _missing_on(self, item: Json) -> str:
+        index: int = item["gpu"]
+        used = self._gpus.used(index)
+        if used is None:
+            return "" if self._gpus.none else "GPU %d cannot be read" % index
+        users = self._gpus.users(index)
+        mine = sorted(pid for pid in users if self._is_ours(pid))
+        if mine:
+            return "GPU %d: PID %s still holds %s" % (index, mine[0], _gib(users[mine[0]]))
+        held = item["held_bytes"]
+        if not item["told"]:
+            return self._unattributed(index, item["before_bytes"], used)
+        # Others may have taken more meanwhile; that is theirs.
+        grown = sum(max(0, (now or 0) - (item["others"].get(str(pid)) or 0)) for pid, now in users.items())
+        over = used - (item["before_bytes"] - held) - grown
+        if over > max(LEAST_BYTES, int(SHARE * held)):
+            return "GPU %d: %s are not free yet" % (index, _gib(over))
+        return ""
+
+    def _is_ours(self, pid: int) -> bool:
+        """Return whether a PID in the driver's list is that of the server and not of a later process."""
+        stat = read_stat(pid)
+        return pid in self._pids and (stat is None or stat[2] == self._pids[pid])
+
+    def _unattributed(self, index: int, before: int, used: int) -> str:
+        """Judge by the amount alone: in a container the driver names processes of the host, or none."""
+        if used <= IDLE_BYTES or before == 0:
+            return ""
+        at, value = self._seen.get(index, (0.0, -1))
+        if abs(used - value) > 64 << 20:
+            self._seen[index] = (time.monotonic(), used)
+            return "GPU %d: %s in use" % (index, _gib(used))
+        if used <= before - (256 << 20) and time.monotonic() - at >= STABLE_S:
+            return ""
+        return "GPU %d: %s in use, and the driver does not tell by whom" % (index, _gib(used))
+
+    def _tell(self) -> None:
+        for item in self._before:
+            item["after_bytes"] = self._gpus.used(item["gpu"])
+        self._desk.record.data["memory"] = [
+            {name: item[name] for name in ("gpu", "before_bytes", "held_bytes", "after_bytes")} for item in self._before
+        ]
+
+    def leftovers(self) -> List[Json]:
+        """Return who holds memory of these GPUs, as JSON of `tuner.domain.runs.Leftover`."""
+        out: Dict[int, Json] = {}
+        for item in self._before:
+            for pid, held in self._gpus.users(item["gpu"]).items():
+                if pid in out:
+                    out[pid]["gpu_bytes"] = (out[pid]["gpu_bytes"] or 0) + (held or 0)
+                    continue
+                stat = read_stat(pid)
+                uid = owner_of(pid) if stat_of("%s/%d" % (PROC, pid)) is not None else None
+                out[pid] = {
+                    "pid": pid, "start_ticks": stat[2] if stat is not None else 0, "uid": uid, "user": user_name(uid),
+                    "title": title_of(pid), "gpu_bytes": held, "ours": self._is_ours(pid),
+                }  # fmt: skip
+        return list(out.values())
+
+
+def _gib(size: Optional[int]) -> str:
+    return "memory" if size is None else "%.1f GiB" % (size / (1 << 30))

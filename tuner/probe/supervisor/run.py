@@ -1,0 +1,247 @@
+"""A run as a whole: check, stop, prove, start, watch; go back if asked; go on where a dead supervisor stopped."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional
+
+from ..agent.identity import boot_id
+from .checks import why_not
+from .desk import Cancelled, Desk
+from .launching import LaunchFailed
+from .members import Members, run_of, stat_of_process
+from .memory import FIRST_S, GpuMemory
+from .orders import Launch, ProcessId
+from .readiness import StartFailed
+from .start import Start
+from .stop import Ending
+
+
+class Run:
+    """Carries out one order.
+
+    Args:
+        desk: The means of the run.
+    """
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._order = desk.order
+        self._progress = desk.record.progress
+        stop = desk.order.stop
+        self.gpus = GpuMemory(desk, stop.leader.pid if stop is not None else 0)
+        self.start: Optional[Start] = None
+        """The server that was started last."""
+
+    # -- the whole ------------------------------------------------------------------------------------------------
+
+    def carry_out(self) -> None:
+        """Do all of it until there is an outcome."""
+        desk, phase = self._desk, self._progress["phase"]
+        self.gpus.ask()
+        if phase in ("check", "stop"):
+            if not self._stop_old(resumed=phase == "stop"):
+                return
+            self._go_on()
+            return
+        # Another supervisor launched a server before it died.
+        desk.record.journal("a new supervisor goes on", phase=phase)
+        launch = self._order.back if self._progress["back"] else self._order.start
+        if launch is None:
+            desk.record.end("failed", "the order names nothing to start")
+            return
+        self.start = Start.found(desk, launch, back=bool(self._progress["back"]))
+        if phase == "undo":
+            self._undo(str(self._progress.get("why", "the start was ended")))
+        elif self.start is None and not self._progress.get("launched"):
+            self._launch(launch, back=bool(self._progress["back"]))
+        elif self.start is None:
+            self._undo("the server ended while no supervisor watched it")
+        else:
+            self._watch(self.start)
+
+    def _go_on(self) -> None:
+        """Start what is to be started, after the stop."""
+        desk = self._desk
+        desk.look()
+        if desk.cancel is not None:
+            if desk.goes_back and self._order.back is not None:
+                self._go_back()
+            else:
+                desk.record.end("stopped", "cancelled; the server is stopped, and nothing was started")
+        elif self._order.start is not None:
+            self._launch(self._order.start, back=False)
+        else:
+            desk.record.end("stopped", "the server is stopped")
+
+    # -- stop -----------------------------------------------------------------------------------------------------
+
+    def _old_members(self) -> Optional[Members]:
+        stop = self._order.stop
+        if stop is None:
+            return None
+        known = [ProcessId.of(each) for each in self._progress.get("members") or ()]
+        # A session is the server's own only if a run of ours made it: then all processes in it are members.
+        stat = stat_of_process(stop.leader.pid)
+        run = run_of(stop.leader.pid) if stat is not None and stat.session == stop.leader.pid else None
+        run = run or str(self._progress.get("old_run", ""))
+        self._progress["old_run"] = run
+        titles = self._order.aim.titles if self._order.aim is not None else ()
+        members = Members(stop.leader, stop.members + known, titles, run, pulse=self._desk.pulse)
+        members.found = self._found(members)
+        members.scan()
+        return members
+
+    def _found(self, members: Members) -> Any:
+        def tell(member: Any) -> None:
+            self._progress["members"] = members.json
+            self._desk.record.journal("found PID %d: %s" % (member.id.pid, member.id.title), process=member.id.json)
+
+        return tell
+
+    def _stop_old(self, *, resumed: bool) -> bool:
+        """Check, drain, stop and prove; return whether the way is free for a start."""
+        desk, stop, progress = self._desk, self._order.stop, self._progress
+        members = self._old_members()
+        if not resumed:
+            desk.record.step("check")
+            trouble = why_not(desk, members)
+            if trouble:
+                desk.record.end("refused", trouble)
+                return False
+        if stop is None or members is None:
+            self._first_reading([], set())
+            return True
+        ending = Ending(desk, members, self.gpus, stop.boot_id)
+        if not resumed:
+            if not self._drained(ending):
+                return False
+            progress["frame"] = _frame(stop.leader.pid)
+            self._first_reading(stop.gpus, set(members.by_pid))
+            # The wait for the driver was long enough for another world.
+            members.scan()
+            trouble = why_not(desk, members)
+            if trouble:
+                desk.record.end("refused", trouble)
+                return False
+        progress["phase"] = "stop"
+        failure = ending.end(stop.steps, stop.manager, stop.manager_wait_s, stop.memory_s, progress.get("before") or [])
+        if failure:
+            outcome = "refused" if ending.untouched else "stuck"
+            desk.record.data["leftovers"] = [] if ending.untouched else ending.leftovers()
+            desk.record.end(outcome, failure)
+            return False
+        members.close()
+        return True
+
+    def _drained(self, ending: Ending) -> bool:
+        stop = self._order.stop
+        try:
+            self._desk.look()
+            self._desk.check_cancel()
+            if stop is not None and stop.drain_s > 0 and stop.drain and stop.port is not None:
+                ending.drain(stop, self._order.aim)
+        except Cancelled:
+            self._desk.record.end("cancelled", "cancelled before anything was touched; the server still runs")
+            return False
+        return True
+
+    def _first_reading(self, uuids: List[str], pids: Any) -> None:
+        """Read the memory of the GPUs before anything changes it."""
+        gpus = self.gpus
+        gpus.wait(FIRST_S)
+        before = gpus.before(uuids, pids) if gpus.fresh else []
+        self._progress["before"] = before
+        self._progress["watched"] = not gpus.none
+        self._desk.record.data["memory"] = [
+            {name: item[name] for name in ("gpu", "before_bytes", "held_bytes", "after_bytes")} for item in before
+        ]
+
+    # -- start ----------------------------------------------------------------------------------------------------
+
+    def _launch(self, launch: Launch, *, back: bool) -> None:
+        desk, progress = self._desk, self._progress
+        desk.record.data["going_back"] = back
+        progress.update(phase="start", back=back, launched=False, members=[])
+        progress["baseline"] = dict(self.gpus.reading.get("used") or {})
+        self.gpus.end()  # the driver's library needs memory, which this process and its copies would keep
+        self.start = Start(desk, launch, back=back)
+        try:
+            self.start.launch(progress.get("frame") if not launch.manager else None)
+        except LaunchFailed as e:
+            desk.record.failed(str(e))
+            self.start = None
+            self._decide(str(e))
+            return
+        except Cancelled:
+            self._undo("cancelled")
+            return
+        self._watch(self.start)
+
+    def _watch(self, start: Start) -> None:
+        """Watch a start until it is ready or has failed."""
+        desk = self._desk
+        try:
+            start.watch()
+        except StartFailed as e:
+            desk.record.failed(str(e))
+            self._undo(str(e))
+            return
+        except Cancelled:
+            self._undo("cancelled")
+            return
+        if start.back:
+            desk.record.end("back", "the server before serves again")
+        else:
+            desk.record.end("ready", "the server serves")
+
+    def _undo(self, why: str) -> None:
+        """End what was started, prove that its memory is back, and decide how to go on."""
+        desk, progress, start = self._desk, self._progress, self.start
+        if why != "cancelled":
+            desk.record.failed(why)
+        progress.update(phase="undo", why=why)
+        if start is not None:
+            members = start.members
+            self.gpus.wait(FIRST_S)
+            before = self.gpus.before([], set(members.by_pid), progress.get("baseline")) if self.gpus.fresh else []
+            ending = Ending(desk, members, self.gpus, boot_id() or "")
+            failure = ending.end(start.launch_order.stop, [], 0.0, _memory_s(self._order), before)
+            code = start.exit_code
+            if code is not None:
+                desk.record.data["exit_code"] = code
+            if failure:
+                desk.record.data["leftovers"] = ending.leftovers()
+                desk.record.end("stuck", failure)
+                return
+        self._decide(why)
+
+    def _decide(self, why: str) -> None:
+        """Go back, or end the run, after a start that came to nothing."""
+        desk, order = self._desk, self._order
+        desk.look()
+        if self._progress["back"]:
+            words = "cancelled; nothing runs" if why == "cancelled" else "what ran before does not start again: " + why
+            desk.record.end("stopped" if why == "cancelled" else "failed", words)
+        elif order.back is not None and (desk.goes_back or (order.auto_back and desk.cancel is None)):
+            self._go_back()
+        elif why == "cancelled" or desk.cancel is not None:
+            desk.record.end("stopped", "cancelled; nothing runs")
+        else:
+            desk.record.end("failed", why)
+
+    def _go_back(self) -> None:
+        assert self._order.back is not None
+        self._launch(self._order.back, back=True)
+
+
+def _memory_s(order: Any) -> float:
+    return float(order.stop.memory_s) if order.stop is not None else 60.0
+
+
+def _frame(pid: int) -> Dict[str, Any]:
+    from .frames import frame_of
+
+    return frame_of(pid)
+
+
+__all__ = ["Run"]

@@ -1,0 +1,175 @@
+"""The start of one server, from the launch until it is ready."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Dict, Optional
+
+from ..agent.arguments import masked_argv, masked_env
+from ..agent.base import ME
+from ..agent.processes import owner_of
+from .asking import Door, PortOwner
+from .commands import Command, main_pid
+from .desk import Clock, Desk
+from .launching import LaunchFailed, environment, folder_of, log_of, spawn
+from .members import TOKEN, Members, process_table, run_of, stat_of_process, title_of
+from .orders import Launch, ProcessId
+from .readiness import EVERY_S, Readiness
+
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+MANAGER_S = 60.0
+"""Longest wait for a manager's start command and for the process that it starts."""
+
+
+class Start:
+    """One server that is started.
+
+    Args:
+        desk: The means of the run.
+        launch: What is started.
+        back: Whether it is what ran before.
+    """
+
+    def __init__(self, desk: Desk, launch: Launch, *, back: bool) -> None:
+        self._desk = desk
+        self.launch_order = launch
+        self.back = back
+        self._env = environment(launch, desk.folder.run)
+        self.members: Members
+        self.launched_at = 0.0
+
+    # -- launch ---------------------------------------------------------------------------------------------------
+
+    def launch(self, frame: Optional[Dict[str, Any]]) -> None:
+        """Start it. `frame`: limits and the like of the server before. Raises LaunchFailed and Cancelled."""
+        desk, launch, record = self._desk, self.launch_order, self._desk.record
+        log = log_of(launch, desk.folder.path, desk.folder.run, back=self.back)
+        record.data.update(
+            new=None, argv=masked_argv(launch.argv, launch.secret_flags),
+            env=masked_env(launch.env, launch.secret_env), cwd=folder_of(launch, self._env),
+            log=None if launch.manager else log, port=launch.port, exit_code=None,
+        )  # fmt: skip
+        self.launched_at = time.time()
+        record.progress["launched_at"] = self.launched_at
+        record.step("launch")
+        record.intend("launch", argv=record.data["argv"] or launch.manager)
+        if launch.manager:
+            self._by_manager()
+        else:
+            _adopt_orphans()
+            leader = spawn(launch, self._env, log, desk.pulse, self._recorded, frame)
+            self.members = self._members_of(leader, child=True)
+        record.progress["launched"] = True
+        record.audit("launch", argv=record.data["argv"] or launch.manager, pid=self.members.leader.id.pid, log=log)
+
+    def _recorded(self, leader: ProcessId) -> None:
+        record = self._desk.record
+        record.process("new", leader)
+        record.intend("PID %d" % leader.pid, process=leader.json)
+
+    def _by_manager(self) -> None:
+        desk, launch = self._desk, self.launch_order
+        command = Command(desk, launch.manager)
+        clock = Clock(MANAGER_S)
+        while command.code is None and clock.left:
+            desk.wait(0.05)
+        desk.record.audit("start", argv=launch.manager, exit_code=command.code, outcome=command.output)
+        if command.code not in (None, 0):
+            raise LaunchFailed("%s: %s" % (" ".join(launch.manager), command.output))
+        while clock.left:
+            pid = main_pid(desk, launch.manager) or self._listener()
+            stat = stat_of_process(pid) if pid else None
+            if stat is not None and stat.alive:
+                self.members = self._members_of(ProcessId(pid, stat.ticks, owner_of(pid), title_of(pid)), child=False)
+                self._recorded(self.members.leader.id)
+                return
+            desk.wait(EVERY_S)
+        raise LaunchFailed("%s started no process that could be found" % " ".join(launch.manager))
+
+    def _listener(self) -> int:
+        """Return the topmost process above the one that listens on the port, below PID 1; 0 where there is none."""
+        from ..agent.sockets import listeners_here, sockets_of
+
+        inodes = {item.inode for item in listeners_here() or () if item.port == self.launch_order.port}
+        table = process_table() if inodes else {}
+        for pid in table:
+            if inodes & (sockets_of(pid) or set()):
+                while table[pid].ppid in table and table[pid].ppid > 1 and table[table[pid].ppid].ppid > 1:
+                    pid = table[pid].ppid
+                return pid
+        return 0
+
+    def _members_of(self, leader: ProcessId, *, child: bool) -> Members:
+        desk, launch = self._desk, self.launch_order
+        run = "" if launch.manager else desk.folder.run
+        known = [ProcessId.of(each) for each in desk.record.progress.get("members") or ()]
+        members = Members(leader, known, launch.titles, run, pulse=desk.pulse, child=child)
+
+        def found(_: Any) -> None:
+            desk.record.progress["members"] = members.json
+
+        members.found = found
+        return members
+
+    @classmethod
+    def found(cls, desk: Desk, launch: Launch, *, back: bool) -> Optional[Start]:
+        """Return the start that a supervisor made before it died; None where nothing of it lives."""
+        start = cls(desk, launch, back=back)
+        start.launched_at = float(desk.record.progress.get("launched_at") or time.time())
+        told = desk.record.data["new"]
+        leader = ProcessId.of(told) if told else None
+        if leader is None or not _alive(leader):
+            leader = _by_token(desk.folder.run, start.launched_at) or leader
+        if leader is None:
+            return None
+        start.members = start._members_of(leader, child=False)
+        start.members.scan()
+        if not start.members.living:
+            return None
+        desk.record.process("new", leader)
+        return start
+
+    # -- watch ----------------------------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Return when it is ready. Raises StartFailed and Cancelled."""
+        launch = self.launch_order
+        deadline = round(self.launched_at + launch.deadline_s, 3)
+        self._desk.record.step("loading", until=deadline)
+        door = Door(launch.argv, self._env, launch.api_key_flags, launch.api_key_env, launch.tls_flags)
+        Readiness(self._desk, launch, self.members, door, self.launched_at).climb()
+
+    @property
+    def exit_code(self) -> Optional[int]:
+        """Return how the leader ended; None while it lives, or where that is not known."""
+        return self._desk.pulse.exits.get(self.members.leader.id.pid) if self.members.child else None
+
+
+def _alive(identity: ProcessId) -> bool:
+    stat = stat_of_process(identity.pid)
+    return stat is not None and stat.alive and stat.ticks == identity.ticks
+
+
+def _by_token(run: str, since: float) -> Optional[ProcessId]:
+    """Return the leader of the server that a run started, by the environment of its processes; None without one."""
+    mine: Dict[int, ProcessId] = {}
+    table = process_table()
+    for pid, stat in table.items():
+        if stat.alive and pid != os.getpid() and owner_of(pid) == ME and run_of(pid) == run:
+            mine[pid] = ProcessId(pid, stat.ticks, ME, title_of(pid))
+    heads = [each for pid, each in mine.items() if table[pid].session == pid]
+    return min(heads or mine.values(), key=lambda each: each.ticks, default=None)
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of whatever the server leaves behind, so that it is found, and reaped at once."""
+    import ctypes
+
+    try:
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+    except (OSError, AttributeError):
+        pass  # its orphans are found by their session then
+
+
+__all__ = ["TOKEN", "PortOwner", "Start"]
