@@ -49,6 +49,11 @@ def preset_keys_file() -> Path:
     return config_dir() / "preset-keys.toml"
 
 
+def recipes_dir() -> Path:
+    """Return the folder of the user's recipes."""
+    return config_dir() / "recipes"
+
+
 def presets_dir() -> Path:
     """Return the folder of bundled presets: in an installed package, or beside it in a clone."""
     installed = _PACKAGE / "_presets"

@@ -285,6 +285,81 @@ def plan(logs: tuple[str, ...], host: str | None, changes: tuple[str, ...], knob
     return command.plan(logs, changes, host=host, as_json=as_json)
 
 
+@_example(
+    "gputuner recipe read root@gpu-box-1 --save",
+    "gputuner recipe show gpu-box-1-30000",
+    "gputuner recipe check my-recipe.toml",
+)
+@cli.group(context_settings=_SETTINGS)
+def recipe() -> None:
+    """Recipes: how a server is started on a host.
+
+    A recipe is read off a running server or written by hand, and presets are laid over it.
+    """
+
+
+@_example(
+    "gputuner recipe read root@gpu-box-1",
+    "gputuner recipe read root@gpu-box-1 --save llama --server 48211",
+    "gputuner recipe read local --json | jq .recipe.args",
+)
+@recipe.command("read")
+@click.argument("host", metavar="HOST", type=_HOST)
+@click.option(
+    "--save",
+    is_flag=False,
+    flag_value="",
+    metavar="[NAME]",
+    help="Keep it; without a name, one is made of host and port.",
+)
+@click.option("--replace", is_flag=True, help="Replace a recipe of that name; its comments stay.")
+@click.option("--server", metavar="KEY|PID", help="The server that is meant, where several run.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def recipe_read(host: Any, save: str | None, replace: bool, server: str | None, as_json: bool) -> int:
+    """Read off a running server how it is started.
+
+    Interpreter, arguments, environment, folders, port, and who started it; secrets are masked. It also says what of the
+    server is not as it was asked for: settings that the engine changed, and variables that files set behind the scenes.
+    HOST is user@host[:port], a host alias of your ~/.ssh/config, local, or demo.
+    """
+    from tuner.cli import recipe as command
+
+    if replace and save is None:
+        raise click.UsageError("--replace belongs to --save.", click.get_current_context())
+    return command.read(host, server=server, save=save, replace=replace, as_json=as_json)
+
+
+@_example("gputuner recipe list", "gputuner recipe list --json | jq '.[].name'")
+@recipe.command("list")
+@click.option("--json", "as_json", is_flag=True, help="One JSON array.")
+def recipe_list(as_json: bool) -> int:
+    """List your recipes."""
+    from tuner.cli import recipe as command
+
+    return command.list_all(as_json=as_json)
+
+
+@_example("gputuner recipe show gpu-box-1-30000")
+@recipe.command("show")
+@click.argument("name", metavar="NAME")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def recipe_show(name: str, as_json: bool) -> int:
+    """Show one of your recipes."""
+    from tuner.cli import recipe as command
+
+    return command.show(name, as_json=as_json)
+
+
+@_example("gputuner recipe check my-recipe.toml")
+@recipe.command("check")
+@click.argument("files", metavar="FILE...", type=click.Path(path_type=Path), nargs=-1, required=True)
+def recipe_check(files: tuple[Path, ...]) -> int:
+    """Say what is wrong with recipes that were written by hand, each problem with its line."""
+    from tuner.cli import recipe as command
+
+    return command.check(files)
+
+
 @_example("gputuner completion bash > ~/.local/share/bash-completion/completions/gputuner", "gputuner completion zsh")
 @cli.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))

@@ -33,12 +33,22 @@ _CLOSE = 1e-6
 
 
 class _Setter(Struct, frozen=True):
-    """A file that sets a variable behind the scenes."""
+    """A file that sets a variable behind the scenes, or takes it away."""
 
-    value: str
+    value: str | None
+    """None: it takes the variable away."""
     place: str
     wins: bool
     """Whether it wins over the environment of the launch."""
+
+    @property
+    def words(self) -> str:
+        """What the file does, in words."""
+        return f"{self.place} takes it away" if self.value is None else f"{self.place} sets it to {self.value}"
+
+    def applies(self, own: str | None) -> bool:
+        """Return whether it changes a variable that the environment has as `own`; None: does not have."""
+        return self.value != own and (own is None or self.wins)
 
 
 def changes(
@@ -189,11 +199,11 @@ class _Sides:
         now, source, words = old, ENVIRONMENT, list[str]()
         if of_ranks is not None and of_ranks != old:
             now = of_ranks
-            who = f"{setter.place} set it" if setter is not None else "the engine or a file behind the scenes set it"
-            words.append(f"its ranks have {of_ranks}, its main process {'has it not' if old is None else old}: {who}")
-        elif setter is not None and (old is None or setter.wins) and setter.value != old:
+            who = f"{setter.words}" if setter is not None else "the engine or a file behind the scenes set it"
+            words.append(f"its ranks have {of_ranks}, its main process {'none' if old is None else old}: {who}")
+        elif setter is not None and setter.applies(old):
             now, source = setter.value, FILE
-            words.append(f"{setter.place} sets it")
+            words.append(setter.words)
         elif old is None and self.env_known and logged is not None:
             now, source = logged, LOG
             words.append("it is not in the server's environment, and the log says that it was read")
@@ -202,8 +212,8 @@ class _Sides:
             now, source = spelling.default if spelling is not None else None, DEFAULT
         stays = new == old and (self.env_known or self.server is None or name not in self.launch.env)
         then: Any = now if stays else new
-        if not stays and setter is not None and (new is None or setter.wins) and setter.value != new:
-            words.append(f"{setter.place} will set it to {setter.value} all the same")
+        if not stays and setter is not None and setter.applies(new):
+            words.append(f"{setter.words} all the same")
         words += self._ignored_words(name, old is not None, new is not None)
         if self.server is not None and not self.env_known:
             words.append("the environment of the running server cannot be read")
@@ -262,15 +272,14 @@ class _Sides:
 
 
 def _setters(env_files: Sequence[Mapping[str, Any]]) -> dict[str, _Setter]:
+    """Return the files that act in the process itself; units and login files make the environment that /proc shows."""
     found: dict[str, _Setter] = {}
     for each in env_files:
-        name, path, line = each.get("name"), each.get("path"), each.get("line")
-        if not name or not path or each.get("how") == "unit":
-            # A unit sets the environment that /proc shows.
+        name, path, line, how = (each.get(key) for key in ("name", "path", "line", "how"))
+        if not name or not path or how not in ("assign", "default", "unset"):
             continue
-        setter = _Setter(
-            str(each.get("value") or ""), f"{path}:{line}" if line else str(path), each.get("how") == "assign"
-        )
+        value = None if how == "unset" else str(each.get("value") or "")
+        setter = _Setter(value, f"{path}:{line}" if line else str(path), how != "default")
         known = found.get(str(name))
         if known is None or (setter.wins and not known.wins):
             found[str(name)] = setter

@@ -66,7 +66,10 @@ def _told(args: Sequence[str], known: frozenset[str], engine: Engine) -> Iterato
             flag = flag.partition(".")[0]
         if flag in known or flag == "--":
             continue
-        candidates = sorted(_candidates(flag, known))
+        if not flag.startswith("--") and flag[:2] in known:
+            # The value may follow a flag of one letter immediately: `-O3`.
+            continue
+        candidates = sorted(each for each in known if each.startswith(flag))
         if len(candidates) == 1:
             yield f"{flag} is short for {candidates[0]}", ""
         elif candidates:
@@ -74,17 +77,6 @@ def _told(args: Sequence[str], known: frozenset[str], engine: Engine) -> Iterato
         else:
             near = difflib.get_close_matches(flag, known, _NEAR)
             yield "", f"this version has no {flag}" + (f"; it has {_listed(near)}" if near else "")
-
-
-def _candidates(flag: str, known: frozenset[str]) -> Iterator[str]:
-    """Yield the flags that argparse may take a word for."""
-    if flag.startswith("--"):
-        yield from (each for each in known if each.startswith(flag))
-        return
-    for each in known:
-        # The value may follow a flag of one letter immediately: `-O3`.
-        if each == flag[:2] or each.startswith(flag):
-            yield each
 
 
 def _listed(flags: Sequence[str]) -> str:

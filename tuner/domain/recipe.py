@@ -29,6 +29,8 @@ class CommandLine(Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     """What stands before the arguments, as `Recipe.command`."""
     arguments: tuple[Argument, ...] = ()
+    known: bool = True
+    """Whether the engine knows the program; False: what its arguments mean is assumed."""
 
 
 class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

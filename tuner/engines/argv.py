@@ -107,7 +107,7 @@ def command_line(argv: Sequence[str], first: int | None, arguments: Sequence[Arg
     if first is not None:
         return CommandLine(command=tuple(argv[:first]), arguments=tuple(arguments))
     first = program_end(argv)
-    return CommandLine(command=tuple(argv[:first]), arguments=read_arguments(argv[first:], {}))
+    return CommandLine(command=tuple(argv[:first]), arguments=read_arguments(argv[first:], {}), known=False)
 
 
 def program_end(argv: Sequence[str]) -> int:
