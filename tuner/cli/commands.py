@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import click
 
@@ -23,15 +23,16 @@ from tuner.simhost.scenarios import SCENARIOS
 ENGINE_VERSIONS = ("0.5.9", "0.5.23")
 
 P = ParamSpec("P")
+Clicked = TypeVar("Clicked", bound=click.Command)
 
 _WITHOUT_SCREEN = "Use `gputuner snapshot HOST` for one reading, or `gputuner record HOST FILE` for a journal"
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-def _example(*commands: str) -> Callable[[click.Command], click.Command]:
+def _example(*commands: str) -> Callable[[Clicked], Clicked]:
     """Put examples at the end of a command's help."""
 
-    def add(command: click.Command) -> click.Command:
+    def add(command: Clicked) -> Clicked:
         command.epilog = "\n\n".join(["\b\nExample:\n" + "\n".join(f"  {line}" for line in commands), EXIT_CODES])
         return command
 
