@@ -6,9 +6,9 @@ The only writer of `snapshots`. No domain logic: what a key means is decided in 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -30,15 +30,10 @@ from tuner.screens.explain_requests import ReadStarts
 from tuner.screens.help import IN_A_LOG, HelpScreen, all_keys
 from tuner.screens.replay import Player
 from tuner.screens.requests import SessionLike
-from tuner.screens.shell import Shell
+from tuner.screens.shell import Shell, free_name
+from tuner.screens.tune_requests import Bench, Library
 
 Ask = Callable[[Question], Awaitable[str | None]]
-
-
-def _free_name(name: str, taken: Container[str]) -> str:
-    """Return `name`, or `name (2)`, `name (3)`, ... if it is taken: two recordings may be of one host."""
-    names = (name if count == 1 else f"{name} ({count})" for count in itertools.count(1))
-    return next(each for each in names if each not in taken)
 
 
 def _named(state: HostState, name: str) -> HostState:
@@ -55,6 +50,7 @@ class TunerApp(Shell):
         keymap: Keys by binding id, instead of the default ones.
         clock: Seconds, monotonic; tests give their own.
         read_starts: Reads the starts in a log file of this machine, by its path.
+        library: The operator's presets and recipes on this machine; None: there are none.
         ahead_s: Seconds after the first state at which the other screens are built; None: each when first shown.
     """
 
@@ -85,18 +81,20 @@ class TunerApp(Shell):
         keymap: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
         read_starts: ReadStarts | None = None,
+        library: Library | None = None,
         ahead_s: float | None = None,
     ) -> None:
         super().__init__(ascii=ascii, theme=theme, keymap=keymap, clock=clock)
         made = sessions(self.ask) if callable(sessions) else sessions
         self.sessions: dict[str, SessionLike] = {}
         for session in made:
-            self.sessions[_free_name(session.state.name, self.sessions)] = session
+            self.sessions[free_name(session.state.name, self.sessions)] = session
         self.snapshots = {name: _named(session.state, name) for name, session in self.sessions.items()}
         self.host = next(iter(self.sessions), "")
         self._servers: dict[str, str] = {}
         self._asking = asyncio.Lock()
         self.read_starts = read_starts
+        self.bench = Bench(library)
         self._ahead_s = ahead_s
         self.ahead = Ahead(self, [entry.name for entry in SCREENS])
 
@@ -104,6 +102,10 @@ class TunerApp(Shell):
         """Return the replay controls of a host (None: the host on screen); None if it is no recording."""
         session = self.sessions.get(self.host if host is None else host)
         return session.player if session is not None else None
+
+    def read_only(self) -> bool:
+        """Return whether the session of the host on screen may change nothing."""
+        return self.host in self.sessions and self.sessions[self.host].read_only
 
     # Sessions ------------------------------------------------------------------------------------------------
 
@@ -186,7 +188,8 @@ class TunerApp(Shell):
     @on(messages.Asked)
     def _answer(self, message: messages.Asked) -> None:
         """Answer in the background; a newer question of a topic ends the one before."""
-        work = requests.answer(self.sessions[message.host], message, self.read_starts)
+        # A function and not a coroutine: a question may be replaced before its answer has begun.
+        work = partial(requests.answer, self.sessions[message.host], message, self.read_starts, self.bench)
         self.run_worker(work, name=message.topic, group=message.topic, exclusive=True, exit_on_error=False)
 
     # Keys ----------------------------------------------------------------------------------------------------

@@ -6,10 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from tuner.domain.events import CheckResult, ReadResult, SearchResult
+from tuner.domain.acts import AnyAct
+from tuner.domain.events import Acted, CheckResult, PreflightResult, ReadResult, SearchResult
+from tuner.domain.preflight import PreflightAsk
+from tuner.domain.runs import Operator
 from tuner.domain.starts import Start
 from tuner.domain.state import HostState
 from tuner.errors import UsageProblem
+
+
+OPERATOR = Operator(session="5e55", name="mia", machine="laptop")
 
 
 class FakeSession:
@@ -21,6 +27,9 @@ class FakeSession:
         part: Result of any read of the log.
         checks: Results of the host's checks.
         error: Raised by `run`; None for none.
+        read_only: Everything that would change the host is refused.
+        facts: Facts of the checks before a switch; None: the host does not answer.
+        acted: Answer to any act.
     """
 
     def __init__(
@@ -31,6 +40,9 @@ class FakeSession:
         part: ReadResult | None = None,
         checks: dict[str, Any] | None = None,
         error: BaseException | None = None,
+        read_only: bool = False,
+        facts: dict[str, Any] | None = None,
+        acted: Acted | None = None,
     ) -> None:
         self.state = state
         self.player: Any = None
@@ -38,6 +50,12 @@ class FakeSession:
         self.part = part
         self.check_answer = checks or {}
         self.error = error
+        self.read_only = read_only
+        self.operator = OPERATOR
+        self.facts = facts
+        self.acted = acted or Acted(id=1)
+        self.acts: list[AnyAct] = []
+        self.asked: list[PreflightAsk] = []
         self.searched: list[tuple[str, str, bool]] = []
         self.read: list[tuple[str, int, int]] = []
         self.reconnects = 0
@@ -82,6 +100,17 @@ class FakeSession:
 
     async def checks(self) -> CheckResult:
         return CheckResult(id=1, checks=self.check_answer)
+
+    async def act(self, act: AnyAct, *, confirmed: bool) -> Acted:
+        assert confirmed, "nothing is done that was not confirmed"
+        self.acts.append(act)
+        return self.acted
+
+    async def preflight(self, ask: PreflightAsk) -> PreflightResult:
+        self.asked.append(ask)
+        if self.facts is None:
+            raise UsageProblem("The host does not answer", "")
+        return PreflightResult(id=1, facts=self.facts)
 
     async def aclose(self) -> None:
         self.closed.set()

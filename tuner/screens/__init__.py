@@ -11,6 +11,7 @@ from tuner.screens.findings import FindingsScreen
 from tuner.screens.logs import LogsScreen
 from tuner.screens.overview import OverviewScreen
 from tuner.screens.plan import PlanScreen
+from tuner.screens.tune import TuneScreen
 
 
 class Entry(Struct, frozen=True):
@@ -27,6 +28,7 @@ SCREENS: tuple[Entry, ...] = (
     Entry("overview", OverviewScreen, "o", "Overview", "Ranks, memory, speed and the end of the log"),
     Entry("logs", LogsScreen, "l", "Logs", "The whole log: filter, search, errors"),
     Entry("findings", FindingsScreen, "x", "Findings", "Why: the start rank by rank, and all that was found"),
+    Entry("tune", TuneScreen, "t", "Tune", "Presets: what one changes, whether it fits; apply it, go back"),
     Entry("details", DetailsScreen, "i", "Details", "Arguments, environment, settings, topology"),
     Entry("compare", CompareScreen, "d", "Compare", "Two starts side by side, ranked by what explains the outcome"),
     Entry("plan", PlanScreen, "m", "Plan", "The memory of a coming start: turn knobs, see what fits"),

@@ -20,6 +20,7 @@ from tuner.widgets import status
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.keybar import KeyBar
 from tuner.widgets.rows import Rows
+from tuner.widgets.run_panel import run_line
 from tuner.widgets.tabs import HostTabs
 
 NEEDED = (80, 24)
@@ -114,7 +115,7 @@ class TunerScreen(Screen[None]):
         """Draw the state. Unchanged parts are the same objects, so `changed` can compare by identity."""
 
     def draw_status(self, state: HostState, server: ServerState | None) -> None:
-        """Draw the first line (host, server, link) of a screen that has a `Rows` with the id `status`."""
+        """Draw the first lines (host, server, link; a change that goes on) into the `Rows` with the id `status`."""
         shell = self.shell
         line = status.status_line(
             state,
@@ -125,7 +126,8 @@ class TunerScreen(Screen[None]):
             retry_in_s=shell.retry_in_s(),
             ended=shell.ended(),
         )
-        self.query_one("#status", Rows).show([line])
+        run = run_line(state, self.size.width, self.glyphs, here=self.ENTRY == "tune")
+        self.query_one("#status", Rows).show([line, run] if run else [line])
 
     def changed(self, name: str, *parts: Any) -> bool:
         """Return whether any of the parts is another object than at the last call with this name."""
@@ -155,6 +157,10 @@ class TunerScreen(Screen[None]):
 
     def copy_text(self) -> str:
         """Return what is copied when nothing is selected."""
+        return ""
+
+    def idle_reason(self, action: str) -> str:
+        """Return why an action of this screen would do nothing now; empty where no explanation is needed."""
         return ""
 
     def key_words(self) -> dict[str, str]:

@@ -260,8 +260,8 @@ class OverviewScreen(Explained):
     @property
     def _frame(self) -> int:
         """Return the number of lines of everything except table, notes, log and card."""
-        rows = sum(len(self.query_one(name, Rows).lines) for name in ("#tabs", "#servers", "#replay"))
-        return rows + len(("status", "phases", "legend", "log head", "footer"))
+        rows = sum(len(self.query_one(name, Rows).lines) for name in ("#tabs", "#status", "#servers", "#replay"))
+        return rows + len(("phases", "legend", "log head", "footer"))
 
     @property
     def _chart_width(self) -> int:

@@ -7,7 +7,10 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from tuner.core import doctor
-from tuner.domain.events import CheckResult, ReadResult, SearchResult
+from tuner.domain.acts import AnyAct
+from tuner.domain.events import Acted, CheckResult, PreflightResult, ReadResult, SearchResult
+from tuner.domain.preflight import PreflightAsk
+from tuner.domain.runs import Operator
 from tuner.domain.state import HostState
 from tuner.errors import TunerError
 from tuner.messages import (
@@ -22,9 +25,10 @@ from tuner.messages import (
     SearchRequested,
     StartsRequested,
 )
-from tuner.screens import explain_requests
+from tuner.screens import explain_requests, tune_requests
 from tuner.screens.explain_requests import ReadStarts, engines
 from tuner.screens.replay import Player
+from tuner.screens.tune_requests import Bench
 from tuner.widgets.log_part import lines_of
 
 
@@ -61,12 +65,26 @@ class SessionLike(Protocol):
     async def checks(self) -> CheckResult:
         """Check what works on the host."""
 
+    @property
+    def read_only(self) -> bool:
+        """Return whether everything that would change the host is refused."""
+
+    @property
+    def operator(self) -> Operator:
+        """Return who acts."""
+
+    async def act(self, act: AnyAct, *, confirmed: bool) -> Acted:
+        """Have the host do something that the operator has confirmed. Nothing is raised."""
+
+    async def preflight(self, ask: PreflightAsk) -> PreflightResult:
+        """Ask for the facts that are checked before a switch."""
+
     async def aclose(self) -> None:
         """End the session."""
 
 
-async def answer(session: SessionLike, ask: Asked, read: ReadStarts | None) -> None:
-    """Answer a request of a screen; `read` reads log files of this machine."""
+async def answer(session: SessionLike, ask: Asked, read: ReadStarts | None, bench: Bench) -> None:
+    """Answer a request of a screen; `read` reads log files of this machine, `bench` has the operator's presets."""
     match ask:
         case SearchRequested():
             await search(session, ask)
@@ -80,6 +98,8 @@ async def answer(session: SessionLike, ask: Asked, read: ReadStarts | None) -> N
             await explain_requests.comparison(session.state, ask, read)
         case ForecastRequested():
             await explain_requests.forecast(session.state, ask)
+        case _:
+            await tune_requests.answer(session, ask, bench)
 
 
 async def search(session: SessionLike, ask: SearchRequested) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.traceback import Traceback
@@ -16,16 +17,24 @@ from textual.reactive import var
 from textual.screen import Screen
 from textual.widgets import Input
 
+from tuner.core.run_words import holder_words, operator_name
 from tuner.domain.link import LinkPhase
 from tuner.domain.state import HostState, ServerState
 from tuner.screens.replay import Player
 from tuner.widgets.finding_words import new_failures
 from tuner.widgets.glyphs import ASCII, UNICODE, AsciiFilter
+from tuner.widgets.spans import clean
 from tuner.widgets.tabs import HostTab, tab_of
 from tuner.widgets.themes import THEMES, memory_colors
 
 _SWITCH_S = 0.01
 """Most seconds for which painting is held back when the screen changes."""
+
+
+def free_name(name: str, taken: Container[str]) -> str:
+    """Return `name`, or `name (2)`, `name (3)`, ... if it is taken: two recordings may be of one host."""
+    names = (name if count == 1 else f"{name} ({count})" for count in itertools.count(1))
+    return next(each for each in names if each not in taken)
 
 
 class Shell(App[None]):
@@ -105,6 +114,14 @@ class Shell(App[None]):
             self._link_since[host] = self._clock()
         self.snapshots[host] = state
         self._tell_failures(host, before, state)
+        lost = state.lease.lost_to
+        if before is not None and before.lease.lost_to is None and lost is not None:
+            self.notify(
+                clean(f"{operator_name(lost)} took over: you can only watch {host} now"),
+                severity="warning",
+                timeout=15,
+                markup=False,
+            )
         if host not in self._fresh or state.mono > self._fresh[host][0]:
             self._fresh[host] = (state.mono, self._clock())
 
@@ -119,6 +136,28 @@ class Shell(App[None]):
             elif host != self.host:
                 words = f"{host}: {words}"
             self.notify(words, severity="error", timeout=10, markup=False)
+
+    def bound(self) -> str:
+        """Return why this session changes nothing on the host on screen, whoever holds the lease; empty if it may."""
+        if self.player() is not None:
+            return "A recording: there is no host to change"
+        if self.read_only():
+            return "Connected with --read-only: nothing on the host is changed"
+        if self.snapshot is None or self.snapshot.link.phase is not LinkPhase.UP:
+            return "The link is not up: nothing can be ordered"
+        return ""
+
+    def hindrance(self) -> str:
+        """Return why nothing on the host on screen can be changed from here now, in one line; empty if it can."""
+        if why := self.bound():
+            return why
+        state = self.snapshot
+        other = holder_words(state.lease, state.now) if state is not None else ""
+        return f"{clean(other)}. L on the Tune screen takes over" if other else ""
+
+    def read_only(self) -> bool:
+        """Return whether the session of the host on screen may change nothing."""
+        return False
 
     def tabs(self) -> tuple[HostTab, ...]:
         """Return the tabs of all hosts."""
@@ -149,6 +188,9 @@ class Shell(App[None]):
 
     def idle_reason(self, action: str) -> str:
         """Return why an action would do nothing now; empty where no explanation is needed."""
+        own: Callable[[str], str] | None = getattr(self.screen, "idle_reason", None)
+        if own is not None and (why := own(action)):
+            return why
         link = self.snapshot.link.phase if self.snapshot is not None else None
         if action == "reconnect" and self.player() is None and link in (LinkPhase.UP, LinkPhase.CONNECTING):
             return "The link is up" if link is LinkPhase.UP else "The link is being made"

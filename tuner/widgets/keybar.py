@@ -18,12 +18,15 @@ _SELDOM = ("screen.compare", "screen.plan")
 """Ids of the screens whose keys are left out first."""
 
 
-def _part(key: str, words: str) -> Line:
-    return ((key, "busy"), (f" {words}", "text"), ("  ", "text"))
+def _part(key: str, words: str, *, enabled: bool) -> Line:
+    return ((key, "busy" if enabled else "dim"), (f" {words}", "text" if enabled else "dim"), ("  ", "text"))
 
 
 class KeyBar(Rows):
-    """Shows the active bindings: help and quit always, then other screens, the finding's keys, and the screen's own."""
+    """Shows the active bindings: help and quit always, then other screens, the finding's keys, and the screen's own.
+
+    Keys that are forbidden at present are dim; pressing one tells why.
+    """
 
     ALLOW_SELECT = False
 
@@ -44,7 +47,8 @@ class KeyBar(Rows):
             self._show(list(screen.active_bindings.values()))
 
     def _show(self, active: Sequence[ActiveBinding]) -> None:
-        shown = [each.binding for each in active if each.binding.show and each.enabled]
+        shown = [each.binding for each in active if each.binding.show]
+        off = {each.binding.action for each in active if not each.enabled}
         unique = {binding.action: binding for binding in reversed(shown)}
         ordered = [binding for binding in shown if unique.get(binding.action) is binding]
         here = f"screen.{getattr(self.screen, 'ENTRY', '')}"
@@ -66,9 +70,10 @@ class KeyBar(Rows):
             if binding.id == here:
                 continue
             key = self.app.get_key_display(binding)
-            part = _part(key, words.get(binding.id, binding.description))
+            enabled = binding.action not in off
+            part = _part(key, words.get(binding.id, binding.description), enabled=enabled)
             if width_of(part) - 2 > room:
-                part = _part(key, binding.description)
+                part = _part(key, binding.description, enabled=enabled)
             if width_of(part) - 2 > room:
                 break
             room -= width_of(part)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from tuner.core.hang import late
 from tuner.core.metrics import is_late
+from tuner.core.runs import preset_of
 from tuner.domain.gpu import GpuInfo
 from tuner.domain.link import LinkPhase
 from tuner.domain.server import Phase
@@ -159,12 +160,22 @@ def status_line(
         parts.append(((model_name(server.model), "strong"),))
         if wide:
             parts.append(owner_spans(state, server))
+        if preset := preset_name(state, server):
+            parts.append((("preset ", "dim"), (preset, "strong")))
     room = width - width_of(right) - 3
     # The LLM matters more than the name of the cards.
     if not wide and sum(width_of(part) + 3 for part in parts if part) > room + 3:
         parts.remove(gpus)
     joined = fit(parts, room, (f" {glyphs.separator} ", "dim"))
     return spread(((" ", "text"), *joined), right, width, glyphs.ellipsis)
+
+
+def preset_name(state: HostState, server: ServerState) -> str:
+    """Return the preset that a server was started with; empty where gputuner did not start it, or with none."""
+    if not state.runs:
+        return ""
+    preset, title = preset_of(state, server)
+    return clean(preset or title)
 
 
 def owner_spans(state: HostState, server: ServerState) -> Line:
@@ -193,7 +204,7 @@ def phase_line(state: HostState, server: ServerState, width: int, glyphs: Glyphs
     head: Line = ((" ", "text"), phase_word(server, glyphs), ("  ", "text"))
     if server.phase is Phase.UNKNOWN:
         return clip_line((*head, ("neither its log nor its port has told yet", "dim")), width, glyphs.ellipsis)
-    pieces = [_phase(state, server, record, glyphs) for record in server.phases]
+    pieces = [phase_piece(state, server, record, glyphs) for record in server.phases]
     usual = _range(server.usual.total_s)
     words: list[str] = []
     if server.started_in_s is not None:
@@ -211,7 +222,8 @@ def phase_line(state: HostState, server: ServerState, width: int, glyphs: Glyphs
     return clip_line((*head, *pieces[-1]), width, glyphs.ellipsis)
 
 
-def _phase(state: HostState, server: ServerState, record: PhaseRecord, glyphs: Glyphs) -> Line:
+def phase_piece(state: HostState, server: ServerState, record: PhaseRecord, glyphs: Glyphs) -> Line:
+    """Return a phase with its time; the one that runs with progress and usual time."""
     name = PHASE_NAMES.get(record.phase, str(record.phase))
     if record.ended is None and server.phase.starting:
         usual = server.usual.phases_s.get(record.phase)

@@ -7,12 +7,23 @@ from typing import Any
 
 from msgspec import Struct
 
-from tuner.domain.knobs import Hazard, KnobType
+from tuner.core.knobs import describes
+from tuner.domain.knobs import Harm, KnobType, Where
 from tuner.domain.planning import PlanKnob
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.plan_fields import label_of, typed_value, value_words
 from tuner.widgets.spans import Line, Span, clean, clip, clip_line, spread, text_width, wrap_words
 
+_ANYWHERE = Where()
+_SERIOUS = (Harm.HANG, Harm.CORRUPT, Harm.CRASH)
+_HARMS = {
+    Harm.HANG: "known to hang",
+    Harm.CORRUPT: "known to give wrong results",
+    Harm.CRASH: "known to end the start with an error",
+    Harm.SLOW: "known to be slow",
+    Harm.IGNORED: "has no effect",
+    Harm.CONFLICT: "contradicts another value",
+}
 _COMPLETIONS = 6
 """Most knobs that are offered while a name is typed."""
 
@@ -146,17 +157,12 @@ def said_of_text(each: PlanKnob, text: str) -> Said:
 
 def said_of(each: PlanKnob, value: Any) -> Said:
     """Return what is to be known of a value: the harm that it is known for, else what the knob accepts."""
-    harm = next((one for one in each.knob.hazards if _same(one, value)), None)
-    if harm is not None:
-        return Said(
-            f"{clean(harm.outcome)}: {clean(harm.why)}",
-            "bad" if harm.outcome in ("hang", "corrupt", "crash") else "warn",
-        )
-    return Said(bounds(each))
-
-
-def _same(hazard: Hazard, value: Any) -> bool:
-    return str(hazard.value).lower() == str(value).lower()
+    # Hazards of combinations and of some hosts are judged with the checks, which know both.
+    alone = (one for one in each.knob.hazards if not one.given and one.where == _ANYWHERE)
+    harm = next((one for one in alone if describes(one, value)), None)
+    if harm is None:
+        return Said(bounds(each))
+    return Said(f"{_HARMS[harm.outcome]}: {clean(harm.why)}", "bad" if harm.outcome in _SERIOUS else "warn")
 
 
 def bounds(each: PlanKnob) -> str:

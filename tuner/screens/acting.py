@@ -1,0 +1,201 @@
+"""The base of screens from which a host can be changed: who may, the question before an act, and what came of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from tuner.core import runs
+from tuner.core.run_words import going_on
+from tuner.domain.acts import AnyAct, CancelRun, ReleaseLease, TakeLease
+from tuner.domain.runs import RunRecord
+from tuner.domain.state import HostState, ServerState
+from tuner.domain.tuning import Tuning, Wish
+from tuner.messages import ActDone, ActRequested, ScreenRequested, TuneArrived, TuneRequested
+from tuner.screens.base import TunerScreen
+from tuner.screens.confirm import Agreed, ConfirmDialog, Propose
+from tuner.widgets.confirm_text import DRAIN_S, Proposal, for_cancel, for_change, for_lease, for_option
+from tuner.widgets.spans import clean
+
+
+def back_wish(state: HostState, server: ServerState | None) -> Wish | None:
+    """Return the wish to go back to what was good before the server on screen; None if nothing is known to be."""
+    port = server.identity.port if server is not None else None
+    own = runs.run_of(state, server) if server is not None else None
+    newest = state.runs[0] if state.runs else None
+    key = server.identity.key if server is not None and not server.gone else ""
+    if newest is not None and newest.back and not newest.going_back and not newest.alive and not going_on(newest):
+        return Wish(server=key, again=f"back:{newest.id}")
+    good = runs.last_good(state, port, before=own)
+    if good is not None:
+        return Wish(server=key, again=good.id)
+    if own is not None and own.back and not own.going_back:
+        return Wish(server=key, again=f"back:{own.id}")
+    return None
+
+
+class Acting(TunerScreen):
+    """A screen from which the host can be changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked: TuneRequested | None = None
+        """The request whose answer is to be confirmed; None: none is awaited."""
+
+    # Who may ------------------------------------------------------------------------------------------------------
+
+    def may_act(self) -> bool:
+        """Return whether the host on screen may be changed from here, or tell the operator why not."""
+        why = self.shell.hindrance()
+        if why:
+            self.notify(why, severity="warning", timeout=6, markup=False)
+        return not why
+
+    def may_switch(self) -> bool:
+        """Return whether a change may begin, or tell why not: only one goes on at a time."""
+        state = self.shell.snapshot
+        if not self.may_act():
+            return False
+        if state is not None and runs.active_run(state) is not None:
+            self.notify("A change is going on: K cancels it", severity="warning", timeout=6)
+            return False
+        return True
+
+    # Asking -------------------------------------------------------------------------------------------------------
+
+    def propose(self, wish: Wish) -> None:
+        """Have a wish put together and checked by the host, then ask the operator whether it is meant."""
+        state = self.shell.snapshot
+        if state is None or not self.may_switch():
+            return
+        self._asked = TuneRequested(self, state.name, wish, check=True, purpose="confirm")
+        self.post_message(self._asked)
+        self.waiting(True)
+
+    def waiting(self, on: bool) -> None:
+        """Show that the host is being asked before anything is done, or that it is not any more."""
+        if on:
+            self.notify("Asking the host before anything is done", timeout=3)
+
+    def on_tune_arrived(self, message: TuneArrived) -> None:
+        """Ask for confirmation once the checks are there."""
+        message.stop()
+        if message.asked is not self._asked or message.checking:
+            return
+        self._asked = None
+        self.waiting(False)
+        if message.tuning is None or message.tuning.order is None:
+            self.refused(message)
+            return
+        self._confirm(message.tuning)
+
+    def refused(self, message: TuneArrived) -> None:
+        """Tell why a wish cannot be carried out."""
+        reasons = message.tuning.refused if message.tuning is not None else ()
+        words = reasons[0] if reasons else message.error or "it cannot be put together"
+        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+        self.notify(clean(f"{words}{more}"), title="Not possible", severity="error", timeout=10, markup=False)
+
+    def _confirm(self, tuning: Tuning) -> None:
+        state = self.shell.snapshot
+        if state is None or tuning.order is None:
+            return
+        order, wish, host = tuning.order, tuning.wish, state.name
+        server = next((each for each in state.servers if each.identity.key == wish.server), None)
+
+        def words(agreed: Agreed) -> Proposal:
+            return for_change(state, server, tuning, order, drain=agreed.drain, back=agreed.back)
+
+        def answered(agreed: Agreed | None) -> None:
+            if agreed is None:
+                self.notify("Nothing was changed", timeout=3)
+                return
+            meant = replace(wish, drain_s=DRAIN_S if agreed.drain else 0.0, auto_back=agreed.back)
+            self.post_message(ActRequested(self, host, meant, words(agreed).title.rstrip("?")))
+
+        self.app.push_screen(ConfirmDialog(words, Agreed(wish.drain_s > 0, wish.auto_back)), answered)
+
+    def ask(self, propose: Propose, act: Any, chosen: Agreed | None = None) -> None:
+        """Ask whether an act is meant, and have it carried out.
+
+        Args:
+            propose: Returns the question for a choice of options.
+            act: Returns the act for the operator's answer.
+            chosen: The options at first.
+        """
+        state = self.shell.snapshot
+        if state is None:
+            return
+        host = state.name
+
+        def answered(agreed: Agreed | None) -> None:
+            if agreed is not None:
+                self.act(host, act(agreed), propose(agreed).title.rstrip("?"))
+
+        self.app.push_screen(ConfirmDialog(propose, chosen), answered)
+
+    def act(self, host: str, act: AnyAct, words: str) -> None:
+        """Have an act carried out that the operator has confirmed."""
+        self.post_message(ActRequested(self, host, act, words))
+
+    def on_act_done(self, message: ActDone) -> None:
+        """Tell what came of an act; a change that has begun is followed on the Tune screen."""
+        message.stop()
+        if message.error:
+            words = ". ".join(part.rstrip(".") for part in (message.error, message.hint) if part)
+            self.notify(clean(words), title=clean(message.asked.words), severity="error", timeout=12, markup=False)
+            return
+        if message.run and self.ENTRY != "tune" and self.is_current:
+            self.post_message(ScreenRequested("tune"))
+        if not message.run:
+            self.notify(clean(f"{message.asked.words}: done"), timeout=4, markup=False)
+
+    # Acts ---------------------------------------------------------------------------------------------------------
+
+    def go_back(self) -> None:
+        """Propose to go back to what was good last."""
+        state, server = self.shell.snapshot, self.shell.server()
+        if state is None:
+            return
+        wish = back_wish(state, server)
+        if wish is None:
+            self.notify("Nothing is known that was good before", severity="warning", timeout=5)
+            return
+        self.propose(wish)
+
+    def cancel_run(self, run: RunRecord, about: str) -> None:
+        """Propose to cancel a run."""
+        state = self.shell.snapshot
+        if state is None or not self.may_act():
+            return
+        self.ask(
+            lambda agreed: for_cancel(state, run, about, back=agreed.back),
+            lambda agreed: CancelRun(run=run.id, back=agreed.back and bool(run.back)),
+            Agreed(back=bool(run.back)),
+        )
+
+    def take_option(self, option: str) -> None:
+        """Propose to finish an interrupted run, to undo it, or to clean up after it."""
+        state = self.shell.snapshot
+        found = runs.interrupted(state) if state is not None else ()
+        if state is None or not found or not self.may_act():
+            return
+        left = found[0]
+        way = next((each for each in left.options if each.id == option), None)
+        if way is not None:
+            self.ask(lambda _: for_option(state, left.words, way.title), lambda _: way.act)
+
+    def take_lease(self) -> None:
+        """Take the right to change the host, give it back, or propose to take it from another operator."""
+        state = self.shell.snapshot
+        if state is None:
+            return
+        if why := self.shell.bound():
+            self.notify(why, severity="warning", timeout=6, markup=False)
+        elif state.lease.mine:
+            self.act(state.name, ReleaseLease(), "Give the lease back")
+        elif state.lease.holder is None:
+            self.act(state.name, TakeLease(), "Take the lease")
+        else:
+            self.ask(lambda _: for_lease(state), lambda _: TakeLease(seize=True))

@@ -1,0 +1,394 @@
+"""Change a server: choose a preset, see what it changes and whether it fits, apply it, and follow what happens."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from msgspec.structs import replace
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container, Vertical, VerticalScroll
+from textual.timer import Timer
+
+from tuner.core import runs
+from tuner.core.run_words import going_on
+from tuner.domain.state import HostState, ServerState
+from tuner.messages import KeepRequested, PresetsArrived, PresetsRequested, TuneArrived, TuneRequested
+from tuner.screens.tune_actions import TuneActions
+from tuner.widgets.field import Field
+from tuner.widgets.rows import Rows
+from tuner.widgets.run_panel import news
+from tuner.widgets.spans import Line, clean, clip_line
+from tuner.widgets.tune_knobs import knob_lines
+from tuner.widgets.tune_list import list_lines, matching
+from tuner.widgets.tune_page import Section, View, page, sections, shown_run, tab_line
+from tuner.widgets.tune_text import title_lines
+
+WIDE_FROM = 120
+"""Columns from which on the presets stand beside the sections."""
+_LEFT = 44
+_REST_S = 0.5
+"""Seconds for which a choice rests before the host is asked about it."""
+_LIST = 7
+"""Most lines of the list of presets on a narrow terminal, with its heading."""
+
+
+class TuneScreen(TuneActions):
+    """Presets on the left; what the chosen one changes, whether it fits, checks and command on the right."""
+
+    DEFAULT_CSS = """
+    TuneScreen {
+        #tune-body { height: 1fr; layout: vertical; }
+        #tune-left { height: auto; width: 1fr; }
+        #tune-right { height: 1fr; width: 1fr; }
+        #tune-box { height: 1fr; scrollbar-size-vertical: 1; }
+        #tune-tabs { background: $surface; }
+        #entry { height: 1; border: none; background: $panel; }
+        #hints { background: $panel; }
+    }
+    """
+    AUTO_FOCUS = ""
+    """No input is focused at first: keys choose presets."""
+    ENTRY = "tune"
+    HELP_TITLE = "Tune"
+    COPIES = "the command"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "apply", "Apply", key_display="enter", id="tune.apply", tooltip="Check, ask, then switch"),
+        Binding("K", "cancel", "Cancel", id="tune.cancel", tooltip="Cancel the change that goes on"),
+        Binding("f", "option('finish')", "Finish", id="tune.finish", tooltip="Finish or adopt an interrupted change"),
+        Binding("B", "back", "Go back", id="tune.back", tooltip="Start again what was good last"),
+        Binding("C", "option('clean')", "Clean up", id="tune.clean", tooltip="End what a stopped server left behind"),
+        Binding("L", "lease", "Lease", id="tune.lease", tooltip="Take the right to change the host, or give it back"),
+        Binding("F", "overrule", "Overrule", id="tune.overrule", tooltip="Try it though the forecast says no"),
+        Binding("n", "add", "Knob", id="tune.add", tooltip="Change a knob by hand, beside the preset"),
+        Binding("D", "dry_run", "Dry run", id="tune.dry-run", tooltip="Show the steps and the command; do nothing"),
+        Binding("w", "save", "Save", id="tune.save", tooltip="Save preset and knobs changed by hand as a new preset"),
+        Binding("S", "stop", "Stop", id="tune.stop", tooltip="Stop the server and start nothing"),
+        Binding("r", "recipe", "Recipe", id="tune.recipe", tooltip="Keep how this server is started; or choose one"),
+        Binding("slash", "filter", "Find", key_display="/", id="tune.find", tooltip="Show only presets with this text"),
+        Binding("tab", "section(1)", "Next part", show=False, id="tune.next", tooltip="The next part"),
+        Binding("shift+tab", "section(-1)", "Part before", show=False, id="tune.previous", tooltip="The part before"),
+        Binding("up,k", "move(-1)", "Up", show=False, id="tune.up", tooltip="The preset or knob above"),
+        Binding("down,j", "move(1)", "Down", show=False, id="tune.down", tooltip="The preset or knob below"),
+        Binding("right", "turn(1)", "More", show=False, id="tune.more", tooltip="Next greater value of the knob"),
+        Binding("left", "turn(-1)", "Less", show=False, id="tune.less", tooltip="Next smaller value of the knob"),
+        Binding("e", "edit", "Type", show=False, id="tune.edit", tooltip="Type a value for the knob"),
+        Binding("delete,backspace", "remove", "Remove", show=False, id="tune.remove", tooltip="Leave the knob alone"),
+        Binding("p", "reorder(-1)", "Higher", show=False, id="tune.higher", tooltip="Move the preset one number up"),
+        Binding("P", "reorder(1)", "Lower", show=False, id="tune.lower", tooltip="Move the preset one number down"),
+        Binding("pageup", "page(-1)", "Page up", show=False, id="tune.page-up", tooltip="One page up"),
+        Binding("pagedown", "page(1)", "Page down", show=False, id="tune.page-down", tooltip="One page down"),
+        Binding("escape", "leave", "Leave", show=False, id="tune.leave", tooltip="Leave the line, or the filter"),
+        *(
+            Binding(str(number), f"pick({number})", f"Preset {number}", show=False, id=f"tune.preset-{number}",
+                    tooltip=f"Choose preset {number}" if number else "Choose no preset: the server as it is")
+            for number in range(10)
+        ),
+    ]  # fmt: skip
+
+    def compose_content(self) -> ComposeResult:
+        """Make the list of presets, the sections, and the line to type in."""
+        yield Rows(id="status")
+        yield Rows(id="tune-note")
+        with Container(id="tune-body"):
+            with Vertical(id="tune-left"):
+                yield Rows(id="presets")
+                yield Rows(id="by-hand")
+            with Vertical(id="tune-right"):
+                yield Rows(id="tune-title")
+                yield Rows(id="tune-tabs")
+                with VerticalScroll(id="tune-box", can_focus=False):
+                    yield Rows(id="tune")
+        yield Rows(id="hints")
+        yield Field(id="entry", compact=True, select_on_focus=False)
+
+    def on_mount(self) -> None:
+        """Begin with what runs."""
+        super().on_mount()
+        self._problems: tuple[str, ...] = ()
+        self._filter = ""
+        self._parts: list[Section] = []
+        self._tops: dict[str, int] = {}
+        self._rest: Timer | None = None
+        self._run_seen = ""
+        self.query_one("#entry").display = False
+
+    # Drawing -----------------------------------------------------------------------------------------------------
+
+    @property
+    def wide(self) -> bool:
+        """Return whether presets and sections stand side by side."""
+        return self.size.width >= WIDE_FROM
+
+    def draw(self, state: HostState | None, server: ServerState | None) -> None:
+        """Ask what has to be known anew, and draw what has changed."""
+        if state is None:
+            return
+        self.draw_status(state, server)
+        self._ask_anew(state, server)
+        stale, width, height = self.shell.stale(), self.size.width, self.size.height
+        view = replace(self.view, can_act=not self.shell.hindrance())
+        if view != self.view:
+            self.view = view
+            self.refresh_bindings()
+        run = shown_run(state)
+        moving = state.now if run is not None and news(state) is not None else None
+        about = (server.phase, server.phases, server.identity) if server is not None else ()
+        mine = (self._filter, self.section, self.on_knobs, self._problems, self.recipe_at)
+        if self.changed("tune", self.view, *mine, state.runs, state.lease, moving, *about, width, height, stale):
+            self._show(state, server, width, height, dimmed=stale)
+
+    def _show(self, state: HostState, server: ServerState | None, width: int, height: int, *, dimmed: bool) -> None:
+        note = self._note(width)
+        self.query_one("#tune-note", Rows).show(note)
+        body, left = self.query_one("#tune-body"), self.query_one("#tune-left")
+        body.styles.layout = "horizontal" if self.wide else "vertical"
+        left.styles.width = _LEFT if self.wide else "1fr"
+        left.styles.height = "1fr" if self.wide else "auto"
+        fixed = 3 + len(note) + sum(len(self.query_one(name, Rows).lines) for name in ("#tabs", "#replay", "#hints"))
+        room = height - fixed - (len(self.query_one("#status", Rows).lines) - 1)
+        self._show_left(state, server, _LEFT - 1 if self.wide else width, room, dimmed=dimmed)
+        right = width - _LEFT - 1 if self.wide else width - 1
+        title = title_lines(self.view.choice, len(self.view.overrides), right, self.glyphs, most=3 if self.wide else 2)
+        self.query_one("#tune-title", Rows).show(title, dimmed=dimmed)
+        listed = 0 if self.wide else len(self.query_one("#presets", Rows).lines) + 1
+        rows = max(4, room - len(title) - listed)
+        self._parts = sections(state, server, self.view, right, rows, self.glyphs, alone=not self.wide)
+        names = [part.name for part in self._parts]
+        if self.section not in names:
+            self.section = "changes"
+        tabs, tune = self.query_one("#tune-tabs", Rows), self.query_one("#tune", Rows)
+        if self.wide:
+            tabs.show([])
+            lines, self._tops = page(self._parts, right, self.glyphs)
+            tune.show(lines, dimmed=dimmed)
+        else:
+            tabs.show([tab_line(self._parts, self.section, width, self.glyphs)])
+            tune.show(next(part.lines for part in self._parts if part.name == self.section), dimmed=dimmed)
+
+    def _show_left(self, state: HostState, server: ServerState | None, width: int, room: int, *, dimmed: bool) -> None:
+        presets, by_hand = self.query_one("#presets", Rows), self.query_one("#by-hand", Rows)
+        view = self.view
+        mine: list[Line] = []
+        if self.wide:
+            most = max(4, room // 3)
+            mine = knob_lines(view.knobs, view.overrides, view.at, width, most, self.glyphs, active=self.on_knobs)
+            mine = [(), *mine]
+        running = runs.preset_of(state, server)[0] if server is not None and not server.gone else None
+        most = room - len(mine) if self.wide else min(_LIST, max(3, room // 3))
+        rows = list_lines(
+            view.presets, view.chosen, running, width, most, self.glyphs, filter=self._filter, active=not self.on_knobs
+        )
+        presets.show(rows, dimmed=dimmed)
+        by_hand.show(mine, dimmed=dimmed)
+
+    def _note(self, width: int) -> list[Line]:
+        """Return why nothing can be changed from here, and what is wrong with files of presets."""
+        lines: list[Line] = []
+        if why := self.shell.hindrance():
+            lines.append(((f" {self.glyphs.warn} ", "warn"), (clean(why), "warn")))
+        if self._problems:
+            more = f" (and {len(self._problems) - 1} more)" if len(self._problems) > 1 else ""
+            lines.append(((f" {self.glyphs.warn} ", "warn"), (f"{clean(self._problems[0])}{more}", "text")))
+        return [clip_line(line, width - 1, self.glyphs.ellipsis) for line in lines]
+
+    # Asking ------------------------------------------------------------------------------------------------------
+
+    def _ask_anew(self, state: HostState, server: ServerState | None) -> None:
+        belongs = (state.name, server.identity.key if server is not None else "")
+        if belongs != self.of:
+            if self.of is None or self.of[0] != belongs[0]:
+                running = runs.preset_of(state, server)[0] if server is not None else ""
+                self.view, self._filter, self.recipe_at = View(chosen=running), "", 0
+            self.of = belongs
+        engine = (server.identity.engine, server.version, server.settings) if server is not None else ()
+        if self.changed("presets", *belongs, state.gpu_table, *engine):
+            self.read_presets()
+        about = (server.start, server.phase, server.gone, server.past) if server is not None else ()
+        active = runs.active_run(state)
+        if self.changed("basis", *belongs, *engine, *about, active.id if active else "", state.lease.mine):
+            self.ask_tune()
+        run = news(state)
+        if run is not None and run.id != self._run_seen:
+            self._run_seen, self.section = run.id, "run"
+
+    @property
+    def server_key(self) -> str:
+        """Return the key of the server on screen; empty without one."""
+        return self.of[1] if self.of is not None else ""
+
+    def read_presets(self) -> None:
+        """Have the presets read again."""
+        if self.of is not None:
+            self.post_message(PresetsRequested(self, *self.of))
+
+    def ask_tune(self) -> None:
+        """Ask what the present choice would change; once it rests, ask the host as well."""
+        if self.of is None:
+            return
+        self.view = replace(self.view, old=self.view.tuning is not None, checked=False, checking=False)
+        self.post_message(TuneRequested(self, self.of[0], self.wish()))
+        if self._rest is not None:
+            self._rest.stop()
+        self._rest = self.set_timer(_REST_S, self._ask_host)
+
+    def _ask_host(self) -> None:
+        if self.of is not None and self.is_current and not self.shell.stale():
+            self.post_message(TuneRequested(self, self.of[0], self.wish(), check=True))
+
+    def on_presets_arrived(self, message: PresetsArrived) -> None:
+        """Show the presets, unless they are for another server."""
+        message.stop()
+        if self.of != (message.asked.host, message.asked.key):
+            return
+        self.view = replace(self.view, presets=message.presets, knobs=message.knobs)
+        first = not self.recipes
+        self.recipes, self._problems = message.recipes, message.problems
+        if first and message.recipes and not self.server_key:
+            self.ask_tune()
+        self.catch_up()
+
+    def on_tune_arrived(self, message: TuneArrived) -> None:
+        """Show what the choice would change, unless it is another by now; or ask for confirmation."""
+        if message.asked.purpose:
+            super().on_tune_arrived(message)
+            return
+        message.stop()
+        if self.of is None or message.asked.host != self.of[0] or message.asked.wish != self.wish():
+            return
+        self.view = replace(
+            self.view,
+            tuning=message.tuning,
+            error=message.error,
+            old=False,
+            checked=message.checked,
+            checking=message.checking,
+        )
+        self.refresh_bindings()
+        self.catch_up()
+
+    # Choosing ----------------------------------------------------------------------------------------------------
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Hide keys that would do nothing now; grey those that somebody else's lease or `--read-only` forbids."""
+        if not self.is_mounted:
+            return super().check_action(action, parameters)
+        state, server, view = self.shell.snapshot, self.shell.server(), self.view
+        run = shown_run(state) if state is not None else None
+        active = run is not None and going_on(run)
+        left = runs.interrupted(state) if state is not None else ()
+        options = [each.id for each in left[0].options] if left else []
+        if action == "option":
+            wanted = parameters[0] in options
+            if parameters[0] == "clean" and state is not None:
+                wanted = wanted or self.can_clean(state)
+            return (True if view.can_act else None) if wanted else False
+        if action == "cancel":
+            return (True if view.can_act else None) if active else False
+        if action in ("apply", "stop", "back"):
+            wanted = view.tuning is not None if action == "apply" else state is not None and not active
+            if action == "stop":
+                wanted = wanted and server is not None and not server.gone
+            return (True if view.can_act else None) if wanted and not active else False
+        if action in ("turn", "edit", "remove"):
+            return bool(view.overrides)
+        if action == "overrule":
+            return self.overrulable()
+        if action == "dry_run":
+            return view.tuning is not None
+        if action == "reorder":
+            return bool(view.chosen)
+        if action == "add":
+            return bool(view.knobs)
+        return super().check_action(action, parameters)
+
+    def idle_reason(self, action: str) -> str:
+        """Return why a key is grey."""
+        return self.shell.hindrance() if action in ("apply", "stop", "back", "cancel", "option") else ""
+
+    def key_words(self) -> dict[str, str]:
+        """Return what some keys do at present."""
+        state = self.shell.snapshot
+        mine = state is not None and state.lease.mine
+        overruled = self.view.ignore_forecast
+        return {
+            "tune.lease": "Give lease back" if mine else "Lease",
+            "tune.overrule": "Heed forecast" if overruled else "Overrule forecast",
+        }
+
+    def action_pick(self, number: int) -> None:
+        """Choose a preset by its number."""
+        presets = self.view.presets
+        if number <= len(presets):
+            self.choose("" if number == 0 else presets[number - 1].id)
+
+    def choose(self, preset: str) -> None:
+        """Choose a preset by its id; empty: none."""
+        if preset != self.view.chosen:
+            self.view = replace(self.view, chosen=preset)
+            self.ask_tune()
+            self.refresh_bindings()
+        self.on_knobs = False
+        if self.section in ("knobs", "run"):
+            self.section = "changes"
+        self.catch_up()
+
+    def action_move(self, step: int) -> None:
+        """Go to the preset or knob above or below; in the line to type in, to another completion."""
+        if self.entry:
+            self.move_pick(step)
+        elif self.on_knobs and self.view.overrides:
+            at = (self.view.at + step) % len(self.view.overrides)
+            self.view = replace(self.view, at=at)
+            self.catch_up()
+        else:
+            ids = ["", *(each.id for each in matching(self.view.presets, self._filter))]
+            at = ids.index(self.view.chosen) if self.view.chosen in ids else 0
+            self.choose(ids[min(max(0, at + step), len(ids) - 1)])
+
+    def action_section(self, step: int) -> None:
+        """Go to the next part: presets or knobs on a wide terminal, else a section."""
+        if self.entry:
+            self.move_pick(step)
+        elif self.wide:
+            self.on_knobs = not self.on_knobs
+        elif self._parts:
+            names = [part.name for part in self._parts]
+            self.section = names[(names.index(self.section) + step) % len(names)]
+            self.on_knobs = self.section == "knobs"
+            self.query_one("#tune-box").scroll_to(y=0, animate=False)
+        self.catch_up()
+
+    def action_page(self, step: int) -> None:
+        """Scroll the sections by a page."""
+        box = self.query_one("#tune-box")
+        box.scroll_relative(y=step * max(1, box.size.height - 2), animate=False)
+
+    def action_filter(self) -> None:
+        """Open the line for a text that the shown presets contain."""
+        self.open_entry("filter", self._filter)
+
+    def take_filter(self, text: str) -> None:
+        """Show only presets with this text."""
+        self._filter = text
+        self.catch_up()
+
+    def action_leave(self) -> None:
+        """Close the line; then remove the filter."""
+        if self.entry and self.entry != "filter":
+            self.close_entry()
+        else:
+            self._filter = ""
+            self.close_entry()
+        self.catch_up()
+
+    def action_reorder(self, step: int) -> None:
+        """Move the chosen preset one place up or down, and keep that for this host."""
+        presets = list(self.view.presets)
+        at = next((at for at, each in enumerate(presets) if each.id == self.view.chosen), None)
+        if at is None or self.of is None or not 0 <= at + step < len(presets):
+            return
+        presets.insert(at + step, presets.pop(at))
+        self.view = replace(self.view, presets=tuple(presets))
+        self.post_message(KeepRequested(self, self.of[0], order=[each.id for each in presets]))
+        self.catch_up()

@@ -1,0 +1,286 @@
+"""What the keys of the Tune screen do: change values by hand, apply, cancel, go back, stop, save."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from msgspec.structs import replace
+
+from tuner.core import runs
+from tuner.core.recipes import read_recipe
+from tuner.core.remedies import as_typed
+from tuner.core.run_words import going_on, progress
+from tuner.domain.acts import EndLeftovers
+from tuner.domain.knobs import KnobKind
+from tuner.domain.planning import PlanKnob
+from tuner.domain.preflight import Verdict
+from tuner.domain.presets import ANY_ENGINE, Preset
+from tuner.domain.recipe import Recipe
+from tuner.domain.runs import ProcessId, RunRecord
+from tuner.domain.state import HostState, ServerState
+from tuner.domain.tuning import Wish
+from tuner.errors import TunerError
+from tuner.messages import KeepRequested, Kept
+from tuner.screens.dialogs import TextDialog
+from tuner.screens.explain_requests import engines
+from tuner.screens.tune_entry import TuneEntry
+from tuner.widgets.confirm_text import for_option
+from tuner.widgets.plan_fields import next_value
+from tuner.widgets.spans import clean
+from tuner.widgets.tune_page import View, dry_text, shown_run
+from tuner.widgets.tune_text import command_text
+
+
+class TuneActions(TuneEntry):
+    """The part of the Tune screen that acts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.view = View()
+        """What the operator looks at."""
+        self.of: tuple[str, str] | None = None
+        """Host, and key of the server on screen (empty: none); None: nothing was drawn yet."""
+        self.recipes: tuple[Recipe, ...] = ()
+        self.recipe_at = 0
+        """Index of the recipe that is used where no server runs."""
+        self.section = "changes"
+        self.on_knobs = False
+        """The arrow keys act on the knobs changed by hand, and not on the presets."""
+
+    def ask_tune(self) -> None:
+        """Ask what the present choice would change."""
+
+    # The choice --------------------------------------------------------------------------------------------------
+
+    def wish(self) -> Wish:
+        """Return what the operator has chosen: over the running server, or a start where none runs."""
+        server, state, view = self.shell.server(), self.shell.snapshot, self.view
+        key = server.identity.key if server is not None and not server.gone else ""
+        recipe = None
+        if not key:
+            recipe = self._ended_recipe(state, server)
+            if recipe is None and self.recipes:
+                recipe = self.recipes[min(self.recipe_at, len(self.recipes) - 1)]
+        return Wish(
+            server=key,
+            recipe=recipe,
+            preset=view.chosen,
+            overrides=dict(view.overrides),
+            ignore_forecast=view.ignore_forecast,
+        )
+
+    def _ended_recipe(self, state: HostState | None, server: ServerState | None) -> Recipe | None:
+        """Return how the ended server on screen was started; None without one, or where that is not known."""
+        engine = engines().get(server.identity.engine) if server is not None else None
+        if state is None or server is None or engine is None:
+            return None
+        try:
+            recipe = read_recipe(state, server, engine)
+        except TunerError:
+            return None
+        run = runs.run_of(state, server)
+        return recipe if run is None else replace(recipe, like=runs.like(run))
+
+    def knobs(self) -> dict[str, PlanKnob]:
+        """Return all knobs of the version by canonical name."""
+        return dict(self.view.knobs)
+
+    def take_value(self, name: str, value: Any) -> None:
+        """Change a knob by hand."""
+        overrides = {**self.view.overrides, name: value}
+        self.view = replace(self.view, overrides=overrides, at=list(overrides).index(name))
+        self.on_knobs = True
+        if self.section != "forecast":
+            self.section = "knobs"
+        self.ask_tune()
+        self.refresh_bindings()
+        self.catch_up()
+
+    @property
+    def _override(self) -> str:
+        names = list(self.view.overrides)
+        return names[min(self.view.at, len(names) - 1)] if names else ""
+
+    def action_turn(self, step: int) -> None:
+        """Give the chosen knob its next value."""
+        knob = self.view.knobs.get(self._override)
+        if knob is not None:
+            value = next_value(knob, self.view.overrides[self._override], step)
+            if value != self.view.overrides[self._override]:
+                self.take_value(self._override, value)
+
+    def action_add(self) -> None:
+        """Open the line for the name of a knob."""
+        self.open_entry("knob")
+
+    def action_edit(self) -> None:
+        """Open the line for a value of the chosen knob."""
+        if (knob := self.view.knobs.get(self._override)) is not None:
+            value = self.view.overrides[self._override]
+            self.open_entry("value", "" if value is None else as_typed(value), knob)
+
+    def action_remove(self) -> None:
+        """Leave the chosen knob as the preset and the recipe have it."""
+        overrides = {name: value for name, value in self.view.overrides.items() if name != self._override}
+        self.view = replace(self.view, overrides=overrides, at=max(0, min(self.view.at, len(overrides) - 1)))
+        self.on_knobs = self.on_knobs and bool(overrides)
+        self.ask_tune()
+        self.refresh_bindings()
+        self.catch_up()
+
+    def action_overrule(self) -> None:
+        """Take a forecast that does not fit as a warning, or as a refusal again."""
+        self.view = replace(self.view, ignore_forecast=not self.view.ignore_forecast)
+        self.ask_tune()
+        self.catch_up()
+
+    def overrulable(self) -> bool:
+        """Return whether the forecast refuses the choice, or was overruled."""
+        tuning = self.view.tuning
+        checks = tuning.checks if tuning is not None else ()
+        return self.view.ignore_forecast or any(e.id == "memory" and e.verdict is Verdict.FAIL for e in checks)
+
+    # Acts --------------------------------------------------------------------------------------------------------
+
+    def action_apply(self) -> None:
+        """Have the choice checked by the host, and ask whether it is meant."""
+        self.propose(self.wish())
+
+    def action_stop(self) -> None:
+        """Propose to stop the server and to start nothing."""
+        server = self.shell.server()
+        if server is not None and not server.gone:
+            self.propose(Wish(server=server.identity.key, start=False))
+
+    def action_back(self) -> None:
+        """Propose to start again what was good last, or what an interrupted change would go back to."""
+        state = self.shell.snapshot
+        left = runs.interrupted(state) if state is not None else ()
+        if any(each.id == "back" for one in left[:1] for each in one.options):
+            self.take_option("back")
+        else:
+            self.go_back()
+
+    def action_cancel(self) -> None:
+        """Propose to cancel the change that goes on."""
+        state = self.shell.snapshot
+        run = runs.active_run(state) if state is not None else None
+        if state is not None and run is not None:
+            self.cancel_run(run, progress(run, state.now))
+
+    def action_option(self, option: str) -> None:
+        """Propose to finish an interrupted change, or to clean up after a stop."""
+        state = self.shell.snapshot
+        if state is None:
+            return
+        left = runs.interrupted(state)
+        if left and any(each.id == option for each in left[0].options):
+            self.take_option(option)
+        elif option == "clean" and (run := shown_run(state)) is not None and self.may_act():
+            self._clean_up(state, run)
+
+    def _clean_up(self, state: HostState, run: RunRecord) -> None:
+        ours = tuple(
+            ProcessId(pid=each.pid, start_ticks=each.start_ticks, uid=each.uid, title=each.title)
+            for each in run.leftovers
+            if each.ours
+        )
+        if ours:
+            words = f"end {', '.join(f'pid {each.pid}' for each in ours)}: TERM, then KILL, each checked first"
+            found = f"{len(ours)} left over of the stopped server"
+            self.ask(lambda _: for_option(state, found, words), lambda _: EndLeftovers(run=run.id, processes=ours))
+
+    def can_clean(self, state: HostState) -> bool:
+        """Return whether processes of a stopped server are left that may be ended."""
+        run = shown_run(state)
+        return run is not None and not going_on(run) and any(each.ours for each in run.leftovers)
+
+    def action_lease(self) -> None:
+        """Take the right to change the host, give it back, or propose to take it over."""
+        self.take_lease()
+
+    def action_dry_run(self) -> None:
+        """Show the steps and the command of the choice, and do nothing."""
+        tuning = self.view.tuning
+        if tuning is None:
+            return
+        command = command_text(tuning.launch) if tuning.launch is not None else ""
+        title = "What would be done" if tuning.order is not None else "Why it is refused"
+        self.app.push_screen(TextDialog(title, dry_text(tuning, command, self.glyphs), "Nothing was sent to the host."))
+
+    # What is kept ------------------------------------------------------------------------------------------------
+
+    def action_save(self) -> None:
+        """Open the line for the name of a new preset."""
+        self.open_entry("preset")
+
+    def action_recipe(self) -> None:
+        """Keep how the server on screen is started; where none runs, take the next recipe that is kept."""
+        server = self.shell.server()
+        if server is not None:
+            self.open_entry("recipe")
+        elif self.recipes:
+            self.recipe_at = (self.recipe_at + 1) % len(self.recipes)
+            self.ask_tune()
+            self.catch_up()
+        else:
+            self.notify("No recipe is kept for this host: gputuner recipe writes one", severity="warning", timeout=5)
+
+    def take_name(self, purpose: str, name: str, rest: str) -> None:
+        """Save the choice as a preset, or how the server is started as a recipe."""
+        state, server = self.shell.snapshot, self.shell.server()
+        if state is None:
+            return
+        if purpose == "preset":
+            self.post_message(KeepRequested(self, state.name, preset=self._new_preset(name, rest, server)))
+        elif server is not None and (engine := engines().get(server.identity.engine)) is not None:
+            try:
+                recipe = read_recipe(state, server, engine, name)
+            except TunerError as error:
+                self.notify(clean(str(error)), severity="error", timeout=8, markup=False)
+                return
+            self.post_message(KeepRequested(self, state.name, recipe=recipe))
+
+    def _new_preset(self, name: str, why: str, server: ServerState | None) -> Preset:
+        view = self.view
+        args: dict[str, Any] = {}
+        env: dict[str, str] = {}
+        unset: list[str] = []
+        for knob, value in view.overrides.items():
+            each = view.knobs.get(knob)
+            if value is None:
+                unset.append(knob)
+            elif each is not None and each.knob.kind is KnobKind.ENV:
+                env[knob] = ("1" if value else "0") if isinstance(value, bool) else as_typed(value)
+            else:
+                args[knob] = value
+        where = self.shell.snapshot.name if self.shell.snapshot is not None else ""
+        return Preset(
+            id=name,
+            title=why or name,
+            engine=server.identity.engine if server is not None else ANY_ENGINE,
+            why=why or f"Saved on {clean(where)}, {time.strftime('%Y-%m-%d')}",
+            extends=(view.chosen,) if view.chosen else (),
+            args=args,
+            env=env,
+            unset=tuple(unset),
+        )
+
+    def on_kept(self, message: Kept) -> None:
+        """Tell what was saved, and list a new preset."""
+        message.stop()
+        if message.error:
+            self.notify(clean(message.error), severity="error", timeout=10, markup=False)
+        elif message.words:
+            self.notify(clean(message.words), timeout=6, markup=False)
+        if message.asked.preset is not None and not message.error:
+            self.read_presets()
+
+    def read_presets(self) -> None:
+        """Have the presets read again."""
+
+    def copy_text(self) -> str:
+        """Return the exact command."""
+        tuning = self.view.tuning
+        return command_text(tuning.launch) if tuning is not None and tuning.launch is not None else ""
