@@ -493,17 +493,3 @@ def test_where_systemd_runs_the_supervisor_is_a_unit_of_its_own(home: Path, tmp_
         assert TOKEN not in log.read_text(), "what a unit's command line holds is shown to everybody"
         (ann.folder / "runs" / RUN / "cancel").write_text(json.dumps({"operator": ANN}))
         assert ann.run(RUN, outcome="cancelled")
-
-
-def test_nothing_is_started_where_a_logout_would_end_it(home: Path, tmp_path: Path) -> None:
-    if os.getuid() == 0:
-        pytest.skip("root has no such limit")
-    tree = ProcTree(tmp_path / "root")
-    (tree.root / "run/systemd/system").mkdir(parents=True)
-    (tree.root / "etc/systemd").mkdir(parents=True)
-    (tree.root / "etc/systemd/logind.conf").write_text("[Login]\nKillUserProcesses=yes\n")
-    with operating(home, root=tree.root) as ann:
-        ann.done("take-lease")
-        answer = ann.act("switch", order={"run": RUN})
-        assert "ends all processes of a user at logout" in (answer.error or "")
-        assert "enable-linger" in answer.hint

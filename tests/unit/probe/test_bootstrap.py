@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zlib
 from collections.abc import Iterator
 from graphlib import CycleError
@@ -19,7 +20,7 @@ import pytest
 
 from tests.fixtures.proc.running import pythons
 from tuner.probe import bootstrap
-from tuner.probe.bootstrap import STUB, argv, modules, payload
+from tuner.probe.bootstrap import STUB, argv, modules, payload, supervisor
 
 FOLDER = Path(bootstrap.__file__).with_name("agent")
 HOME = Path(pwd.getpwuid(os.getuid()).pw_dir)
@@ -261,3 +262,40 @@ def test_an_interpreter_that_others_can_write_or_swap_is_not_run(bare: Path, pla
 def test_an_interpreter_of_another_user_is_not_run(bare: Path, place: Path, part: str) -> None:
     os.chown(place / part, 65534, 65534)
     assert not is_tried(bare)
+
+
+@pytest.mark.parametrize("python", pythons())
+def test_the_supervisor_is_one_file_that_starts_quickly(python: str, tmp_path: Path) -> None:
+    """It has all that it imports, compiles only what it needs, and leaves its errors in the folder of the run."""
+    own = Path(bootstrap.__file__).with_name("supervisor")
+    program = tmp_path / "supervisor.py"
+    program.write_bytes(supervisor())
+    (tmp_path / "order.json").write_text("torn")
+    began = time.monotonic()
+    done = subprocess.run([python, "-ISB", program, tmp_path], cwd="/", timeout=20.0, capture_output=True)
+    took = time.monotonic() - began
+    assert done.returncode == 1
+    assert (done.stdout, done.stderr) == (b"", b"")
+    assert "order.json is no order" in (tmp_path / "supervisor.err").read_text()
+    assert (tmp_path / "supervisor.err").stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["order.json", "supervisor.err", "supervisor.py"]
+    assert took < 1.0, "0.1 s where nothing else runs"
+    every = "import sys\nfor name in sorted(Finder.sources):\n    __import__(name)\nprint(*Finder.sources)\n"
+    (tmp_path / "all.py").write_bytes(supervisor().replace(b"\nmain()\n", b"\n" + every.encode()))
+    done = subprocess.run([python, "-ISB", tmp_path / "all.py", tmp_path], cwd="/", timeout=20.0, capture_output=True)
+    assert done.returncode == 0, (tmp_path / "supervisor.err").read_text()
+    packed = (tmp_path / "supervisor.err").read_text().split()
+    names = {f"gputuner_run.supervisor.{path.stem}" for path in own.glob("*.py") if path.stem != "__init__"}
+    assert names <= set(packed), "no module of its folder is left over"
+    assert {name.split(".")[0] for name in packed if "." in name and "/" not in name} >= {"gputuner_run"}
+
+
+def test_the_supervisor_imports_nothing_else_of_ours() -> None:
+    for path in Path(bootstrap.__file__).with_name("supervisor").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                place = (node.module or "").split(".")
+                assert (node.level, len(place)) == (1, 1) or (node.level, place[0], len(place)) == (2, "agent", 2), path
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                tops = {x.name.split(".")[0] for x in node.names} if isinstance(node, ast.Import) else {node.module}
+                assert tops <= sys.stdlib_module_names, path

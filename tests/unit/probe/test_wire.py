@@ -269,3 +269,32 @@ def test_no_secret_is_in_the_excerpt_of_garbage() -> None:
     decoder = Decoder()
     list(decoder.feed(f"motd {TOKEN}\n".encode()))
     assert TOKEN not in str(decoder.preamble)
+
+
+def test_secrets_in_what_a_run_tells_are_masked() -> None:
+    key, token = "sk-abcdefgh12345678", "hf_AbcdefGhijklmnop"
+    operator = {"session": "s", "name": f"ann {token}", "machine": token}
+    process = {"pid": 1, "start_ticks": 2, "title": f"serve --api-key {key}"}
+    run = {
+        "id": "r", "operator": operator, "began_at": 1.0, "updated_at": 2.0, "argv": ["serve", "--api-key", key],
+        "env": {"HF_TOKEN": token, "MODE": "x"}, "detail": f"asked with Bearer {key}", "failure": token, "title": token,
+        "steps": [{"step": "stop", "at": 1.0, "detail": token}], "supervisor": process, "old": process, "new": process,
+        "leftovers": [{"pid": 3, "title": token}], "cancelled_by": operator, "back": token, "preset": token,
+        "supervised": True, "progress": {"more": token},
+    }  # fmt: skip
+    lines = (
+        line(t="run", run=run),
+        line(t="lease", lease={"holder": operator, "mine": True, "lost_to": operator}),
+        line(t="acted", id=1, error=f"--api-key {key}", hint=token),
+    )
+    events = decoded(*lines)
+    assert [type(event) for event in events] == [e.RunChanged, e.LeaseChanged, e.Acted]
+    assert not any(secret in repr(events) for secret in (key, token))
+    assert events[0].run.argv == ("serve", "--api-key", MASK)
+    assert events[0].run.env == {"HF_TOKEN": MASK, "MODE": "x"}
+    assert events[0].run.supervised
+    assert events[1].lease.mine
+
+
+def test_a_record_of_a_run_that_is_none_is_a_problem() -> None:
+    assert len(problems(decoded(line(t="run", run={"id": "r", "operator": {}})))) == 1
