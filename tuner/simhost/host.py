@@ -102,35 +102,51 @@ class Host:
 
     async def _kernel(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            for _ in range(5):
+                await asyncio.sleep(TICK_S / 5)
+                if self.world.kernel.news():
+                    break
             self.world.tick()
 
     async def _script(self) -> None:
-        """Play the scenario's launches one after the other."""
+        """Play the scenario's launches one after the other, until somebody else stops or starts a server."""
         world = self.world
         steps = () if self.args.no_server else world.plan.steps
         pid = next(iter(world.servers), None)
         while steps:
             for step in steps:
                 pid = world.start(step.launch) if pid is None else pid
-                await self._until_over(pid, step.serve_s)
+                if not await self._until_over(pid, step.serve_s):
+                    return
                 pid = None
                 await asyncio.sleep(step.pause_s / self.args.speed)
+                if world.kernel.strangers:
+                    return
             if not world.plan.repeat:
                 return
 
-    async def _until_over(self, pid: int, serve_s: float | None) -> None:
-        """Wait until a server has ended; stop it after it has served for `serve_s` seconds."""
+    async def _until_over(self, pid: int, serve_s: float | None) -> bool:
+        """Wait until a server has ended; stop it after it has served for `serve_s` seconds.
+
+        Returns:
+            False when somebody else stopped it or started another: the play is over then.
+        """
         world, ready_at = self.world, None
+        wanted = over = False
         while pid in world.servers and world.servers[pid].poll() is None:
             fact = world.fact(pid)
+            if world.kernel.strangers:
+                return False
+            over = fact is not None and fact["over"]
             if serve_s is not None and fact is not None and fact["ready"]:
                 ready_at = ready_at or time.monotonic()
                 if time.monotonic() - ready_at >= serve_s / self.args.speed:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGTERM)
-                    serve_s = None
+                    serve_s, wanted = None, True
             await asyncio.sleep(0.1)
+        fact = world.fact(pid)
+        return wanted or over or (fact is not None and fact["over"])
 
 
 def serve(world: World) -> None:

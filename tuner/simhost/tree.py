@@ -47,12 +47,16 @@ class Process:
 class Tree:
     """Writes the files below one root folder. A file whose contents change is replaced, never rewritten in place."""
 
-    def __init__(self, root: Path, *, now: float) -> None:
+    def __init__(self, root: Path, *, now: float, uid: int = 0) -> None:
+        self._uid = uid
+        """User id by which root's processes are known here."""
         self.proc = root / "proc"
         self.sys = root / "sys"
         self.etc = root / "etc"
         self.boot = float(int(now - _UP_DAYS * 86_400 - 1_234))
         self._known: dict[int, Process] = {}
+        self._parents: dict[int, int] = {}
+        """The parent that each process was last shown with."""
         self._cpu: dict[int, float] = {}
         self._busy = 9_000_000.0
         self._at = now
@@ -61,7 +65,9 @@ class Tree:
         """Write what never changes."""
         self.etc.mkdir(parents=True, exist_ok=True)
         (self.etc / "passwd").write_text(
-            "root:x:0:0:root:/root:/bin/bash\nalice:x:1001:1001:Alice:/home/alice:/bin/bash\n"
+            "root:x:0:0:root:/root:/bin/bash\n"
+            + (f"root:x:{self._uid}:0:root:/root:/bin/bash\n" if self._uid else "")
+            + "".join(f"alice:x:{uid}:{uid}:Alice:/home/alice:/bin/bash\n" for uid in (1001, 1002) if uid != self._uid)
         )
         self._write("sys/kernel/hostname", HOSTNAME + "\n")
         self._write("sys/kernel/osrelease", "6.8.0-87-generic\n")
@@ -105,9 +111,10 @@ class Tree:
         if old is None or old.cmdline != process.cmdline or old.state != process.state:
             self._write(f"{folder}/cmdline", b"" if process.state == "Z" else process.cmdline)
             self._write(f"{folder}/comm", process.comm[:15] + "\n")
-        if old is None:
+        if old is None or old.env != process.env:
             pairs = "".join(f"{name}={value}\0" for name, value in process.env.items())
-            self._write(f"{folder}/environ", pairs.encode())
+            self._write(f"{folder}/environ", pairs.encode(errors="surrogateescape"))
+        if old is None:
             self._write(f"{folder}/cgroup", f"0::{process.cgroup}\n")
             self._link(f"{folder}/cwd", process.cwd)
             self._link(f"{folder}/exe", process.exe)
@@ -122,9 +129,19 @@ class Tree:
 
     def remove(self, pid: int) -> None:
         """Remove a process."""
+        self._parents.pop(pid, None)
         if self._known.pop(pid, None) is not None:
             shutil.rmtree(self.proc / str(pid), ignore_errors=True)
             self._sockets()
+
+    def adopt(self) -> None:
+        """Let init be the parent of those whose parent is not of this host, or is gone."""
+        for pid, process in self._known.items():
+            if self._parents.get(pid) != self._parent(process):
+                self._stat(process)
+
+    def _parent(self, process: Process) -> int:
+        return process.ppid if process.ppid in self._known or process.pid == 1 else 1
 
     def pids(self) -> Sequence[int]:
         """Return the PIDs of all processes."""
@@ -160,8 +177,9 @@ class Tree:
         cpu = int(self._cpu.get(process.pid, 0.0) * _HZ)
         rss = process.rss_kb // 4
         session = process.session or process.pid
+        ppid = self._parents[process.pid] = self._parent(process)
         tail = (
-            f"{process.state} {process.ppid} {session} {session} 0 -1 4194560 91000 0 12 0 {cpu} {cpu // 9} 0 0 20 0 "
+            f"{process.state} {ppid} {session} {session} 0 -1 4194560 91000 0 12 0 {cpu} {cpu // 9} 0 0 20 0 "
             f"42 0 {ticks} {process.rss_kb * 9 * 1024} {rss} 18446744073709551615 1 1 0 0 0 0 0 16781312 17642 "
             "0 0 0 17 5 0 0 0 0 0 0 0 0 0 0 0 0 0"
         )
@@ -170,7 +188,7 @@ class Tree:
         self._write(
             f"{process.pid}/status",
             f"Name:\t{process.comm[:15]}\nState:\t{process.state}\nTgid:\t{process.pid}\nPid:\t{process.pid}\n"
-            f"PPid:\t{process.ppid}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nGid:\t{uid}\t{uid}\t{uid}\t{uid}\n"
+            f"PPid:\t{ppid}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nGid:\t{uid}\t{uid}\t{uid}\t{uid}\n"
             f"NSpid:\t{process.pid}\nVmRSS:\t{process.rss_kb} kB\nThreads:\t42\n",
         )
 

@@ -18,17 +18,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.simhost import gpus, scenarios
+from tuner.simhost import gpus, real, scenarios
 from tuner.simhost.engine.config import Spec
+from tuner.simhost.install import install
+from tuner.simhost.kernel import Kernel
+from tuner.simhost.mirror import Mirror
 from tuner.simhost.scenarios import Launch, OldRun, Plan
-from tuner.simhost.tree import HOSTNAME, Process, Tree
+from tuner.simhost.tree import Process, Tree
 
 if TYPE_CHECKING:
     import argparse
 
-_GUEST = Path(__file__).parent / "guest"
 TICK_S = 0.25
-_IDLE = {"utilization": 0.0, "watts": 0.055, "pcie_rx": 0.0, "pcie_tx": 0.0, "mem_utilization": 0.0}
+ALICE = 1001
+"""User id of alice, who shares the host."""
+ALICES = "/user.slice/user-1001.slice/session-31.scope"
+PORT = 30_000
 _CLEAN_ENV = ("PATH", "TERM", "TZ", "LC_ALL", "LANG", "LC_CTYPE")
 
 
@@ -47,60 +52,42 @@ class World:
         self.dir = self.dir.resolve()
         self.plan: Plan = scenarios.plan(args.scenario)
         self.now = time.time()
-        self.tree = Tree(self.dir / "root", now=self.now)
+        self.uid = os.getuid()
+        """User id of all processes that are root's on this host: that which they truly have."""
+        self.root = self.dir / "root"
+        self.tree = Tree(self.root, now=self.now, uid=self.uid)
         self.run_dir = self.dir / "run"
         self.logs = self.dir / "data" / "logs"
         self.home = self.dir / "home"
-        self.site = self.dir / "venv" / "lib" / "python3.12" / "site-packages"
+        self.venv = self.dir / "venv"
+        self.gpu_state = self.dir / "bin" / "gpu-state.json"
+        self.site = self.venv / "lib" / "python3.12" / "site-packages"
         self.driver = gpus.Driver(
-            (self.site / "gpu-state.json", self.dir / "bin" / "gpu-state.json"),
-            random.Random(args.seed), mode=args.gpu_mode, lost=set(args.lost_gpu),  # noqa: S311 - a seeded play, no secret
+            (self.gpu_state,), random.Random(args.seed), mode=args.gpu_mode, lost=set(args.lost_gpu),  # noqa: S311 - a seeded play, no secret
         )  # fmt: skip
         self.launches = 0
         self.servers: dict[int, subprocess.Popen[bytes]] = {}
-        self.facts: dict[int, tuple[int, dict[str, Any]]] = {}
         self.logged: dict[int, str] = {}
-        self.freeing: list[tuple[float, gpus.Holder]] = []
-        """Memory of processes that just died, with the time at which the driver releases it."""
+        self.owners: dict[int, int] = {}
+        """User id of a server that is somebody else's, by PID."""
+        first = self.plan.steps[0].launch if self.plan.steps else None
+        self.traffic = args.traffic or (first.traffic if first else "none")
+        self.kernel = Kernel(self)
+        self.life = -1
+        """Writing end of the pipe that ends launched servers when this process is gone."""
         self.janitor_pid: int | None = None
         self.tenant_pid: int | None = None
-        self.tenant_bytes = 0
+        self.tenant_bytes = 0.0
         self.life_read, self.life_write = os.pipe()
 
     # Set-up
 
     def build(self) -> None:
         """Make the folders and files of the host."""
-        for folder in (
-            self.run_dir,
-            self.logs,
-            self.site,
-            self.dir / "bin",
-            self.dir / "venv" / "bin",
-            self.home,
-        ):
-            folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(_GUEST / "pynvml.py", self.site / "pynvml.py")
-        info = self.site / f"sglang-{self.args.version}.dist-info"
-        info.mkdir(exist_ok=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: sglang\nVersion: {self.args.version}\n")
-        # A real virtual environment on our own interpreter, which servers run on and which is `python3` on this host.
-        venv = self.dir / "venv"
-        (venv / "pyvenv.cfg").write_text(f"home = {sys.base_prefix}/bin\nversion = 3.12.3\n")
-        for name in ("python", "python3"):
-            (venv / "bin" / name).symlink_to(sys.executable)
-        running = venv / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
-        if not running.exists():
-            running.symlink_to(self.site.parent)
-        self._script("nvidia-smi", f'exec "{sys.executable}" -I -S "{self.dir}/bin/nvidia_smi.py" "$@"\n')
-        self._script("hostname", f"echo {HOSTNAME}\n")
-        shutil.copyfile(_GUEST / "nvidia_smi.py", self.dir / "bin" / "nvidia_smi.py")
+        install(self)
+        # Opened for both, since opening a pipe for writing waits for a reader.
+        self.life = os.open(self.run_dir / "life", os.O_RDWR | os.O_NONBLOCK)
         self.tree.build()
-
-    def _script(self, name: str, body: str) -> None:
-        path = self.dir / "bin" / name
-        path.write_text("#!/bin/sh\n" + body)
-        path.chmod(0o755)
 
     def begin(self) -> None:
         """Start the scenario's first server, before the slow imports, so that both run at the same time."""
@@ -120,13 +107,15 @@ class World:
                 for number in (signal.SIGINT, signal.SIGHUP):
                     signal.signal(number, signal.SIG_IGN)
                 os.close(self.life_write)
+                os.close(self.life)
                 select.select([self.life_read], [], [])
                 work()
             os._exit(0)
         return pid
 
     def _sweep(self) -> None:
-        """Remove the folder, repeatedly, since dying servers may still write to it."""
+        """End what still runs there, and remove the folder, repeatedly, since dying servers may still write to it."""
+        Mirror(self.root).end_all()
         for _ in range(50):
             shutil.rmtree(self.dir, ignore_errors=True)
             if not self.dir.exists():
@@ -183,7 +172,7 @@ class World:
             **launch.env,
         }
         words = scenarios.argv(
-            self.python, launch, args.version, 30_000, metrics=not args.no_metrics, api_key=args.api_key,
+            self.python, launch, args.version, PORT, metrics=not args.no_metrics, api_key=args.api_key,
             extra=tuple(args.flag),
         )  # fmt: skip
         foreign = {self.plan.tenant.gpu: self.plan.tenant.used_bytes} if self.plan.tenant else {}
@@ -200,99 +189,25 @@ class World:
 
     def tick(self) -> None:
         """Update /proc and the driver from the processes there are."""
-        now = time.time()
-        loads = [dict(_IDLE) for _ in range(gpus.COUNT)]
-        holders: list[gpus.Holder] = []
-        seen = {1}
-        for pid in list(self.servers):
-            gone = self.servers[pid].poll() is not None
-            fact = self.fact(pid)
-            if fact is None:
-                if gone:
-                    self._forget(pid)
-                continue
-            members = fact["members"]
-            if gone:
-                self._let_go(fact, now)
-                members = [{**m, "memory_bytes": 0, "orphan": True} for m in members if _alive(m["pid"])]
-                if not members:
-                    self._forget(pid)
-                    continue
-            else:
-                seen.add(pid)
-                self._show_leader(pid, fact)
-                if members:
-                    loads = [dict(load) for load in fact["loads"]]
-            for member in members:
-                seen.add(member["pid"])
-                self._show_member(pid, fact, member)
-                if member["memory_bytes"] and member["gpu"] is not None:
-                    title = member["title"].replace("\0", " ").strip()
-                    holders.append(gpus.Holder(member["pid"], member["gpu"], member["memory_bytes"], title))
-        self.freeing = [(until, holder) for until, holder in self.freeing if until > now]
-        holders += [holder for _, holder in self.freeing]
-        self._tick_tenant(holders, loads, seen)
-        for pid in self.tree.pids():
-            if pid not in seen:
-                self.tree.remove(pid)
-        self.tree.tick(now)
-        self.driver.update(time.monotonic(), loads, holders)
+        self.kernel.tick()
 
     def fact(self, pid: int) -> dict[str, Any] | None:
         """Return what a server last published about itself; None before it published anything."""
-        path = self.run_dir / f"{pid}.json"
-        try:
-            stamp = path.stat().st_mtime_ns
-            known = self.facts.get(pid)
-            if known is None or known[0] != stamp:
-                self.facts[pid] = (stamp, json.loads(path.read_text()))
-        except (OSError, ValueError):
-            pass
-        found = self.facts.get(pid)
-        return found[1] if found else None
+        return self.kernel.fact(pid)
 
-    def _let_go(self, fact: dict[str, Any], now: float) -> None:
-        """Release the memory of a dead server a moment later."""
-        if fact.get("let_go"):
-            return
-        fact["let_go"] = True
-        for member in fact["members"]:
-            if member["memory_bytes"] and member["gpu"] is not None:
-                holder = gpus.Holder(member["pid"], member["gpu"], member["memory_bytes"], "python")
-                self.freeing.append((now + 1.2 / max(1.0, self.args.speed), holder))
-
-    def _forget(self, pid: int) -> None:
-        self.servers.pop(pid, None)
-        self.facts.pop(pid, None)
-        self.logged.pop(pid, None)
-
-    def _show_leader(self, pid: int, fact: dict[str, Any]) -> None:
+    def show_neighbour(self, pid: int, cmdline: bytes, *, began: float, **more: Any) -> None:
+        """Show a process of alice's."""
         self.tree.put(
             Process(
-                pid, 1, "\0".join(fact["argv"]).encode() + b"\0", fact["started_at"], session=pid, env=fact["env"],
-                cwd=fact["cwd"], exe=self.python, log=self.logged[pid], port=fact["port"], rss_kb=1_066_964,
-                cpu_share=0.4 if fact["ready"] else 1.0,
+                pid, 1, cmdline, began, uid=ALICE + (self.uid == ALICE), cgroup=ALICES, exe="/usr/bin/python3.12",
+                **{"env": {"USER": "alice", "HOME": "/home/alice"}, "cwd": "/home/alice", **more},
             )
         )  # fmt: skip
 
-    def _show_member(self, leader: int, fact: dict[str, Any], member: dict[str, Any]) -> None:
-        kind, title = member["kind"], member["title"]
-        titled = title.startswith("sglang::")
-        scheduler = kind == "scheduler"
-        dead = member["state"] == "Z"
-        # Our leader reaps its dead children; the real engine leaves zombies, so zombies are shown.
-        self.tree.put(
-            Process(
-                member["pid"], 1 if member.get("orphan") else leader, title.encode(),
-                fact["started_at"] + (0.6 if kind == "resource_tracker" else 1.1),
-                comm=title[:15] if titled else "python",
-                state=member["state"], session=leader, env=fact["env"], cwd=fact["cwd"], exe=self.python,
-                log=self.logged.get(leader), rss_kb=0 if dead else 2_876_628 if scheduler else 1_029_640,
-                cpu_share=0.0 if dead else 1.0 if scheduler else 0.02,
-            )
-        )  # fmt: skip
-
-    def _tick_tenant(self, holders: list[gpus.Holder], loads: list[dict[str, float]], seen: set[int]) -> None:
+    def neighbours(
+        self, passed_s: float, holders: list[gpus.Holder], loads: list[dict[str, float]], seen: set[int]
+    ) -> None:
+        """Show the foreign process on a GPU, which goes on whatever becomes of the servers."""
         tenant, pid = self.plan.tenant, self.tenant_pid
         if tenant is None or pid is None:
             return
@@ -300,18 +215,15 @@ class World:
             self.tenant_pid = None
             return
         seen.add(pid)
-        grown = self.tenant_bytes + int(tenant.growth_bytes_s * TICK_S * self.args.speed)
-        self.tenant_bytes = min(tenant.most_bytes, grown) // (2 << 20) * (2 << 20)
-        self.tree.put(
-            Process(
-                pid, 1, b"python\0train.py\0--config\0lora-7b.yaml\0", self.now - 5 * 3600, uid=1001,
-                env={"USER": "alice", "HOME": "/home/alice", "CUDA_VISIBLE_DEVICES": str(tenant.gpu)},
-                cwd="/home/alice/lora", exe="/usr/bin/python3.12",
-                cgroup="/user.slice/user-1001.slice/session-31.scope",
-                rss_kb=4_212_000, cpu_share=0.9,
-            )
+        self.tenant_bytes = min(
+            float(tenant.most_bytes), self.tenant_bytes + tenant.growth_bytes_s * passed_s * self.args.speed
+        )
+        self.show_neighbour(
+            pid, b"python\0train.py\0--config\0lora-7b.yaml\0", began=self.now - 5 * 3600,
+            env={"USER": "alice", "HOME": "/home/alice", "CUDA_VISIBLE_DEVICES": str(tenant.gpu)},
+            cwd="/home/alice/lora", rss_kb=4_212_000, cpu_share=0.9,
         )  # fmt: skip
-        holders.append(gpus.Holder(pid, tenant.gpu, self.tenant_bytes, "python"))
+        holders.append(gpus.Holder(pid, tenant.gpu, int(self.tenant_bytes) // (2 << 20) * (2 << 20), "python"))
         mine = loads[tenant.gpu]
         mine["watts"] = min(1.0, mine["watts"] + 0.05)
         mine["utilization"] = max(mine["utilization"], 0.3)
@@ -323,10 +235,10 @@ class World:
 
     def first_look(self) -> None:
         """Show GPUs that have been busy for long when the first client comes."""
-        loads = [dict(_IDLE) for _ in range(gpus.COUNT)]
+        loads = [{"utilization": 0.0, "watts": 0.055} for _ in range(gpus.COUNT)]
         for pid in self.servers:
             fact = self.fact(pid)
-            loads = [dict(load) for load in fact["loads"]] if fact else loads
+            loads = [dict(load) for load in fact["loads"]] if fact and fact["loads"] else loads
         self.driver.settle(loads)
         self.tick()
 
@@ -334,7 +246,10 @@ class World:
 
     def end(self) -> None:
         """End all processes and remove the folder."""
-        orphans = [m["pid"] for pid in self.servers for m in (self.fact(pid) or {"members": []})["members"]]
+        with contextlib.suppress(OSError):
+            self.tick()
+        every = (*self.servers, *self.kernel.launched)
+        orphans = [m["pid"] for pid in every for m in (self.fact(pid) or {"members": []})["members"]]
         for child in (self.janitor_pid, self.tenant_pid):
             if child is not None:
                 with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -345,10 +260,14 @@ class World:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
             process.wait()
-        # Processes that lost their leader wait on this pipe alone.
+        # Launched servers, and processes that lost their leader, wait on these pipes.
         os.close(self.life_write)
+        if self.life >= 0:
+            os.close(self.life)
+        self.kernel.mirror.end_all()
+        orphans += self.kernel.launched
         for _ in range(200):
-            if not any(_alive(pid) for pid in orphans):
+            if not any(real.alive(pid) for pid in orphans):
                 break
             select.select([], [], [], 0.01)
         if self.own_dir:
@@ -358,16 +277,3 @@ class World:
 def _data(spec: Spec) -> dict[str, Any]:
     """Return a spec as JSON data."""
     return asdict(spec)
-
-
-def _alive(pid: int) -> bool:
-    """Return whether a process runs. Zombies of a dead leader may remain for long, and count as ended."""
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return not Path("/proc/self").exists()
-    return stat.rpartition(")")[2].split()[0] not in "ZX"

@@ -107,15 +107,10 @@ def test_two_that_start_together_hold_two_ports() -> None:
         for _ in range(2):
             played = server("0.5.9", 0.88, "--port", "30907")
             played.hold_port()
-            assert played.socket is not None
-            held.enter_context(played.socket)
-            if played.claim is not None:
-                held.enter_context(played.claim)
+            held.callback(played.held.close)
             ports.append(played.port)
     assert len(set(ports)) == 2
     again = server("0.5.9", 0.88, "--port", str(ports[0]))
     again.hold_port()
-    assert again.socket is not None
-    assert again.claim is not None
-    with again.socket, again.claim:
+    with contextlib.closing(again.held):
         assert again.port == ports[0], "its port is free again"

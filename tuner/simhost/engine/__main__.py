@@ -21,8 +21,7 @@ def main() -> None:
     try:
         config = resolve(spec)
     except SystemExit as error:
-        os.write(2, f"{error}\n".encode())
-        sys.exit(2)
+        sys.exit(error.code)
     Server(spec, config, 1, lifeline).run()
 
 

@@ -25,14 +25,16 @@ class Child:
     code: int | None = None
     """Exit code once it has ended, or the negative signal number; None while it runs."""
 
-    def title(self, python: str, *, titled: bool) -> str:
-        """Return the command line, NUL-separated as in /proc."""
+    def title(self, python: str, *, titled: bool, single: bool = False) -> str:
+        """Return the command line, NUL-separated as in /proc. The only rank of a server has no tag."""
         if self.kind == "resource_tracker":
             return f"{python}\0-B\0-c\0from multiprocessing.resource_tracker import main;main(36)\0"
         if not titled:
             call = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=37, pipe_handle=41)"
             return f"{python}\0-B\0-c\0{call}\0--multiprocessing-fork\0"
-        return f"sglang::scheduler_TP{self.rank}\0" if self.kind == "scheduler" else "sglang::detokenizer\0"
+        if self.kind == "detokenizer":
+            return "sglang::detokenizer\0"
+        return "sglang::scheduler\0" if single else f"sglang::scheduler_TP{self.rank}\0"
 
 
 class Family:
@@ -42,25 +44,26 @@ class Family:
         ranks: Number of schedulers.
         lifeline: Reading end of a pipe that closes when the simulated host ends, which ends every child; None for none.
         orphans: The detokenizer outlives a leader that dies before it serves, as observed with 0.5.23.
+        survive: The ranks outlive a leader that is killed at any time, as observed with vLLM.
     """
 
-    def __init__(self, ranks: int, *, lifeline: int | None, orphans: bool) -> None:
+    def __init__(self, ranks: int, *, lifeline: int | None, orphans: bool, survive: bool = False) -> None:
         leash, self._hold = os.pipe()
         served, self._served = os.pipe()
         pipes = (leash, served, lifeline)
-        self.children: list[Child] = [self._fork("resource_tracker", None, pipes, stays=False)]
-        self.children += [self._fork("scheduler", rank, pipes, stays=False) for rank in range(ranks)]
-        self.children.append(self._fork("detokenizer", None, pipes, stays=orphans and lifeline is not None))
+        stays = "always" if survive else "never"
+        self.children: list[Child] = [self._fork("resource_tracker", None, pipes, stays="never")]
+        self.children += [self._fork("scheduler", rank, pipes, stays=stays) for rank in range(ranks)]
+        self.children.append(self._fork("detokenizer", None, pipes, stays="loading" if orphans else stays))
         os.close(leash)
         os.close(served)
 
-    def _fork(self, kind: str, rank: int | None, pipes: tuple[int, int, int | None], *, stays: bool) -> Child:
+    def _fork(self, kind: str, rank: int | None, pipes: tuple[int, int, int | None], *, stays: str) -> Child:
         pid = os.fork()
         if pid:
             return Child(pid, kind, rank)
         with contextlib.suppress(BaseException):
-            os.close(self._hold)
-            os.close(self._served)
+            _close_others(pipes)
             _wait(*pipes, stays=stays, tracker=kind == "resource_tracker")
         os._exit(0)
 
@@ -94,12 +97,25 @@ class Family:
         return next(child for child in self.children if child.rank == rank)
 
 
-def _wait(leash: int, served: int, lifeline: int | None, *, stays: bool, tracker: bool) -> None:
+def _close_others(pipes: tuple[int, int, int | None]) -> None:
+    """Close all descriptors but stdio and the pipes: a child that outlives its leader must not hold its port."""
+    beyond = 3
+    for kept in sorted({pipe for pipe in pipes if pipe is not None}):
+        if kept > beyond:  # an empty range would be taken for all
+            os.closerange(beyond, kept)
+        beyond = kept + 1
+    os.closerange(beyond, max(beyond + 1, 4_096))
+
+
+def _wait(leash: int, served: int, lifeline: int | None, *, stays: str, tracker: bool) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         # Python's resource tracker ends only with its parent.
         polite = tracker and number in (signal.SIGTERM, signal.SIGINT)
         signal.signal(number, signal.SIG_IGN if polite else signal.SIG_DFL)
-    select.select([leash] if lifeline is None else [leash, lifeline], [], [])
-    if stays and lifeline is not None and os.read(served, 1) != b"S":
-        select.select([lifeline], [], [])
+    life = [] if lifeline is None else [lifeline]
+    if stays != "always" or not life:
+        select.select([leash, *life], [], [])
+        if stays == "never" or not life or os.read(served, 1) == b"S":
+            return
+    select.select(life, [], [])

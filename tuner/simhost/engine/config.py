@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuner.simhost.engine import memory
+from tuner.simhost.engine import flags, memory
+from tuner.simhost.engine.models import KIMI, MODELS, Model
 
 DATA = Path(__file__).parent / "data"
 VERSIONS = ("0.5.9", "0.5.23")
-NATIVE_CONTEXT = 262_144
-"""Context length in tokens, from the LLM's own configuration."""
-
-_ALIASES = {"tp": "tp_size", "tensor_parallel_size": "tp_size", "model": "model_path", "dp": "dp_size"}
+GPUS = 8
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,13 @@ class Spec:
     faults: dict[str, float] = field(default_factory=dict)
     """Faults by name, each with a parameter.
 
-    hang_capture: captures done before the hang; big_prefill and rank_killed: seconds after ready.
+    hang_capture: captures done before the hang; big_prefill and rank_killed: seconds after ready. Those that an
+    environment asks for are in `faults`.
     """
+    launched: bool = False
+    """True for a server that someone on the host started; False for one of the scenario."""
+    gpu_state: str = ""
+    """File in which the simulated driver tells who holds memory; empty: `foreign` holds for good."""
 
     @classmethod
     def read(cls, text: str) -> Spec:
@@ -68,6 +71,7 @@ class Config:
     version: str
     args: dict[str, Any]
     given: frozenset[str]
+    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def new(self) -> bool:
@@ -82,7 +86,52 @@ class Config:
     @property
     def context_length(self) -> int:
         """Return the most tokens of a request."""
-        return int(self.args["context_length"] or NATIVE_CONTEXT)
+        return int(self.args["context_length"] or self.model.context)
+
+    @property
+    def model(self) -> Model:
+        """Return the LLM."""
+        return MODELS.get(str(self.args["model_path"]), KIMI)
+
+    @property
+    def kv_bytes_per_value(self) -> int:
+        """Return the bytes of one value in the KV pool."""
+        return 1 if str(self.args["kv_cache_dtype"]).startswith(("fp8", "mxfp8")) else 2
+
+    @property
+    def kv_dtype(self) -> str:
+        """Return the KV pool's type as torch names it."""
+        wanted = str(self.args["kv_cache_dtype"])
+        names = {"fp8_e5m2": "torch.float8_e5m2", "fp8_e4m3": "torch.float8_e4m3fn", "mxfp8": "torch.float8_e4m3fn"}
+        return names.get(wanted, "torch.bfloat16")
+
+    @property
+    def cell_bytes(self) -> int:
+        """Return the KV bytes of one token on each rank."""
+        model = self.model
+        size = model.cell_bytes // (self.tp if model.split else 1)
+        return size * self.kv_bytes_per_value // 2
+
+    @property
+    def weights_bytes(self) -> int:
+        """Return the bytes of each rank's weights."""
+        return self.model.weights_bytes // self.tp
+
+    @property
+    def gpus(self) -> list[int]:
+        """Return the GPU of each rank; -1 where the rank has none."""
+        visible = list(range(GPUS))
+        words = self.environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        if all(word.strip().isdigit() for word in words):
+            visible = [int(word) for word in words if int(word) < GPUS]
+        indexes = [int(self.args["base_gpu_id"]) + rank * int(self.args["gpu_id_step"]) for rank in range(self.tp)]
+        return [visible[index] if index < len(visible) else -1 for index in indexes]
+
+    @property
+    def chunk(self) -> int:
+        """Return the most tokens of a prefill chunk."""
+        size = int(self.args["chunked_prefill_size"])
+        return size if size > 0 else int(self.args["max_prefill_tokens"])
 
     @property
     def fraction(self) -> float:
@@ -92,14 +141,25 @@ class Config:
     @property
     def graph_max_bs(self) -> int:
         """Return the largest batch size that has a decode graph."""
-        if self.new:
-            return int(self.args["cuda_graph_config"]["decode"]["max_bs"])
-        return int(self.args["cuda_graph_max_bs"])
+        return max(self.graph_sizes, default=0)
+
+    @property
+    def graph_sizes(self) -> list[int]:
+        """Return the batch sizes that have a decode graph, ascending; empty where graphs are off."""
+        if self.args["disable_cuda_graph"] is True:
+            return []
+        if not self.new:
+            return list(self.args["cuda_graph_bs"])
+        decode = self.args["cuda_graph_config"]["decode"]
+        return [] if decode["backend"] == "disabled" else list(decode["bs"])
 
     @property
     def prefill_graphs(self) -> bool:
         """Return whether prefill graphs are captured (0.5.14 and later)."""
-        return self.new and self.args["cuda_graph_config"]["prefill"]["backend"] != "disabled"
+        if not self.new or self.args["disable_cuda_graph"] is True:
+            return False
+        prefill = self.args["cuda_graph_config"]["prefill"]
+        return prefill["backend"] != "disabled" and bool(prefill["bs"])
 
     @property
     def speculative(self) -> bool:
@@ -127,56 +187,32 @@ class Config:
 
 
 def resolve(spec: Spec) -> Config:
-    """Resolve the command line as the engine does; unknown flags end the process with status 2, as in argparse.
+    """Resolve the command line as the engine does; what argparse refuses ends the process with status 2.
 
     Raises:
-        SystemExit: With argparse's message.
+        SystemExit: After argparse's message on stderr.
     """
     args: dict[str, Any] = json.loads((DATA / f"args-{spec.version}.json").read_text())
-    given: set[str] = set()
-    words = iter(spec.argv[spec.argv.index("-m") + 2 :] if "-m" in spec.argv else spec.argv[1:])
-    pending = next(words, None)
-    while pending is not None:
-        name, _, inline = pending.removeprefix("--").partition("=")
-        key = _ALIASES.get(name.replace("-", "_"), name.replace("-", "_"))
-        key, target = _graph_alias(spec.version, key)
-        if target not in args:
-            raise SystemExit(f"launch_server.py: error: unrecognized arguments: {pending}")
-        value = inline or None
-        following = next(words, None)
-        if value is None and following is not None and not following.startswith("--"):
-            value, following = following, next(words, None)
-        _set(args, key, _literal(value))
-        given.add(key)
-        pending = following
-    _finish(args, given, spec)
-    return Config(spec.version, args, frozenset(given))
+    given = flags.given(spec.version, flags.words_of(spec.argv))
+    graphs = given.pop("cuda_graph_config", None)
+    args.update(given)
+    if spec.version != "0.5.9":
+        _graphs_of(args, given, graphs or {})
+    _finish(args, set(given), spec)
+    return Config(spec.version, args, frozenset(given), spec.env)
 
 
-def _graph_alias(version: str, key: str) -> tuple[str, str]:
-    """Return flag and setting of a graph flag: 0.5.14 renamed flags and moved their settings into one JSON setting."""
-    if version != "0.5.9" and key in ("cuda_graph_max_bs_decode", "cuda_graph_backend_prefill"):
-        return key, "cuda_graph_config"
-    return key, key
-
-
-def _set(args: dict[str, Any], key: str, value: object) -> None:
-    args[key] = value
-    if key == "cuda_graph_max_bs_decode":
-        args["cuda_graph_config"]["decode"]["max_bs"] = value
-    elif key == "cuda_graph_backend_prefill":
-        args["cuda_graph_config"]["prefill"]["backend"] = value
-
-
-def _literal(value: str | None) -> object:
-    if value is None:
-        return True
-    for kind in (int, float):
-        try:
-            return kind(value)
-        except ValueError:
-            continue
-    return value
+def _graphs_of(args: dict[str, Any], given: dict[str, Any], asked: dict[str, Any]) -> None:
+    """Move graph flags into the one setting that holds them since 0.5.14. JSON beats flags, as there."""
+    for phase, setting in args["cuda_graph_config"].items():
+        for name in ("backend", "max_bs", "bs"):
+            if f"cuda_graph_{name}_{phase}" in given:
+                setting[name] = given[f"cuda_graph_{name}_{phase}"]
+        setting.update(asked.get(phase) or {})
+    if args["disable_prefill_cuda_graph"]:
+        args["cuda_graph_config"]["prefill"]["backend"] = "disabled"
+    if args["disable_decode_cuda_graph"]:
+        args["cuda_graph_config"]["decode"]["backend"] = "disabled"
 
 
 def _finish(args: dict[str, Any], given: set[str], spec: Spec) -> None:
@@ -185,10 +221,15 @@ def _finish(args: dict[str, Any], given: set[str], spec: Spec) -> None:
     if "served_model_name" not in given:
         args["served_model_name"] = args["model_path"]
     if spec.version == "0.5.9":
-        args["cuda_graph_bs"] = memory.graph_sizes(args["cuda_graph_max_bs"])
+        args["cuda_graph_bs"] = (
+            sorted(args["cuda_graph_bs"] or ())
+            if "cuda_graph_bs" in given
+            else (memory.graph_sizes(args["cuda_graph_max_bs"]))
+        )
     else:
         graphs = args["cuda_graph_config"]
-        graphs["decode"]["bs"] = memory.graph_sizes(graphs["decode"]["max_bs"])
-        graphs["prefill"]["bs"] = memory.prefill_graph_sizes(args["chunked_prefill_size"])
+        graphs["decode"]["bs"] = sorted(graphs["decode"]["bs"]) or memory.graph_sizes(graphs["decode"]["max_bs"])
+        most = min(args["chunked_prefill_size"], graphs["prefill"]["max_bs"])
+        graphs["prefill"]["bs"] = sorted(graphs["prefill"]["bs"]) or memory.prefill_graph_sizes(most)
     args["random_seed"] = 20_260_226 + spec.seed
     args["_force_custom_ar"] = spec.env.get("SGLANG_FORCE_CUSTOM_AR_PCIE") == "1"

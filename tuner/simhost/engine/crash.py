@@ -41,6 +41,20 @@ _FRAMES: dict[tuple[str, bool], tuple[_Frame, ...]] = {
          "available_bytes = self._profile_available_bytes(pre_model_load_memory)"),
         ("sglang/srt/mem_cache/kv_cache_configurator.py", 1560, "_profile_available_bytes", "raise ValueError("),
     ),
+    ("weights", False): (
+        *_INIT_OLD,
+        ("sglang/srt/model_executor/model_runner.py", 497, "initialize", "self.load_model()"),
+        ("sglang/srt/model_executor/model_runner.py", 887, "load_model", "self.model = self.loader.load_model("),
+        ("sglang/srt/model_loader/loader.py", 641, "load_model", "model = _initialize_model("),
+        ("torch/utils/_device.py", 103, "__torch_function__", "return func(*args, **kwargs)"),
+    ),
+    ("weights", True): (
+        *_INIT_NEW,
+        ("sglang/srt/managers/scheduler.py", 564, "init_model_worker", "self.init_tp_model_worker()"),
+        ("sglang/srt/model_executor/model_runner.py", 612, "load_model", "self.model = self.loader.load_model("),
+        ("sglang/srt/model_loader/loader.py", 702, "load_model", "model = _initialize_model("),
+        ("torch/utils/_device.py", 103, "__torch_function__", "return func(*args, **kwargs)"),
+    ),
     ("capture", False): (
         ("sglang/srt/model_executor/cuda_graph_runner.py", 372, "__init__", "self.capture()"),
         ("sglang/srt/model_executor/cuda_graph_runner.py", 511, "capture", "_capture_one_stream()"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tuner.simhost.engine import memory
 from tuner.simhost.engine.memory import GIB, MIB, gib
 
 if TYPE_CHECKING:
+    from tuner.simhost.engine.config import Config
     from tuner.simhost.engine.start import Machine, Steps
     from tuner.simhost.engine.text import Lines
 
@@ -15,12 +15,12 @@ WEIGHTS_BYTES = 1_409_286_144
 LAYERS = 1
 MODEL = "DeepseekV3ForCausalLMNextN"
 _GRAPHS_BYTES = {"draft": 214 * MIB, "draft extend": 148 * MIB}
-_LAYER_BYTES = memory.MLA_CELL_BYTES // 61
+_TARGET_LAYERS = 61
 
 
-def cell_bytes(*, counted: bool) -> int:
+def cell_bytes(config: Config, *, counted: bool) -> int:
     """Return the KV bytes of one token, with `counted` those of the draft's layers too: 0.5.14 and later count them."""
-    return memory.MLA_CELL_BYTES + (LAYERS * _LAYER_BYTES if counted else 0)
+    return config.cell_bytes + (LAYERS * (config.cell_bytes // _TARGET_LAYERS) if counted else 0)
 
 
 def load(m: Machine, lines: Lines) -> Steps:
@@ -31,16 +31,16 @@ def load(m: Machine, lines: Lines) -> Steps:
     yield 9.0 * m.rng.uniform(0.95, 1.05)
     for rank in m.everyone():
         m.box.ranks[rank].draft += WEIGHTS_BYTES
-        m.log.line(lines.weights_end(m.log.now() - begin, m.box.free(rank), WEIGHTS_BYTES, MODEL), rank)
+        m.log.line(lines.weights_end(m.log.now() - begin, m.box.free(rank), WEIGHTS_BYTES, m.config.model, MODEL), rank)
         yield 0.01
 
 
 def pool(m: Machine, lines: Lines) -> Steps:
     """Allocate the draft's KV, for as many tokens as the target's."""
-    size = (m.tokens + 1) * LAYERS * _LAYER_BYTES
+    size = (m.tokens + 1) * LAYERS * (m.config.cell_bytes // _TARGET_LAYERS)
     for rank in m.everyone():
         m.box.ranks[rank].draft += size
-        m.log.line(lines.kv(m.tokens, size), rank)
+        m.log.line(lines.kv(m.tokens, size, m.config.kv_dtype), rank)
     for rank in m.everyone():
         m.log.line(f"Memory pool end. avail mem={gib(m.box.free(rank)):.2f} GB", rank)
         yield 0.01
@@ -64,7 +64,7 @@ def after_graphs(m: Machine, lines: Lines) -> Steps:
 def _capture(m: Machine, name: str, size: int) -> Steps:
     new, ranks = m.config.new, m.everyone()
     shown = [0] if new else ranks
-    sizes = memory.graph_sizes(m.config.graph_max_bs)
+    sizes = m.config.graph_sizes
     for rank in shown:
         free = gib(m.box.free(rank))
         title = "draft decode" if name == "draft" else name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 from typing import TYPE_CHECKING, NoReturn
 
@@ -27,6 +28,8 @@ class Ends:
         """True once one end has begun; no second one begins then."""
         self.draining = False
         """True once SIGTERM came: running requests are finished, new ones refused."""
+        self.over = False
+        """True once the server ends by its own failure, not because somebody stopped it."""
         self._crash: asyncio.Task[None] | None = None
         """A reference, without which the task might be collected before it is done."""
 
@@ -85,7 +88,8 @@ class Ends:
 
     async def start_failed(self, failed: start.StartFailed) -> None:
         """Log the exception of every rank that failed, then end all processes."""
-        self.dying = True
+        self.dying = self.over = True
+        self.server.publish()
         order = [rank for rank in self.server.machine.everyone() if rank in failed.errors]
         for rank in order:
             record = crash.scheduler_exception(failed.where, failed.errors[rank], new=self.server.config.new)
@@ -101,7 +105,7 @@ class Ends:
     def out_of_memory(self, rank: int, tried: int) -> None:
         """Begin the end of a server whose prefill did not fit on a rank."""
         error = start.out_of_memory(self.server.machine, rank, tried)
-        self.dying = True
+        self.dying = self.over = True
         self._crash = asyncio.get_running_loop().create_task(self._crash_serving(rank, error), name="crash")
 
     async def _crash_serving(self, rank: int, error: str) -> None:
@@ -149,8 +153,11 @@ class Ends:
         if serving is not None:
             serving.draining = True
         rids: list[str] | None = None
+        # It looks every five seconds, and began to at its start; so the first look comes sooner.
+        wait = random.uniform(1.5, 5.0)  # noqa: S311 - a play, no secret
         while rids != []:
-            await self._pause(5.0)
+            await self._pause(wait)
+            wait = 5.0
             if self._overtaken():
                 return
             rids = [r.rid for r in (*serving.running, *serving.prefilling, *serving.waiting)] if serving else []
@@ -196,11 +203,18 @@ class Ends:
     async def kill_rank(self, after: float) -> None:
         """Kill a rank after some seconds, as the fault `rank_killed`."""
         await self._pause(after)
+        self.over = True
         assert self.server.family is not None
         os.kill(self.server.family.scheduler(min(3, self.server.config.tp - 1)).pid, signal.SIGKILL)
 
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds / max(self.server.spec.speed, 1e-3))
+
+    def give_up(self) -> NoReturn:
+        """End all processes after a failure of its own."""
+        self.over = True
+        self.server.publish()
+        self._kill_all()
 
     def _kill_all(self) -> NoReturn:
         """SIGKILL all processes, this one last, as kill_process_tree does."""

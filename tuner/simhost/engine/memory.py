@@ -7,6 +7,7 @@ bytes, so that log and NVML agree exactly.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 MIB = 1 << 20
@@ -40,12 +41,26 @@ def pool_tokens(before: float, after: float, fraction: float, cell_bytes: int, p
     return math.floor(rest * GIB / cell_bytes) // page * page
 
 
-def communicator_bytes(env: dict[str, str], rank: int, *, custom_all_reduce: bool = False) -> int:
+def channels(env: Mapping[str, str]) -> int:
+    """Return the number of NCCL channels: the least of all limits, but as many as are asked for at least."""
+    most = min(number(env, name, 16) for name in ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS"))
+    least = max(number(env, name, 1) for name in ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS"))
+    return min(64, max(most, least, 1))
+
+
+def number(env: Mapping[str, str], name: str, default: int) -> int:
+    """Return an integer variable, or the default where it is none, as NCCL does."""
+    text = env.get(name, "").strip()
+    return int(text) if text.isdigit() else default
+
+
+def communicator_bytes(env: Mapping[str, str], rank: int, *, custom_all_reduce: bool = False, ranks: int = 8) -> int:
     """Return the bytes of one rank's NCCL communicators: one ring, buffers per channel, rounded as NCCL does."""
-    channels = int(env.get("NCCL_MAX_NCHANNELS", "16"))
-    buffer = int(env.get("NCCL_BUFFSIZE", str(4 * MIB)))
+    if ranks == 1:
+        return 0
+    buffer = number(env, "NCCL_BUFFSIZE", 4 * MIB)
     per_channel = _round_up(_LL_BYTES + _LL128_BYTES + buffer, 2 * MIB)
-    total = _COMMUNICATOR_BASE_BYTES + channels * per_channel
+    total = _COMMUNICATOR_BASE_BYTES + channels(env) * per_channel
     if custom_all_reduce:
         total += _CUSTOM_AR_BYTES
     # The last rank closes the ring and has one set of buffers less: measured as 0.05 GiB on a real host.

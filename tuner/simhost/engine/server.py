@@ -9,15 +9,16 @@ import os
 import random
 import resource
 import signal
-import socket
 import time
 from pathlib import Path
-from typing import Any
 
+from tuner.simhost import real
 from tuner.simhost.engine import past, start, text
 from tuner.simhost.engine.children import Family
 from tuner.simhost.engine.config import Config, Spec
 from tuner.simhost.engine.ends import Ends
+from tuner.simhost.engine.port import Port, squat
+from tuner.simhost.engine.publication import Publication
 from tuner.simhost.engine.serving import Serving
 from tuner.simhost.engine.traffic import PROFILES, Request, Traffic
 
@@ -68,17 +69,20 @@ class Server:
         self.clock = Clock()
         self.stamps = Stamps()
         self.pending: list[str] | None = None
-        self.log = start.Log(self._write, self.clock.now, self.stamps)
+        self.log = start.Log(self._write, self.clock.now, self.stamps, single=config.tp == 1)
         self.machine = start.machine(spec, config, self.log)
+        if spec.gpu_state:
+            self.machine.look = self._others
         self.lines = text.Lines(config.new, config.speculative)
         self.serving: Serving | None = None
         self.family: Family | None = None
-        self.socket: socket.socket | None = None
-        self.claim: socket.socket | None = None
-        self.port = int(config.args["port"])
+        self.held = Port(int(config.args["port"]))
+        self.port = self.held.number
+        self.squatter: dict[str, int] | None = None
+        """PID and port of the process that the fault `port-taken` starts."""
         self.listening = False
         self.ready = False
-        self.started_at = time.time()
+        self.started_at = (real.started_at(os.getpid()) if spec.launched else None) or time.time()
         self.ready_at = 0.0
         self.startup_free = [0] * config.tp
         """Free bytes by rank at the end of the start."""
@@ -88,9 +92,18 @@ class Server:
         """Number of tokens of each prompt seen so far: the prefix cache of real clients."""
         self.ends = Ends(self)
         self._wake = asyncio.Event()
-        self._written: str | None = None
+        self.publication = Publication(self)
         self.outside = 0
         """Number of running requests of real clients. While there are any, time advances in single steps."""
+
+    def _others(self) -> dict[int, int]:
+        """Return the bytes that other processes hold of each GPU, by the simulated driver."""
+        mine = {child.pid for child in self.family.children} if self.family else set()
+        held: dict[int, int] = {}
+        for process in json.loads(Path(self.spec.gpu_state).read_text())["processes"]:
+            if process["pid"] not in mine:
+                held[process["gpu"]] = held.get(process["gpu"], 0) + int(process["used"])
+        return held
 
     # Output and publication
 
@@ -109,88 +122,41 @@ class Server:
 
     def serving_line(self, at: float, message: str, rank: int | None) -> None:
         """Write a line of the scheduler with its own time."""
-        tag = "" if rank is None else f" TP{rank}"
+        tag = "" if rank is None or self.log.single else f" TP{rank}"
         self._write(f"[{self.stamps(at)}{tag}] {message}\n")
 
     def publish(self) -> None:
         """Publish processes, titles, memory and load for the simulated kernel and driver."""
-        machine, members = self.machine, []
-        python = self.spec.argv[0]
-        for child in self.family.children if self.family else ():
-            if not machine.spawned:
-                continue
-            memory = machine.box.ranks[child.rank].total if child.rank is not None else 0
-            alive = child.code is None
-            members.append(
-                {
-                    "pid": child.pid,
-                    "title": child.title(python, titled=machine.titled),
-                    "kind": child.kind,
-                    "state": ("R" if child.kind == "scheduler" and machine.titled else "S") if alive else "Z",
-                    "gpu": child.rank if child.rank is not None and alive else None,
-                    "memory_bytes": memory if alive else 0,
-                    "code": child.code,
-                }
-            )
-        if self.serving is not None and self.ready and machine.phase == "serving":
-            work = self.serving.loads()
-            for rank in range(self.config.tp):
-                machine.loads[rank] = work
-        children = self.family.children if self.family else ()
-        dead = {child.rank for child in children if child.code is not None}
-        fact: dict[str, Any] = {
-            "pid": os.getpid(),
-            "started_at": self.started_at,
-            "argv": self._argv(),
-            "env": self.spec.env,
-            "cwd": self.spec.cwd,
-            "port": self.port if self.listening else None,
-            "phase": machine.phase,
-            "ready": self.ready,
-            "members": members,
-            "loads": [(start.UNUSED if rank in dead else load).__dict__ for rank, load in enumerate(machine.loads)],
-        }
-        content = json.dumps(fact)
-        if content != self._written:
-            self._written = content
-            path = Path(self.spec.run_dir) / f"{os.getpid()}.json"
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(content)
-            temporary.replace(path)
-
-    def _argv(self) -> list[str]:
-        argv = list(self.spec.argv)
-        if "--port" in argv:
-            argv[argv.index("--port") + 1] = str(self.port)
-        return argv
+        self.publication.publish()
 
     # Life
 
     def run(self) -> None:
         """Run until killed or stopped."""
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        faults = self.spec.faults
+        if "ignore_term" in faults:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
         self.hold_port()
-        self.family = Family(self.config.tp, lifeline=self.lifeline, orphans=self.config.new)
+        self.family = Family(
+            self.config.tp, lifeline=self.lifeline, orphans=self.config.new, survive="orphans" in faults
+        )
+        if "instant_stop" in faults:
+            signal.signal(signal.SIGTERM, lambda *_: self._orphaned())
+        if self.spec.launched:
+            self.publish()
         asyncio.run(self._live())
 
     def hold_port(self) -> None:
-        """Reserve the port without listening, so that connections are refused until the server is ready.
-
-        SO_REUSEADDR is needed, or a port would be unusable for a while after each server. With it two servers that do
-        not listen yet can hold the same port, so the name of a second socket, which the kernel gives to one process
-        only, decides whose it is.
-        """
-        self.socket = socket.socket()
-        try:
-            self.claim = socket.socket(socket.AF_UNIX)
-            self.claim.bind(f"\0gputuner-simhost-{self.port}")
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self.socket.bind(("127.0.0.1", self.port))
-        except OSError:
-            self.socket.close()
-            self.socket = socket.socket()
-            self.socket.bind(("127.0.0.1", 0))
-        self.port = self.socket.getsockname()[1]
+        """Reserve the port. Where it is taken, a scenario's server takes another, and a launched one fails late."""
+        if not self.spec.launched:
+            self.held.hold_any()
+        elif "port_taken" in self.spec.faults:
+            self.squatter = {"pid": squat(self.held.number, self.lifeline), "port": self.held.number}
+        else:
+            self.held.hold()
+        self.port = self.held.number
         self.config.args["port"] = self.port
 
     async def _live(self) -> None:
@@ -208,11 +174,13 @@ class Server:
             if self.spec.up_s is None and not await self._start():
                 await self._never()
             if self.spec.up_s is None:
+                if "never_listens" in self.spec.faults:
+                    await self._never()
                 await self._open(tasks)
                 await self._warm_up()
             tasks.create_task(self._serve(), name="serve")
             for fault, after in self.spec.faults.items():
-                if fault == "rank_killed":
+                if fault in ("rank_killed", "rank_dies"):
                     tasks.create_task(self.ends.kill_rank(after), name="fault")
 
     async def _never(self) -> None:
@@ -275,7 +243,7 @@ class Server:
         self.serving.on_memory = self.ends.out_of_memory
         self.machine.phase = "serving"
 
-    def _uvicorn_lines(self) -> None:
+    def _uvicorn_lines(self, *, ours: bool = True) -> None:
         machine, log = self.machine, self.log
         if self.config.new:
             took = machine.timings
@@ -296,6 +264,12 @@ class Server:
             )
         log.line("Using fallback token IDs for yes/no (9693/2152)")
         log.line("INFO:     Application startup complete.")
+        if not ours:
+            log.line(
+                f"ERROR:    [Errno 98] error while attempting to bind on address "
+                f"('{self.config.args['host']}', {self.port}): address already in use"
+            )
+            return
         log.line(f"INFO:     Uvicorn running on http://{self.config.args['host']}:{self.port} (Press CTRL+C to quit)")
 
     def _warm_up_lines(self) -> list[tuple[float, tuple[str, int | None]]]:
@@ -318,18 +292,32 @@ class Server:
         from tuner.simhost.engine.web import Web
 
         loop = asyncio.get_running_loop()
-        assert self.socket is not None
         assert self.family is not None
+        ours = self.held.listen()
         if self.spec.up_s is None:
-            self._uvicorn_lines()
+            self._uvicorn_lines(ours=ours)
+        if not ours:
+            await self._bind_failed()
         web = Web(self)
-        await asyncio.start_server(web.serve, sock=self.socket)
+        await asyncio.start_server(web.serve, sock=self.held.socket)
         self.listening = True
         self.family.serving()
-        loop.add_signal_handler(signal.SIGTERM, lambda: tasks.create_task(self.ends.drain()))
-        loop.add_signal_handler(signal.SIGINT, lambda: tasks.create_task(self.ends.interrupt()))
+        if "ignore_term" not in self.spec.faults:
+            loop.add_signal_handler(signal.SIGINT, lambda: tasks.create_task(self.ends.interrupt()))
+            if "instant_stop" not in self.spec.faults:
+                loop.add_signal_handler(signal.SIGTERM, lambda: tasks.create_task(self.ends.drain()))
         loop.add_signal_handler(signal.SIGQUIT, lambda: tasks.create_task(self.ends.sigquit()))
         self.publish()
+
+    async def _bind_failed(self) -> None:
+        """Go on as 0.5.23 does when the port is another's: its warm-up asks that one, whose answer makes it "ready"."""
+        if await self.held.answered():
+            for delay, line in self._warm_up_lines()[-1:]:
+                await asyncio.sleep((7.0 + delay) / self.spec.pace)
+                self.log.line(*line)
+            await asyncio.sleep(1.0 / self.spec.pace)
+            self.ends.give_up()
+        await self._never()
 
     async def _warm_up(self) -> None:
         self.machine.phase = "warmup"

@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tuner.simhost.engine import memory
+from tuner.simhost.engine import memory, speed
 from tuner.simhost.engine.config import Config
 from tuner.simhost.engine.memory import MIB
 from tuner.simhost.engine.start import Load, Machine
@@ -110,13 +110,14 @@ class Serving:
         self._logged_at = now
         self._prefill_at = now
         self._jitter = 1.0
+        self.speed = speed.speed(machine.config, machine.spec.seed if machine.spec.launched else None)
         self.busy_s = 0.0
         self.on_memory: Callable[[int, int], None] = lambda rank, tried: None
         self.failed = False
         for number, rank in enumerate(machine.box.ranks):
             # What the warm-up left reserved; the first rank also handles images.
-            rank.activations = 212 * MIB
-            rank.workspace += 0 if number else 184 * MIB
+            rank.activations = int(212 * MIB * machine.config.model.scale)
+            rank.workspace += 0 if number else int(184 * MIB * machine.config.model.scale)
 
     @property
     def usage(self) -> float:
@@ -165,9 +166,11 @@ class Serving:
         """Return the seconds of one decode step of the present batch."""
         batch = len(self.running)
         tokens = max(0, self.used - 4096)
-        step = STEP_S + STEP_PER_REQUEST_S * (batch - 1) + STEP_PER_TOKEN_S * tokens
+        pace = self.speed
+        step = STEP_S * pace.step + STEP_PER_REQUEST_S * pace.per_request * (batch - 1)
+        step += STEP_PER_TOKEN_S * pace.per_token * tokens
         if batch > self.config.graph_max_bs:
-            step *= 2.4
+            step *= speed.EAGER
         return step * (1.45 if self.config.speculative else 1.0) * self._jitter
 
     def _decode(self, until: float) -> bool:
@@ -218,7 +221,7 @@ class Serving:
         span = max(1e-6, self.now - self._logged_at)
         self.throughput = self._tokens_since / span
         self._logged_at, self._tokens_since, self._steps = self.now, 0, 0
-        self._jitter = self.rng.uniform(0.9965, 1.0035)
+        self._jitter = self.rng.uniform(0.9965, 1.0035) * self.speed.drift(self.now)
         self.write(
             self.now,
             self.lines.decode(
@@ -257,7 +260,7 @@ class Serving:
 
     def _admit(self) -> bool:
         """Form a prefill batch from the head of the queue. Returns False when nothing fits."""
-        chunk = int(self.config.args["chunked_prefill_size"])
+        chunk = self.config.chunk
         batch: list[Request] = []
         new = cached = 0
         while self.waiting and len(self.running) + len(batch) < self.machine.max_running:
@@ -289,7 +292,7 @@ class Serving:
         self.prefilling = batch
         self.used += new + cached
         prefix = max(0, max(request.cached + request.prefilled for request in batch) - chunk)
-        took = 0.045 + new / PREFILL_TOKENS_S + new * prefix / 9.0e9
+        took = 0.045 + self.speed.prefill * new / PREFILL_TOKENS_S + new * prefix / 9.0e9
         self.prefill_end = self.now + took
         self.busy_s += took
         since = max(0.05, self.now - self._prefill_at)
@@ -318,7 +321,8 @@ class Serving:
 
     def _activate(self, new: int, prefix: int) -> None:
         """Reserve the memory of a prefill; PyTorch keeps the greatest amount so far."""
-        need = memory.activation_bytes(new, prefix)
+        need = int(memory.activation_bytes(new, prefix) * self.config.model.scale)
+        self.machine.refresh()
         box = self.machine.box
         short = [n for n, rank in enumerate(box.ranks) if box.free(n) < need - rank.activations]
         if short:

@@ -18,6 +18,17 @@ from tuner.simhost.engine.text import FORCED_CUSTOM_AR, Lines
 Steps = Generator[float, None, None]
 
 
+_BROKEN_FILE = (
+    "safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, file not fully covered"
+)
+_NO_DEVICE = (
+    "torch.AcceleratorError: CUDA error: invalid device ordinal\n"
+    "GPU device may be out of range, do you have enough GPUs?\n"
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
+    "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
+)
+
+
 class StartFailed(Exception):
     """Ranks raised: `errors` has the message by rank, `where` names the traceback."""
 
@@ -34,10 +45,12 @@ class Log:
     write: Callable[[str], None]
     now: Callable[[], float]
     stamp: Callable[[float], str]
+    single: bool = False
+    """True for a server of one rank, whose lines have no tag."""
 
     def line(self, message: str, rank: int | None = None) -> None:
         """Write a line of the main process (None) or of a rank."""
-        tag = "" if rank is None else f" TP{rank}"
+        tag = "" if rank is None or self.single else f" TP{rank}"
         self.write(f"[{self.stamp(self.now())}{tag}] {message}\n")
 
     def raw(self, text: str) -> None:
@@ -80,6 +93,14 @@ class Machine:
     before: int = 0
     max_running: int = 0
     timings: dict[str, float] = field(default_factory=dict)
+    look: Callable[[], dict[int, int]] | None = None
+    """Reads the bytes that others hold of each GPU now; None: what they held at first they hold for good."""
+
+    def refresh(self) -> None:
+        """Take in what others hold of the GPUs now."""
+        if self.look is not None:
+            held = self.look()
+            self.box.foreign[:] = [held.get(gpu, 0) for gpu in self.config.gpus]
 
     def everyone(self) -> list[int]:
         """Return the ranks in the random order in which they log."""
@@ -89,13 +110,13 @@ class Machine:
 
     def load(self, **kind: float) -> None:
         """Set the load of all GPUs."""
-        for rank in range(self.config.tp):
-            self.loads[rank] = Load(**kind)
+        for gpu in self.config.gpus:
+            self.loads[gpu] = Load(**kind)
 
 
 def machine(spec: Spec, config: Config, log: Log) -> Machine:
     """Return a server before its start."""
-    foreign = [spec.foreign.get(gpu, 0) for gpu in range(8)]
+    foreign = [spec.foreign.get(gpu, 0) for gpu in config.gpus]
     box = Box(spec.capacity_bytes, foreign, [RankMemory() for _ in range(config.tp)])
     return Machine(spec, config, log, random.Random(spec.seed), box, [Load() for _ in range(8)])  # noqa: S311 - a seeded play, no secret
 
@@ -113,7 +134,7 @@ def steps(m: Machine) -> Steps:
         yield from draft.pool(m, lines)
     if m.config.prefill_graphs:
         yield from _capture(m, lines, "prefill")
-    if m.config.args["disable_cuda_graph"] is not True:
+    if m.config.graph_sizes:
         yield from _capture(m, lines, "decode")
     if m.config.speculative:
         yield from draft.after_graphs(m, lines)
@@ -149,6 +170,10 @@ def _args(m: Machine) -> Steps:
 def _distributed(m: Machine, lines: Lines) -> Steps:
     m.phase = "distributed"
     begins: dict[int, float] = {}
+    beyond = [rank for rank, gpu in enumerate(m.config.gpus) if gpu < 0]
+    if beyond:
+        raise StartFailed("distributed", dict.fromkeys(beyond, _NO_DEVICE))
+    m.refresh()
     for rank in m.everyone():
         m.box.ranks[rank].context = memory.CONTEXT_BYTES - (20 * MIB if m.config.custom_all_reduce else 0)
         m.log.line(lines.init_begin(), rank)
@@ -165,8 +190,11 @@ def _distributed(m: Machine, lines: Lines) -> Steps:
         for rank in m.everyone():
             m.log.line(lines.custom_ar_off(), rank)
     yield _about(m, 0.4)
+    m.refresh()
     for rank in m.everyone():
-        used = memory.communicator_bytes(m.spec.env, rank, custom_all_reduce=m.config.custom_all_reduce)
+        used = memory.communicator_bytes(
+            m.spec.env, rank, custom_all_reduce=m.config.custom_all_reduce, ranks=m.config.tp
+        )
         m.box.ranks[rank].communicators = used
         for text in lines.init_end(m.log.now() - begins[rank], used):
             m.log.line(text, rank)
@@ -190,25 +218,42 @@ def _weights(m: Machine, lines: Lines) -> Steps:
     m.phase = "weights"
     for rank in m.everyone():
         m.log.line(f"Load weight begin. avail mem={gib(m.box.free(rank)):.2f} GB", rank)
-    begin, total = m.log.now(), 64
+    begin, total = m.log.now(), m.config.model.shards
     m.log.raw(lines.shards(0, total, 0.0))
     # Shards come from disk one by one, and no two take equally long.
     weights = [m.rng.uniform(0.85, 1.15) for _ in range(total)]
     # 0.5.23 loads with several threads, and spends the time it saves on prefill graphs.
-    scale = _about(m, 445.0 if m.config.new else 505.0) / sum(weights)
+    seconds = m.config.model.load_s
+    scale = _about(m, seconds * 0.881 if m.config.new else seconds) / sum(weights)
     for done, weight in enumerate(weights, 1):
         m.load(utilization=0.03, watts=0.15, pcie_rx=0.152 * m.spec.pace * m.rng.uniform(0.8, 1.2), pcie_tx=0.01)
         yield weight * scale
-        for held in m.box.ranks:
-            held.weights = memory.WEIGHTS_BYTES * done // total
+        if done >= total // 3 and "hang_loading" in m.spec.faults:
+            yield from _hang(m)
+        if done >= total // 3 and "fail_loading" in m.spec.faults:
+            raise StartFailed("weights", {min(3, m.config.tp - 1): _BROKEN_FILE})
+        m.refresh()
+        _load_shard(m, m.config.weights_bytes * done // total)
         m.log.raw(lines.shards(done, total, m.log.now() - begin))
     m.load(utilization=0.1, watts=0.2)
     yield _about(m, 1.5)
     m.timings["load_weight"] = m.log.now() - begin
     for rank in m.everyone():
-        used = memory.WEIGHTS_BYTES
-        m.log.line(lines.weights_end(m.log.now() - begin, m.box.free(rank), used), rank)
+        used = m.config.weights_bytes
+        m.log.line(lines.weights_end(m.log.now() - begin, m.box.free(rank), used, m.config.model), rank)
         yield 0.01
+
+
+def _load_shard(m: Machine, loaded: int) -> None:
+    errors = {}
+    for rank, held in enumerate(m.box.ranks):
+        need = loaded - held.weights
+        if m.box.free(rank) < need:
+            errors[rank] = out_of_memory(m, rank, need)
+        else:
+            held.weights = loaded
+    if errors:
+        raise StartFailed("weights", errors)
 
 
 def _pool(m: Machine, lines: Lines) -> Steps:
@@ -216,9 +261,10 @@ def _pool(m: Machine, lines: Lines) -> Steps:
     begin = m.log.now()
     yield _about(m, 0.5)
     if not m.config.new:
-        m.log.line("Using KV cache dtype: torch.bfloat16", 0)
+        m.log.line(f"Using KV cache dtype: {m.config.kv_dtype}", 0)
+    m.refresh()
     config, after = m.config, m.box.least_free()
-    cell = draft.cell_bytes(counted=config.new and config.speculative)
+    cell = draft.cell_bytes(config, counted=config.new and config.speculative)
     tokens = memory.pool_tokens(gib(m.before), gib(after), config.fraction, cell)
     if tokens <= 0:
         raise StartFailed("pool", dict.fromkeys(range(config.tp), _no_memory(m, after)))
@@ -230,17 +276,19 @@ def _pool(m: Machine, lines: Lines) -> Steps:
             )
         tokens = min(tokens, int(cap))
     m.tokens = tokens
-    m.max_running = memory.max_requests(tokens, config.context_length)
+    wanted = config.args["max_running_requests"]
+    m.max_running = int(wanted) if wanted else memory.max_requests(tokens, config.context_length)
     for rank in m.everyone():
-        m.box.ranks[rank].kv = memory.kv_bytes(tokens)
-        m.log.line(lines.kv(tokens, memory.kv_bytes(tokens)), rank)
+        size = memory.kv_bytes(tokens, cell_bytes=config.cell_bytes)
+        m.box.ranks[rank].kv = size
+        m.log.line(lines.kv(tokens, size, config.kv_dtype), rank)
         yield 0.01
     for rank in m.everyone():
         m.box.ranks[rank].request_table = memory.request_table_bytes(m.max_running, config.context_length)
         if m.box.free(rank) <= 0:
             raise StartFailed("pool-oom", {rank: out_of_memory(m, rank, m.box.ranks[rank].request_table)})
         m.log.line(f"Memory pool end. avail mem={gib(m.box.free(rank)):.2f} GB", rank)
-        m.box.ranks[rank].workspace = memory.WORKSPACE_BYTES
+        m.box.ranks[rank].workspace = int(memory.WORKSPACE_BYTES * config.model.scale)
     m.timings["kv_cache_allocation"] = m.log.now() - begin
     if config.new and tokens < config.context_length:
         m.log.line(
@@ -271,10 +319,11 @@ def _capture(m: Machine, lines: Lines, what: str) -> Steps:
     m.phase = f"capture-{what}"
     decode = what == "decode"
     if decode:
-        sizes, backend, seconds = memory.graph_sizes(m.config.graph_max_bs), "full", 71.0
+        sizes, backend, seconds = m.config.graph_sizes, "full", 71.0
     else:
-        sizes = memory.prefill_graph_sizes(int(m.config.args["chunked_prefill_size"]))
+        sizes = list(m.config.args["cuda_graph_config"]["prefill"]["bs"])
         backend, seconds = "breakable", 60.0
+    m.refresh()
     begin, start_free = m.log.now(), {rank: m.box.free(rank) for rank in range(m.config.tp)}
     for rank in m.everyone():
         m.log.line(lines.capture_begin(what, m.box.free(rank), sizes, backend=backend), rank)
@@ -282,6 +331,8 @@ def _capture(m: Machine, lines: Lines, what: str) -> Steps:
         m.log.line(f"Capture cuda graph bs {sizes}", 0)
     hang_after = int(m.spec.faults.get("hang_capture", -1)) if decode else -1
     m.log.raw(f"\r{text_bar(0, len(sizes))}")
+    # Twenty sizes take the time of `seconds`; more sizes take longer, though not in proportion.
+    seconds *= m.config.model.scale**0.5 * ((0.4 + 0.6 * len(sizes) / 20) if decode else 1.0)
     step = _about(m, seconds) / len(sizes)
     for done, size in enumerate(reversed(sizes)):
         m.log.raw(lines.capture_bar(what, size, m.box.free(0), done, len(sizes), m.log.now() - begin))
@@ -290,7 +341,7 @@ def _capture(m: Machine, lines: Lines, what: str) -> Steps:
             yield from _hang(m)
         yield step * m.rng.uniform(0.8, 1.2)
         cost = memory.graph_bytes if decode else memory.prefill_graph_bytes
-        _grow(m, cost(size, first=done == 0), decode=decode)
+        _grow(m, int(cost(size, first=done == 0) * m.config.model.scale), decode=decode)
         m.log.raw(lines.capture_bar(what, size, m.box.free(0), done + 1, len(sizes), m.log.now() - begin))
     m.log.raw("\n")
     if m.config.custom_all_reduce and not m.config.new:
@@ -324,7 +375,7 @@ def _hang(m: Machine) -> Iterator[float]:
     """Wait for ever: two ranks idle, the others spin in their collective, which draws little power."""
     for rank in range(m.config.tp):
         idle = rank in (2, 5)
-        m.loads[rank] = Load(utilization=0.0 if idle else 1.0, watts=0.12 if idle else 0.22)
+        m.loads[m.config.gpus[rank]] = Load(utilization=0.0 if idle else 1.0, watts=0.12 if idle else 0.22)
     while True:
         yield 5.0
 
@@ -340,7 +391,8 @@ def out_of_memory(m: Machine, rank: int, tried: int) -> str:
     pools = f", with {_size(private)} allocated in private pools (e.g., CUDA Graphs)," if private else ","
     return (
         f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {_size(tried)}. "
-        f"GPU {rank} has a total capacity of {_size(m.box.capacity)} of which {_size(free)} is free. {others}"
+        f"GPU {m.config.gpus[rank]} has a total capacity of {_size(m.box.capacity)} of which {_size(free)} is free. "
+        f"{others}"
         f"Including non-PyTorch memory, this process has {_size(mine.total)} memory in use. "
         f"Of the allocated memory {_size(mine.torch - reserved)} is allocated by PyTorch{pools} "
         f"and {_size(reserved)} is reserved by PyTorch but unallocated. If reserved but unallocated memory is large "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tuner.simhost.engine.memory import gib
+from tuner.simhost.engine.models import Model
 
 CUSTOM_AR_OFF = (
     "is disabled because it's not supported on more than two PCIe-only GPUs. "
@@ -49,13 +50,11 @@ class Lines:
         """Return the line that says why custom all-reduce is off, so that NCCL does small all-reduces."""
         return ("CustomAllReduceV2 " if self.new else "Custom allreduce ") + CUSTOM_AR_OFF
 
-    def weights_end(
-        self, elapsed_s: float, free: int, used: int, model: str = "KimiK25ForConditionalGeneration"
-    ) -> str:
-        """Return the line of a rank whose weights are loaded."""
-        kind = "quant=compressed-tensors, bits=4, " if self.new else "dtype=torch.bfloat16, "
+    def weights_end(self, elapsed_s: float, free: int, used: int, model: Model, architecture: str = "") -> str:
+        """Return the line of a rank whose weights are loaded; `architecture` is that of a draft model."""
+        kind = model.quantisation if self.new and model.quantisation else "dtype=torch.bfloat16, "
         return (
-            f"Load weight end. elapsed={elapsed_s:.2f} s, type={model}, {kind}"
+            f"Load weight end. elapsed={elapsed_s:.2f} s, type={architecture or model.architecture}, {kind}"
             f"avail mem={gib(free):.2f} GB, mem usage={gib(used):.2f} GB."
         )
 
@@ -70,9 +69,9 @@ class Lines:
         head = "\n" if done == 0 else ""
         return f"{head}Loading safetensors checkpoint shards: {body}\n" + ("\n" if done == total else "")
 
-    def kv(self, tokens: int, size: int) -> str:
+    def kv(self, tokens: int, size: int, dtype: str) -> str:
         """Return the line about a rank's KV pool (MLA: one buffer)."""
-        dtype = "dtype: torch.bfloat16, " if self.new else ""
+        dtype = f"dtype: {dtype}, " if self.new else ""
         return f"KV Cache is allocated. {dtype}#tokens: {tokens}, KV size: {gib(size):.2f} GB"
 
     def capture_begin(self, what: str, free: int, sizes: list[int], *, backend: str = "full") -> str:

@@ -1,0 +1,101 @@
+"""The port of a simulated server: reserved early, opened late, and perhaps another's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import socket
+import sys
+
+SPARE_PORTS = range(30_001, 32_700)
+"""Ports for a server whose own port is taken on this machine: below those that the kernel gives to connections."""
+
+
+class Port:
+    """One port on loopback.
+
+    SO_REUSEADDR is needed, or a port would be unusable for a while after each server. With it two servers that do not
+    listen yet can hold the same port on Linux, so the name of a second socket, which the kernel gives to one process
+    only, decides whose it is.
+
+    Args:
+        number: The wanted port.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.socket: socket.socket | None = None
+        self._claim: socket.socket | None = None
+
+    def hold(self) -> bool:
+        """Reserve the port without listening, so that connections are refused until the server is ready."""
+        made, claim = socket.socket(), socket.socket(socket.AF_UNIX)
+        try:
+            if sys.platform == "linux":
+                claim.bind(f"\0gputuner-simhost-{self.number}")
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(("127.0.0.1", self.number))
+        except OSError:
+            made.close()
+            claim.close()
+            return False
+        self.socket, self._claim = made, claim
+        return True
+
+    def hold_any(self) -> None:
+        """Reserve the port or, where it is taken, another."""
+        if self.hold():
+            return
+        wanted = self.number
+        for self.number in SPARE_PORTS:
+            if self.number != wanted and self.hold():
+                return
+        self.socket = socket.socket()
+        self.socket.bind(("127.0.0.1", 0))
+        self.number = self.socket.getsockname()[1]
+
+    def listen(self) -> bool:
+        """Open the port. Returns whether it is ours."""
+        if self.socket is None and not self.hold():
+            return False
+        assert self.socket is not None
+        try:
+            self.socket.listen(128)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Give the port up."""
+        for held in (self.socket, self._claim):
+            if held is not None:
+                held.close()
+        self.socket = self._claim = None
+
+    async def answered(self) -> bool:
+        """Return whether someone who listens there answers HTTP."""
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(2.0):
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.number)
+                writer.write(b"GET /model_info HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
+                found = await reader.readline()
+                writer.close()
+                return found.startswith(b"HTTP/1.1 ")
+        return False
+
+
+def squat(number: int, lifeline: int | None) -> int:
+    """Start a process that listens on a port and never answers. Returns its PID; it ends with its parent."""
+    leash, hold = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(leash)  # the other end stays open as long as this process lives
+        return pid
+    with contextlib.suppress(BaseException):
+        os.close(hold)
+        port = Port(number)
+        if port.hold() and port.listen():
+            select.select([leash] if lifeline is None else [leash, lifeline], [], [])
+    os._exit(0)
