@@ -14,7 +14,6 @@ from tuner.domain.starts import Start
 from tuner.domain.state import HostState
 from tuner.errors import UsageProblem
 
-
 OPERATOR = Operator(session="5e55", name="mia", machine="laptop")
 
 

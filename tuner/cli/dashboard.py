@@ -50,6 +50,7 @@ def replay(file: Path, speed: float) -> int:
 
 def _show(targets: Sequence[Target], speed: float = 1.0) -> int:
     from tuner.app import TunerApp
+    from tuner.cli.library import FileLibrary
     from tuner.screens.ahead import collect_by_hand
     from tuner.session.session import Session, open_session
 
@@ -66,6 +67,7 @@ def _show(targets: Sequence[Target], speed: float = 1.0) -> int:
         theme=settings.theme,
         keymap=settings.keymap,
         read_starts=_starts_in,
+        library=FileLibrary(),
         ahead_s=1.0,
     )
     collect_by_hand()

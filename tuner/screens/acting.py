@@ -24,7 +24,7 @@ def back_wish(state: HostState, server: ServerState | None) -> Wish | None:
     port = server.identity.port if server is not None else None
     own = runs.run_of(state, server) if server is not None else None
     newest = state.runs[0] if state.runs else None
-    key = server.identity.key if server is not None and not server.gone else ""
+    key = server.identity.key if server is not None else ""
     if newest is not None and newest.back and not newest.going_back and not newest.alive and not going_on(newest):
         return Wish(server=key, again=f"back:{newest.id}")
     good = runs.last_good(state, port, before=own)

@@ -212,11 +212,6 @@ class TuneScreen(TuneActions):
         if run is not None and run.id != self._run_seen:
             self._run_seen, self.section = run.id, "run"
 
-    @property
-    def server_key(self) -> str:
-        """Return the key of the server on screen; empty without one."""
-        return self.of[1] if self.of is not None else ""
-
     def read_presets(self) -> None:
         """Have the presets read again."""
         if self.of is not None:

@@ -55,32 +55,21 @@ class TuneActions(TuneEntry):
 
     def wish(self) -> Wish:
         """Return what the operator has chosen: over the running server, or a start where none runs."""
-        server, state, view = self.shell.server(), self.shell.snapshot, self.view
-        key = server.identity.key if server is not None and not server.gone else ""
-        recipe = None
-        if not key:
-            recipe = self._ended_recipe(state, server)
-            if recipe is None and self.recipes:
-                recipe = self.recipes[min(self.recipe_at, len(self.recipes) - 1)]
+        view, recipe = self.view, None
+        if not self.server_key and self.recipes:
+            recipe = self.recipes[min(self.recipe_at, len(self.recipes) - 1)]
         return Wish(
-            server=key,
+            server=self.server_key,
             recipe=recipe,
             preset=view.chosen,
             overrides=dict(view.overrides),
             ignore_forecast=view.ignore_forecast,
         )
 
-    def _ended_recipe(self, state: HostState | None, server: ServerState | None) -> Recipe | None:
-        """Return how the ended server on screen was started; None without one, or where that is not known."""
-        engine = engines().get(server.identity.engine) if server is not None else None
-        if state is None or server is None or engine is None:
-            return None
-        try:
-            recipe = read_recipe(state, server, engine)
-        except TunerError:
-            return None
-        run = runs.run_of(state, server)
-        return recipe if run is None else replace(recipe, like=runs.like(run))
+    @property
+    def server_key(self) -> str:
+        """Return the key of the server on screen; empty without one."""
+        return self.of[1] if self.of is not None else ""
 
     def knobs(self) -> dict[str, PlanKnob]:
         """Return all knobs of the version by canonical name."""

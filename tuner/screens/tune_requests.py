@@ -12,7 +12,6 @@ import msgspec
 from msgspec.structs import replace
 
 from tuner.core.engine import Engine
-from tuner.core.helptext import parse_help
 from tuner.core.knobs import read_value
 from tuner.core.presets import overlay, resolve, unmet
 from tuner.core.tuning import tune
@@ -67,12 +66,6 @@ class Library(Protocol):
 
     def save_recipe(self, recipe: Recipe) -> str:
         """Save a recipe; return where."""
-
-    def help_text(self, host: str, command: Sequence[str], version: str | None) -> str | None:
-        """Return the help that a version of an engine printed on a host; None if it is not known."""
-
-    def keep_help(self, host: str, command: Sequence[str], version: str | None, text: str) -> None:
-        """Keep the help that a version of an engine printed on a host."""
 
 
 class Acting(Protocol):
@@ -270,19 +263,15 @@ async def _checked(session: Acting, host: str, wish: Wish, first: Tuning, bench:
     ask = first.ask
     if ask is None:
         return first
-    facts = dict((await session.preflight(ask)).facts)
-    text = _help_in(facts)
-    if text and bench.library is not None:
-        await asyncio.to_thread(bench.library.keep_help, host, ask.command, _installed(facts), text)
-    bench.keep(host, ask, facts)
+    bench.keep(host, ask, dict((await session.preflight(ask)).facts))
     return await _put_together(session, host, wish, bench)
 
 
 async def _put_together(session: Acting, host: str, wish: Wish, bench: Bench) -> Tuning:
-    state, library = session.state, bench.library
+    state = session.state
     presets, _ = await bench.presets()
 
-    def made(facts: dict[str, Any] | None, flags: frozenset[str] | None) -> Tuning:
+    def made(facts: dict[str, Any] | None) -> Tuning:
         return tune(
             state,
             wish,
@@ -290,20 +279,13 @@ async def _put_together(session: Acting, host: str, wish: Wish, bench: Bench) ->
             presets,
             run=_run_id(),
             operator=session.operator,
-            flags=flags,
             facts=facts,
             past=_past(state),
         )
 
-    first = await asyncio.to_thread(made, None, None)
-    flags = None
-    if library is not None and first.ask is not None and first.ask.help_argv:
-        text = await asyncio.to_thread(library.help_text, host, first.ask.command, first.version)
-        flags = parse_help(text) if text else None
+    first = await asyncio.to_thread(made, None)
     facts = bench.facts(host, first.ask)
-    if facts is None and flags is None:
-        return first
-    return await asyncio.to_thread(made, facts, flags or None)
+    return first if facts is None else await asyncio.to_thread(made, facts)
 
 
 def _past(state: HostState) -> tuple[Start, ...]:
@@ -318,18 +300,6 @@ def _past(state: HostState) -> tuple[Start, ...]:
 def _run_id() -> str:
     """Return the id of a new run: this machine's time in UTC, and eight random digits."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
-
-
-def _help_in(facts: Mapping[str, Any]) -> str:
-    told = facts.get("help")
-    text = told.get("text") if isinstance(told, Mapping) and not told.get("problem") else None
-    return text if isinstance(text, str) else ""
-
-
-def _installed(facts: Mapping[str, Any]) -> str | None:
-    told = facts.get("version")
-    version = told.get("version") if isinstance(told, Mapping) else None
-    return version if isinstance(version, str) and version else None
 
 
 def _server(state: HostState, key: str) -> ServerState | None:
