@@ -42,6 +42,32 @@ class TerminalAsk:
             finally:
                 os.close(terminal)
 
+    async def question(self, text: str, prompt: str) -> str | None:
+        """Put a question of a command, and return the line typed; None where there is no terminal, or at its end.
+
+        Args:
+            text: Lines that say what it is about.
+            prompt: The question itself; the answer is typed behind it.
+        """
+        async with self._turn:
+            try:
+                terminal = os.open(self._path, os.O_RDWR | os.O_NOCTTY)
+            except OSError:
+                return None
+            try:
+                _say(terminal, text.rstrip("\n") + "\n")
+                return await _line(terminal, prompt)
+            finally:
+                os.close(terminal)
+
+    def there(self) -> bool:
+        """Return whether there is a terminal to ask on."""
+        try:
+            os.close(os.open(self._path, os.O_RDWR | os.O_NOCTTY))
+        except OSError:
+            return False
+        return True
+
     async def _host_key(self, terminal: int, question: HostKeyQuestion) -> str:
         _say(
             terminal,

@@ -10,60 +10,24 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec
 
 import click
 
 from tuner import __version__
-from tuner.cli import COMPLETION, EXIT_CODES
-from tuner.cli.targets import complete_hosts, parse, seconds
-from tuner.errors import TunerError, UsageProblem
+from tuner.cli import COMPLETION
+from tuner.cli.parameters import DURATION as _DURATION
+from tuner.cli.parameters import HOST as _HOST
+from tuner.cli.parameters import SETTINGS as _SETTINGS
+from tuner.cli.parameters import example as _example
+from tuner.errors import UsageProblem
 from tuner.simhost.scenarios import SCENARIOS
 
 ENGINE_VERSIONS = ("0.5.9", "0.5.23")
 
 P = ParamSpec("P")
-Clicked = TypeVar("Clicked", bound=click.Command)
 
 _WITHOUT_SCREEN = "Use `gputuner snapshot HOST` for one reading, or `gputuner record HOST FILE` for a journal"
-_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-
-
-def _example(*commands: str) -> Callable[[Clicked], Clicked]:
-    """Put examples at the end of a command's help."""
-
-    def add(command: Clicked) -> Clicked:
-        command.epilog = "\n\n".join(["\b\nExample:\n" + "\n".join(f"  {line}" for line in commands), EXIT_CODES])
-        return command
-
-    return add
-
-
-class _Argument(click.ParamType):  # type: ignore[type-arg]  # generic only in the newest click
-    """A parameter type that calls one of our own functions; the `TunerError`s it raises become usage errors."""
-
-    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
-        self.name = name
-        self._read = read
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the argument. A value that is not a string is a default and is returned as it is."""
-        if not isinstance(value, str):
-            return value
-        try:
-            return self._read(value)
-        except TunerError as error:
-            self.fail(str(error), param, ctx)
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
-        """Complete host names, where the parameter is a host."""
-        from click.shell_completion import CompletionItem
-
-        return [CompletionItem(host) for host in complete_hosts(incomplete)] if self._read is parse else []
-
-
-_HOST = _Argument("host", parse)
-_DURATION = _Argument("duration", seconds)
 _LOG = click.Path(allow_dash=True)
 """Type of a log argument. The shell completes file names; the reader itself reports what is wrong with a file."""
 _with_noise = click.option(
@@ -108,7 +72,8 @@ def _on_screen(command: Callable[P, int]) -> Callable[P, int]:
 def cli(context: click.Context, replay: Path | None, speed: float) -> int | None:
     """Watch LLM inference servers (SGLang, vLLM) on GPU hosts, live, in one terminal.
 
-    Nothing is installed on a host, and a server that runs there is only read. Changing its settings comes next.
+    Nothing is installed on a host, and a server that runs there is only read until you change it: then it is stopped and
+    started safely, with a way back.
     """
     if context.invoked_subcommand is not None:
         if replay is not None:
@@ -126,11 +91,16 @@ def _replay(file: Path, speed: float) -> int:
     return dashboard.replay(file, speed)
 
 
-@_example("gputuner connect root@gpu-box-1", "gputuner connect alice@10.0.0.7:2222 gpu-box-2", "gputuner connect local")
+@_example(
+    "gputuner connect root@gpu-box-1",
+    "gputuner connect alice@10.0.0.7:2222 gpu-box-2",
+    "gputuner connect local --read-only",
+)
 @cli.command()
 @click.argument("hosts", metavar="HOST...", type=_HOST, nargs=-1, required=True)
+@click.option("--read-only", is_flag=True, help="Refuse everything that would change a host.")
 @_on_screen
-def connect(hosts: tuple[Any, ...]) -> int:
+def connect(hosts: tuple[Any, ...], read_only: bool) -> int:
     """Open the dashboard on one or more hosts, one tab each.
 
     HOST is user@host[:port], a host alias of your ~/.ssh/config, local, or demo. OpenSSH's configuration is honoured.
@@ -138,7 +108,7 @@ def connect(hosts: tuple[Any, ...]) -> int:
     """
     from tuner.cli import dashboard
 
-    return dashboard.connect(hosts)
+    return dashboard.connect(hosts, read_only=read_only)
 
 
 @_example("gputuner demo", "gputuner demo --scenario low-fraction --version 0.5.9", "gputuner demo --list")

@@ -25,11 +25,11 @@ _PATIENCE_S = 5.0
 """Seconds that the dashboard has to end by itself after a signal, before the process is ended at once."""
 
 
-def connect(targets: Sequence[Target]) -> int:
+def connect(targets: Sequence[Target], *, read_only: bool = False) -> int:
     """Show hosts, one tab each; a host that is named twice gets one tab."""
     with ExitStack() as stack:
         hosts = [stack.enter_context(at_home(target)) for target in {t.name: t for t in targets}.values()]
-        return _show(hosts)
+        return _show(hosts, read_only=read_only)
 
 
 def demo(scenario: str, version: str, speed: float) -> int:
@@ -48,7 +48,7 @@ def replay(file: Path, speed: float) -> int:
     return _show([Target(name=file.name, scheme="replay", host=str(file))], speed)
 
 
-def _show(targets: Sequence[Target], speed: float = 1.0) -> int:
+def _show(targets: Sequence[Target], speed: float = 1.0, *, read_only: bool = False) -> int:
     from tuner.app import TunerApp
     from tuner.cli.library import FileLibrary
     from tuner.screens.ahead import collect_by_hand
@@ -59,7 +59,7 @@ def _show(targets: Sequence[Target], speed: float = 1.0) -> int:
         click.echo(f"gputuner: {problem}", err=True)
 
     def sessions(ask: Ask) -> list[Session]:
-        return [open_session(target, ask=ask, speed=speed) for target in targets]
+        return [open_session(target, ask=ask, speed=speed, read_only=read_only) for target in targets]
 
     app = TunerApp(
         sessions,

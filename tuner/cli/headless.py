@@ -111,8 +111,16 @@ def _unwritten(state: HostState) -> str | None:
 
 
 @asynccontextmanager
-async def connected(target: Target, *, record: Path | None = None) -> AsyncIterator[tuple[Session, TerminalAsk]]:
+async def connected(
+    target: Target, *, record: Path | None = None, retry: bool = False, dry_run: bool = False
+) -> AsyncIterator[tuple[Session, TerminalAsk]]:
     """Yield a running session and the object that asks its questions; both end with the context.
+
+    Args:
+        target: The host.
+        record: Path of a journal to write; None: none.
+        retry: Whether a link that is lost later is connected again.
+        dry_run: Whether nothing is sent that changes the host.
 
     Raises:
         ConnectionFailed: The host was not reached. There is no second attempt.
@@ -120,7 +128,7 @@ async def connected(target: Target, *, record: Path | None = None) -> AsyncItera
     async with AsyncExitStack() as stack:
         host = stack.enter_context(at_home(target, lambda text: click.echo(text, err=True)))
         ask = TerminalAsk()
-        session = open_session(host, ask=ask, record=record, retry=False)
+        session = open_session(host, ask=ask, record=record, retry=retry, dry_run=dry_run)
         work = spawn(session.run(), name=f"session {target.name}")
         stack.push_async_callback(asyncio.wait, [work])
         stack.push_async_callback(session.aclose)
@@ -138,7 +146,7 @@ async def until(session: Session, ask: TerminalAsk, true: Callable[[HostState], 
     async for state in session.snapshots():
         if true(state):
             return state
-        if state.link.phase is LinkPhase.DOWN:
+        if state.link.phase is LinkPhase.DOWN or (state.hello is None and state.link.reason):
             break
     if session.failure is not None:
         raise session.failure

@@ -287,14 +287,14 @@ def lines(answer: PlanAnswer, title: str, paper: Paper) -> Iterator[str]:
         text = f"{change.knob} {_said(change.old)} → {_said(change.new)}" + (f"  ({where})" if where else "")
         yield from paper.wrapped(text, label="change", hang=_LABEL)
     yield ""
-    yield from _verdict(answer.plan, paper)
+    yield from verdict_lines(answer.plan, paper)
     for warning in answer.plan.warnings:
         yield from paper.wrapped(warning, label="note", hang=_LABEL)
     for unknown in words.missing(answer.plan):
         yield from paper.wrapped(unknown, label="missing", hang=_LABEL)
     if answer.plan.rows:
         yield ""
-        yield from _table(answer.plan.rows, answer.plan.fit, paper)
+        yield from table_lines(answer.plan.rows, answer.plan.fit, paper)
 
 
 def _said(value: object) -> str:
@@ -305,7 +305,8 @@ def _said(value: object) -> str:
     return str(value)
 
 
-def _verdict(plan: PlanReport, paper: Paper) -> Iterator[str]:
+def verdict_lines(plan: PlanReport, paper: Paper) -> Iterator[str]:
+    """Yield the verdict of a forecast with its reason, and the safe interval of the fraction."""
     word, ink = words.verdict(plan), "good" if words.good(plan) else _INKS.get(plan.fit, "bad")
     first, *more = paper.wrapped(words.reason(plan), indent=" " * (len(word) + 2))
     yield paper.ink(word, ink) + first[len(word) :]
@@ -316,7 +317,7 @@ def _verdict(plan: PlanReport, paper: Paper) -> Iterator[str]:
         yield from paper.wrapped(text, label="fraction", hang=_LABEL)
 
 
-def _table(rows: Sequence[PlanRow], fit: Fit, paper: Paper) -> Iterator[str]:
+def table_lines(rows: Sequence[PlanRow], fit: Fit, paper: Paper) -> Iterator[str]:
     """Yield the forecast as a table: a row per purpose, a column per rank; ranks with equal numbers share a column."""
     rows = [row for row in rows if words.happens(fit, row.what)]
     sizes_of: dict[int, dict[str, float | None]] = {}

@@ -113,16 +113,10 @@ def preset_of(state: HostState, server: ServerState) -> tuple[str, str]:
     back to and that gputuner had not started the first time.
     """
     run = run_of(state, server)
-    return ("", "") if run is None else _preset(state, run, depth=len(state.runs))
-
-
-def _preset(state: HostState, run: RunRecord, depth: int) -> tuple[str, str]:
-    if not run.going_back:
-        return run.preset, run.title
-    first = next((x for x in state.runs if x is not run and run.old is not None and _same(x.new, run.old)), None)
-    if first is None or depth <= 0:
-        return "", run.back
-    return _preset(state, first, depth - 1)
+    if run is None:
+        return "", ""
+    first = _first(state, run)
+    return ("", first.back) if first.going_back else (first.preset, first.title)
 
 
 def server_of(state: HostState, run: RunRecord) -> ServerState | None:
@@ -147,6 +141,51 @@ def last_good(state: HostState, port: int | None = None, *, before: RunRecord | 
         if run.outcome in SERVED and (port is None or run.port is None or run.port == port):
             return run
     return None
+
+
+class Earlier(Struct, frozen=True, kw_only=True):
+    """What ran before, and can be started again."""
+
+    again: str
+    """As `Wish.again`."""
+    title: str
+
+
+def earlier(state: HostState, server: ServerState | None) -> Earlier | None:
+    """Return what can be gone back to from what runs, or ran last; None if nothing is known.
+
+    From a server that a run started, and that serves, it is the last good run before that one, or what that one had
+    replaced. From any other it is the last good run.
+
+    Args:
+        state: State of the host.
+        server: The server; None: none is known.
+    """
+    own = run_of(state, server) if server is not None else None
+    if own is None or own.outcome not in SERVED:
+        good = last_good(state, server.identity.port if server is not None else None)
+        return None if good is None else Earlier(again=good.id, title=_title(good))
+    first = _first(state, own)
+    good = last_good(state, first.port, before=first)
+    if good is not None:
+        return Earlier(again=good.id, title=_title(good))
+    return Earlier(again=f"back:{first.id}", title=first.back) if first.back else None
+
+
+def _title(run: RunRecord) -> str:
+    return run.back if run.going_back else run.title or run.preset
+
+
+def _first(state: HostState, run: RunRecord) -> RunRecord:
+    """Return the run that first started what a run went back to; the run itself if that is not known."""
+    for _ in state.runs:
+        if not run.going_back or run.old is None:
+            return run
+        found = next((x for x in state.runs if x is not run and _same(x.new, run.old)), None)
+        if found is None:
+            return run
+        run = found
+    return run
 
 
 def like(run: RunRecord) -> str:

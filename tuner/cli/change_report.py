@@ -1,0 +1,140 @@
+"""What came of a change: its last lines, and the object that `--json` prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import msgspec
+
+from tuner.cli import FINE
+from tuner.cli.change_lines import end_lines, finding_lines, server_words
+from tuner.cli.following import Followed
+from tuner.cli.paper import Paper
+from tuner.cli.tables import plain
+from tuner.core.report_plan import plan_report
+from tuner.domain.runs import RunOutcome
+from tuner.domain.state import HostState
+from tuner.domain.tuning import Tuning
+
+SCHEMA = 1
+
+
+@dataclass
+class Told:
+    """What came of a command, for its last line and its JSON."""
+
+    host: str = ""
+    code: int = FINE
+    outcome: str = ""
+    """An outcome of a run, or `refused`, `dry-run`, `declined`, `lost`, `left`."""
+    reason: str = ""
+    tuning: Tuning | None = None
+    followed: Followed | None = None
+    state: HostState | None = None
+    sent: Any = None
+    """What a dry run would have sent."""
+
+
+class Printer:
+    """Prints lines for people; nothing where one JSON object is wanted."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.paper = Paper.of()
+        self._silent = as_json
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        if not self._silent:
+            click.echo(self.paper.letters(text), color=True)
+
+    def all(self, lines: Iterable[str]) -> None:
+        """Print lines that are laid out already."""
+        if not self._silent:
+            click.echo("\n".join(lines), color=True)
+
+
+def ended(told: Told, printer: Printer, *, as_json: bool) -> int:
+    """Print how it ended, and return the exit code."""
+    followed = told.followed
+    if as_json:
+        click.echo(json.dumps(_body(told), ensure_ascii=False))
+        return told.code
+    if followed is not None and followed.run is not None:
+        printer.all([*end_lines(followed.run, printer.paper)] or [])
+        if followed.run.outcome in (RunOutcome.FAILED, RunOutcome.BACK) and followed.run.cancelled_by is None:
+            printer.all(finding_lines(followed.findings, printer.paper))
+    if told.reason or told.outcome:
+        printer.say(plain(told.reason or told.outcome))
+    if followed is not None and followed.run is not None and told.state is not None:
+        for server in told.state.servers:
+            if not server.gone:
+                printer.say(plain(f"runs now: {server_words(told.state, server)}"))
+    return told.code
+
+
+def _body(told: Told) -> dict[str, Any]:
+    """Return what `--json` prints. A key is never left out; what is not known is None."""
+    tuning, followed = told.tuning, told.followed
+    run = followed.run if followed is not None else None
+    launch = tuning.launch if tuning is not None else None
+    return {
+        "schema": SCHEMA,
+        "host": told.host,
+        "run": run.id if run is not None else None,
+        "outcome": str(told.outcome),
+        "reason": told.reason or None,
+        "preset": (run.preset if run is not None else launch.preset if launch is not None else "") or None,
+        "title": (run.title if run is not None else launch.title if launch is not None else "") or None,
+        "seconds": None if run is None else round(run.updated_at - run.began_at, 3),
+        "server_pid": run.new.pid if run is not None and run.new is not None and run.alive else None,
+        "old_pid": run.old.pid if run is not None and run.old is not None else None,
+        "rolled_back": run is not None and run.outcome is RunOutcome.BACK,
+        "failure": (run.failure or None) if run is not None else None,
+        "steps": []
+        if run is None
+        else [
+            {
+                "step": str(step.step),
+                "back": step.back,
+                "seconds": None if step.ended is None else round(step.ended - step.at, 3),
+                "detail": step.detail or None,
+            }
+            for step in run.steps
+        ],
+        "checks": []
+        if tuning is None
+        else [
+            {
+                "id": check.id,
+                "verdict": str(check.verdict),
+                "title": check.title,
+                "detail": check.detail or None,
+                "way_out": check.way_out or None,
+            }
+            for check in tuning.checks
+        ],
+        "changes": []
+        if tuning is None
+        else [
+            {"name": each.name, "kind": str(each.kind), "now": each.now, "then": each.then, "drift": each.drift or None}
+            for each in tuning.changes
+            if each.changed or each.drift
+        ],
+        "forecast": msgspec.to_builtins(plan_report(tuning.planned.then))
+        if tuning is not None and tuning.planned is not None
+        else None,
+        "command": list(launch.argv) if launch is not None else [],
+        "log": run.log if run is not None else None,
+        "findings": []
+        if followed is None
+        else [
+            {"cause": each.cause, "title": each.title, "confidence": str(each.confidence)} for each in followed.findings
+        ],
+        "memory": [] if run is None else [msgspec.to_builtins(each) for each in run.memory],
+        "leftovers": [] if run is None else [msgspec.to_builtins(each) for each in run.leftovers],
+        "order": told.sent,
+    }

@@ -1,0 +1,195 @@
+"""What `apply` is asked for: its options, and the preset, recipe, knobs and server that they name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.catalog import load_presets
+from tuner.cli.tables import plain
+from tuner.core import runs
+from tuner.core.engine import Engine
+from tuner.core.knobs import read_value
+from tuner.core.overlays import near
+from tuner.domain.presets import Preset
+from tuner.domain.recipe import Recipe
+from tuner.domain.starts import Start
+from tuner.domain.state import HostState, ServerState
+from tuner.domain.tuning import Wish
+from tuner.errors import TunerError, UsageProblem
+from tuner.paths import history_file
+from tuner.store.history import History
+from tuner.store.recipes import load_recipe, load_recipes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the commands have in common, and what is asked of `apply`."""
+
+    preset: str = ""
+    overrides: Sequence[str] = ()
+    recipe: str = ""
+    pid: int | None = None
+    back: bool = False
+    start: bool = True
+    yes: bool = False
+    auto_back: bool = False
+    drain_s: float = 0.0
+    dry_run: bool = False
+    as_json: bool = False
+    take_over: bool = False
+    ignore_forecast: bool = False
+
+
+def named(options: Options) -> tuple[Mapping[str, Preset], Recipe | None]:
+    """Return the presets and the recipe that the command names.
+
+    Raises:
+        UsageProblem: There is no such preset or recipe.
+        CatalogError: Its file is wrong.
+    """
+    presets = load_presets()
+    if options.preset and options.preset not in presets.found:
+        broken = next((each for each in presets.problems if each.path.stem == options.preset), None)
+        if broken is not None:
+            raise broken
+        raise UsageProblem(f"There is no preset {plain(options.preset, 60)}", "", near(options.preset, presets.found))
+    if not options.recipe:
+        return presets.found, None
+    if options.recipe.endswith(".toml"):
+        return presets.found, load_recipe(Path(options.recipe))
+    recipes = load_recipes()
+    if options.recipe in recipes.found:
+        return presets.found, recipes.found[options.recipe]
+    wrong = next((each for each in recipes.problems if each.path.stem == options.recipe), None)
+    if wrong is not None:
+        raise wrong
+    there = ", ".join(recipes.found) or "none yet: `gputuner recipe HOST` reads one off a running server"
+    raise UsageProblem(f"There is no recipe {plain(options.recipe, 60)}", "", f"There are {there}")
+
+
+def server_meant(state: HostState, options: Options, recipe: Recipe | None) -> ServerState | None:
+    """Return the server that is meant: the named one, or the only one that runs; else the newest that ended.
+
+    Raises:
+        UsageProblem: No server has that PID, or several run.
+        TunerError: There is no server, and no recipe.
+    """
+    alive = [each for each in state.servers if not each.gone and not each.identity.orphaned]
+    there = ", ".join(f"{each.identity.pid} ({each.title})" for each in alive) or "none"
+    if options.pid is not None:
+        found = next((each for each in alive if each.identity.pid == options.pid), None)
+        if found is None:
+            raise UsageProblem(f"No server has the PID {options.pid}", "", f"There are {there}")
+        return found
+    if recipe is not None and recipe.port is not None:
+        return next((each for each in alive if each.identity.port == recipe.port), None)
+    if len(alive) > 1:
+        raise UsageProblem("Several servers run there", there, "Name one with --server PID")
+    if alive:
+        return alive[0]
+    if recipe is not None:
+        return None
+    if not options.start:
+        raise TunerError("No server runs there", state.name)
+    ended = next((each for each in state.servers if each.identity.argv), None)
+    if ended is None and not options.back:
+        raise TunerError("No server runs there", state.name, "Name a recipe with --recipe, or go back with --back")
+    return ended
+
+
+def past_of(state: HostState, recipe: Recipe | None) -> tuple[Start, ...]:
+    """Return the starts of a recipe's LLM that were watched on the host, newest first."""
+    if recipe is None:
+        return ()
+    kept = History(history_file()).memories(state.name)
+    return tuple(
+        each.start
+        for each in kept
+        if each.engine == recipe.engine and recipe.model in (None, each.model, each.start.model)
+    )
+
+
+def wish_of(
+    state: HostState,
+    server: ServerState | None,
+    options: Options,
+    recipe: Recipe | None,
+    engines: Mapping[str, Engine],
+) -> Wish:
+    """Return what the options ask for.
+
+    Raises:
+        UsageProblem: There is no such knob or value.
+        TunerError: There is nothing to go back to.
+    """
+    key = server.identity.key if server is not None else ""
+    again = ""
+    if options.back:
+        before = runs.earlier(state, server)
+        if before is None:
+            raise TunerError(
+                "There is nothing to go back to", state.name, "No earlier start of gputuner there became ready"
+            )
+        again = before.again
+    overrides: dict[str, Any] = {}
+    if options.start and not again:
+        engine, version = _engine(server, recipe, engines)
+        for text in options.overrides:
+            name, value = override(engine, version, text)
+            if name in overrides and overrides[name] != value:
+                raise UsageProblem(f"{name} is set twice", "", "Give one value of each knob")
+            overrides[name] = value
+    return Wish(
+        server=key,
+        start=options.start,
+        recipe=recipe,
+        preset=options.preset,
+        overrides=overrides,
+        again=again,
+        drain_s=options.drain_s,
+        auto_back=options.auto_back,
+        ignore_forecast=options.ignore_forecast,
+    )
+
+
+def _engine(
+    server: ServerState | None, recipe: Recipe | None, engines: Mapping[str, Engine]
+) -> tuple[Engine, str | None]:
+    name = recipe.engine if recipe is not None else server.identity.engine if server is not None else ""
+    engine = engines.get(name)
+    if engine is None:
+        raise UsageProblem(f"The engine {name or 'of the server'} is not known")
+    version = server.version if server is not None and server.identity.engine == name else None
+    return engine, version or (recipe.version if recipe is not None else None)
+
+
+def override(engine: Engine, version: str | None, text: str) -> tuple[str, Any]:
+    """Parse one `--set KNOB=VALUE` into a canonical name and a value; None lets the engine choose.
+
+    Raises:
+        UsageProblem: The engine has no such knob in this version, or the knob no such value.
+    """
+    name, equals, value = text.partition("=")
+    table = engine.knobs()
+    if not equals or not name.strip() or not value.strip():
+        raise UsageProblem("A change is knob=value", repr(text), "For example --set mem_fraction_static=0.9, or =auto")
+    named = table.named(name)
+    if named is None:
+        close = difflib.get_close_matches(name.strip().lstrip("-").replace("-", "_"), list(table), 3, 0.6)
+        hint = f"Did you mean {' or '.join(close)}?" if close else "`gputuner plan --knobs` lists them"
+        raise UsageProblem(f"{engine.title} has no knob {plain(name, 60)}", "", hint)
+    knob = named.knob
+    if absent := table.absent(knob.name, version):
+        raise UsageProblem(f"{engine.title} {version} has no {knob.name}", absent)
+    try:
+        read = named.turned(read_value(knob, value))
+    except ValueError as error:
+        raise UsageProblem(f"{knob.name} cannot be {plain(value, 60)}", str(error)) from error
+    spelling = table.spelling(knob.name, version)
+    if read is not None and spelling is not None and spelling.choices and str(read) not in spelling.choices:
+        raise UsageProblem(f"{knob.name} cannot be {plain(value, 60)}", f"it is one of {', '.join(spelling.choices)}")
+    return knob.name, read
