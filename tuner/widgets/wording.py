@@ -56,6 +56,10 @@ WORDING: dict[str, Wording] = {
     "python-old": Wording(
         "The host's Python is too old for the probe", "it needs Python 3.8 or later on the PATH", True
     ),
+    "folder": Wording(
+        "gputuner's folder on the host cannot be used", "free space or rights of ~/.gputuner may be missing"
+    ),
+    "run-damaged": Wording("The record of a run is damaged", "its folder is below ~/.gputuner/runs on the host"),
     "tail-flood": Wording(
         "The log grows faster than is shown", "skipped parts are marked; search still reads all of it"
     ),
