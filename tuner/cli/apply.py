@@ -81,6 +81,8 @@ def resume(target: Target, *, back: bool, options: Options) -> int:
             printer.say(left.words)
             if not await _confirmed(ask, options, f"{state.name}: {option.title}", "Do it? y or n [n]: "):
                 return Told(host=state.name, code=PROBLEM, outcome="declined")
+            if options.take_over and (refusal := await _taken_over(session)) is not None:
+                return _refused(Told(host=state.name), refusal)
             act = ResumeRun(run=left.run.id, back=back)
             change = _Change(session, ask, printer, options, {}, None)
             return await change.ordered(act, left.run.id, Told(host=state.name))

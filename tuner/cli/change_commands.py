@@ -34,6 +34,7 @@ _drain = click.option(
 @click.option("--recipe", default="", metavar="NAME|FILE", help="How the server is started; default: as it runs now.")
 @_server
 @click.option("--back", is_flag=True, help="Start again what ran well before.")
+@click.option("--restart", is_flag=True, help="Start it again as it runs now, or ran last.")
 @click.option("--auto-rollback", is_flag=True, help="Go back by itself if the start fails: once, never in a loop.")
 @_drain
 @click.option("--ignore-forecast", is_flag=True, help="Try it even if the memory forecast says that it does not fit.")
@@ -48,6 +49,7 @@ def apply(
     recipe: str,
     pid: int | None,
     back: bool,
+    restart: bool,
     auto_rollback: bool,
     drain: float | None,
     ignore_forecast: bool,
@@ -69,8 +71,10 @@ def apply(
     context = click.get_current_context()
     if back and (preset or overrides or recipe):
         raise click.UsageError("--back stands alone: what ran before is started exactly as it was.", context)
-    if not (back or preset or overrides or recipe):
-        raise click.UsageError("Name a PRESET, or give --set, --recipe or --back.", context)
+    if restart and (back or preset or overrides or recipe):
+        raise click.UsageError("--restart stands alone: it changes nothing.", context)
+    if not (back or restart or preset or overrides or recipe):
+        raise click.UsageError("Name a PRESET, or give --set, --recipe, --back or --restart.", context)
     options = Options(
         preset=preset,
         overrides=overrides,

@@ -72,7 +72,7 @@ def _on_screen(command: Callable[P, int]) -> Callable[P, int]:
 def cli(context: click.Context, replay: Path | None, speed: float) -> int | None:
     """Watch LLM inference servers (SGLang, vLLM) on GPU hosts, live, in one terminal.
 
-    Nothing is installed on a host, and a server that runs there is only read until you change it: then it is stopped and
+    Nothing is installed on a host. A server that runs there is only read until you change it: then it is stopped and
     started safely, with a way back.
     """
     if context.invoked_subcommand is not None:

@@ -15,6 +15,9 @@ from tuner.errors import ConnectionFailed
 
 ANSWER_S = 15.0
 """Longest wait for an answer in one piece, seconds. A search has no limit, since it can be cancelled."""
+ACT_S = 60.0
+"""Longest wait for the answer to an act, seconds: the probe waits 15 s for a run's first record, and as long for
+processes that are ended."""
 PREFLIGHT_S = 90.0
 """Longest wait for the facts before a switch, seconds: an engine takes half a minute to print its flags."""
 
@@ -108,7 +111,7 @@ class Requests:
             Unanswered: It was sent, or may have been, and no answer came.
             ConnectionFailed: It was not sent.
         """
-        answer = await self._ask(order)
+        answer = await self._ask(order, max(self._patience_s, ACT_S))
         if not isinstance(answer, e.Acted):
             raise Unanswered(_LOST)
         return answer
