@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from tuner.core.preflight_case import Case, check, fail
+from tuner.core.preflight_case import Case, Fact, check, fail
 from tuner.core.respawn import keeper
 from tuner.domain.preflight import Check, Verdict
+from tuner.domain.recipe import Launch
 from tuner.units import GIB, format_gib, whole
 
 LOG_LEAST_BYTES = 100_000_000
@@ -190,33 +191,41 @@ def _env_files(case: Case) -> Iterator[Check]:
     if fact.missing:
         yield fact.unknown("env-files", title)
         return
-    told = False
-    for each in fact.maps("settings"):
-        name, value = str(each.get("name") or "?"), str(each.get("value") or "")
+    unit = case.fact("manager").value("systemd")
+    of_unit = Fact({"settings": unit.get("settings")}, True).maps("settings") if isinstance(unit, Mapping) else ()
+    # What a unit sets is in the server's environment already; it is worth a word where this start changes it.
+    changed = [each for each in of_unit if each.get("name") in launch.env or each.get("name") in launch.unset]
+    settings = (*fact.maps("settings"), *changed)
+    for each in settings:
         place = f"{each.get('path')}:{each['line']}" if each.get("line") else str(each.get("path"))
-        yield _setting(case, name, value, place, str(each.get("how") or ""))
-        told = True
-    if not told:
+        name, value = str(each.get("name") or "?"), str(each.get("value") or "")
+        yield _setting(launch, name, value, place, str(each.get("how") or ""))
+    if not settings:
         yield check("env-files", title, Verdict.OK, "no file sets variables of NCCL, CUDA or the engine")
 
 
-def _setting(case: Case, name: str, value: str, place: str, how: str) -> Check:
+def _setting(launch: Launch, name: str, value: str, place: str, how: str) -> Check:
     """Return the check of one variable that a file sets."""
-    launch = case.launch
-    assert launch is not None
     title = "Env files"
-    wins = how == "assign"
     mine = launch.env.get(name)
-    if mine is not None and mine != value and wins:
-        detail = f"{place} sets {name}={value} in the new server, over {mine} from the preset"
-        return check("env-files", title, Verdict.WARN, detail, f"take that line out of {place}, or leave {name} alone")
+    out = f"take that line out of {place}, or leave {name} alone"
+    if how == "unset" and mine is not None:
+        return check(
+            "env-files", title, Verdict.WARN, f"{place} takes {name} away, which this start sets to {mine}", out
+        )
+    if how == "unset":
+        return check("env-files", title, Verdict.NOTE, f"{place} takes {name} away")
+    if mine is not None and mine != value and how == "assign":
+        detail = f"{place} sets {name}={value} in the new server and overwrites the {mine} of this start"
+        return check("env-files", title, Verdict.WARN, detail, out)
     if mine is not None and mine != value:
-        return check("env-files", title, Verdict.NOTE, f"{place} sets {name}={value}; {mine} from the preset wins")
-    if mine is None and name in launch.unset:
-        detail = f"{place} sets {name}={value} again, which the preset takes away"
-        return check("env-files", title, Verdict.WARN, detail, f"take that line out of {place}")
-    reach = "" if how == "unit" else " behind the scenes"
-    return check("env-files", title, Verdict.NOTE, f"{place} sets {name}={value}{reach}")
+        return check("env-files", title, Verdict.NOTE, f"{place} sets {name}={value}; the {mine} of this start wins")
+    if mine is None and name in launch.unset and how != "unit":
+        detail = f"{place} sets {name}={value} again, which this start takes away"
+        return check("env-files", title, Verdict.WARN, detail, out)
+    if name in launch.unset:
+        return check("env-files", title, Verdict.NOTE, f"{place} sets {name}={value}; this start takes it away")
+    return check("env-files", title, Verdict.NOTE, f"{place} sets {name}={value} behind the scenes")
 
 
 HOST_JUDGES: Mapping[str, Callable[[Case], Iterator[Check]]] = {

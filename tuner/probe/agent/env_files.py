@@ -23,6 +23,9 @@ MOST = 100
 Setting = Tuple[int, str, str, str]
 """Line, name, value, and `assign` (wins over the environment), `default` (only where it is not set) or `unset`."""
 
+Tables = List[Tuple[int, str, Dict[str, str]]]
+"""Dictionaries that a source assigns to names: line, name, pairs."""
+
 
 def settings_in_files(python: Optional[str], env: Dict[str, str], home: str) -> List[Json]:
     """Return what files set, each as path, line, name, value and how, secrets masked.
@@ -170,19 +173,18 @@ def in_python(text: str) -> Iterator[Setting]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         yield from _in_lines(text)
         return
-    tables: Dict[str, Dict[str, str]] = {}
+    tables: Tables = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    tables[target.id] = _pairs(node.value)
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            tables += [(node.lineno, name, _pairs(node.value)) for name in names]
     found: List[Setting] = []
     for node in ast.walk(tree):
         found += _of_node(node, tables)
     yield from sorted(set(found))
 
 
-def _of_node(node: Any, tables: Dict[str, Dict[str, str]]) -> Iterator[Setting]:
+def _of_node(node: Any, tables: Tables) -> Iterator[Setting]:
     """Yield what one node of the syntax tree sets."""
     import ast
 
@@ -191,7 +193,7 @@ def _of_node(node: Any, tables: Dict[str, Dict[str, str]]) -> Iterator[Setting]:
             if isinstance(target, ast.Subscript) and _is_environ(target.value):
                 name = _text(target.slice)
                 if name:
-                    yield node.lineno, name, _text(node.value) or "...", "assign"
+                    yield node.lineno, name, _value(node.value), "assign"
     elif isinstance(node, ast.AugAssign) and _is_environ(node.target):
         for name, value in _table(node.value, tables).items():
             yield node.lineno, name, value, "assign"
@@ -205,13 +207,13 @@ def _of_node(node: Any, tables: Dict[str, Dict[str, str]]) -> Iterator[Setting]:
         yield from _of_loop(node, tables)
 
 
-def _of_call(node: Any, tables: Dict[str, Dict[str, str]]) -> Iterator[Setting]:
+def _of_call(node: Any, tables: Tables) -> Iterator[Setting]:
     import ast
 
     called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
     of_environ = isinstance(node.func, ast.Attribute) and _is_environ(node.func.value)
     first = _text(node.args[0]) if node.args else None
-    second = (_text(node.args[1]) or "...") if len(node.args) > 1 else "..."
+    second = _value(node.args[1]) if len(node.args) > 1 else "..."
     if called == "putenv" and first:
         yield node.lineno, first, second, "assign"
     elif called == "setdefault" and of_environ and first:
@@ -220,12 +222,12 @@ def _of_call(node: Any, tables: Dict[str, Dict[str, str]]) -> Iterator[Setting]:
         yield node.lineno, first, "", "unset"
     elif called == "update" and of_environ:
         pairs = _table(node.args[0], tables) if node.args else {}
-        pairs.update((word.arg, _text(word.value) or "...") for word in node.keywords if word.arg)
+        pairs.update((word.arg, _value(word.value)) for word in node.keywords if word.arg)
         for name, value in pairs.items():
             yield node.lineno, name, value, "assign"
 
 
-def _of_loop(node: Any, tables: Dict[str, Dict[str, str]]) -> Iterator[Setting]:
+def _of_loop(node: Any, tables: Tables) -> Iterator[Setting]:
     """Yield what `for name, value in {...}.items()` sets, if its body sets variables by name."""
     import ast
 
@@ -235,7 +237,7 @@ def _of_loop(node: Any, tables: Dict[str, Dict[str, str]]) -> Iterator[Setting]:
     pairs = _table(source, tables) if source is not None else {}
     if not pairs and isinstance(node.iter, (ast.Tuple, ast.List)):
         both = [each.elts for each in node.iter.elts if isinstance(each, (ast.Tuple, ast.List)) and len(each.elts) == 2]
-        pairs = {_text(name) or "": _text(value) or "..." for name, value in both}
+        pairs = {_text(name) or "": _value(value) for name, value in both}
     how = ""
     for inner in ast.walk(node):
         if isinstance(inner, ast.Subscript) and isinstance(inner.ctx, ast.Store) and _is_environ(inner.value):
@@ -258,15 +260,18 @@ def _is_environ(node: Any) -> bool:
     return name in ("environ", "environb")
 
 
-def _table(node: Any, tables: Dict[str, Dict[str, str]]) -> Dict[str, str]:
+def _table(node: Any, tables: Tables) -> Dict[str, str]:
     """Return the pairs of a dictionary that is written out, or was assigned to a name."""
     import ast
 
     if isinstance(node, ast.Dict):
         return _pairs(node)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
-        return {word.arg: _text(word.value) or "..." for word in node.keywords if word.arg}
-    return dict(tables.get(node.id, {})) if isinstance(node, ast.Name) else {}
+        return {word.arg: _value(word.value) for word in node.keywords if word.arg}
+    if not isinstance(node, ast.Name):
+        return {}
+    named = [(line, pairs) for line, name, pairs in tables if name == node.id and line <= node.lineno]
+    return dict(max(named, key=lambda item: item[0])[1]) if named else {}
 
 
 def _pairs(node: Any) -> Dict[str, str]:
@@ -274,8 +279,14 @@ def _pairs(node: Any) -> Dict[str, str]:
     for key, value in zip(node.keys, node.values):  # noqa: B905 - Python 3.8 has no strict
         name = _text(key)
         if name:
-            out[name] = _text(value) or "..."
+            out[name] = _value(value)
     return out
+
+
+def _value(node: Any) -> str:
+    """Return the text of a constant; `...` for what is computed."""
+    found = _text(node)
+    return "..." if found is None else found
 
 
 def _text(node: Any) -> Optional[str]:

@@ -1,0 +1,149 @@
+"""Who would start a server again, and what follows for its stop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tuner.core.respawn import STOP_WAIT_S, Keeper, keeper
+from tuner.domain.server import Manager
+
+UNIT = {
+    "unit": "sglang.service", "user": False, "owner": "root", "may": True, "restart": "always", "main": True,
+    "wraps": False, "others": [], "timeout_stop_s": 90.0, "transient": False,
+}  # fmt: skip
+
+
+def of(**parts: Any) -> Keeper:
+    return keeper({"manager": {"loops": [], "watchers": [], "starters": [], **parts}})
+
+
+def test_nothing_above_means_signals() -> None:
+    assert of() == Keeper()
+
+
+@pytest.mark.parametrize("restart", ["always", "on-failure", "no"])
+def test_a_unit_is_stopped_and_started_by_systemctl(restart: str) -> None:
+    found = of(systemd={**UNIT, "restart": restart})
+    assert (found.stop, found.start) == (
+        ("systemctl", "stop", "sglang.service"),
+        ("systemctl", "start", "sglang.service"),
+    )
+    assert found.words == f"systemd unit sglang.service, Restart={restart}"
+    assert (found.refusal, found.doubt, found.wait_s) == ("", "", 95.0)
+
+
+def test_a_users_unit_is_reached_through_the_users_manager() -> None:
+    found = of(systemd={**UNIT, "user": True, "owner": "bob", "runtime_dir": "/run/user/1000"})
+    assert found.stop == ("env", "XDG_RUNTIME_DIR=/run/user/1000", "systemctl", "--user", "stop", "sglang.service")
+
+
+def test_a_transient_unit_is_not_there_to_be_started_again() -> None:
+    found = of(systemd={**UNIT, "transient": True})
+    assert found.stop
+    assert found.start == ()
+
+
+def test_without_rights_the_way_out_is_the_line_to_type() -> None:
+    found = of(systemd={**UNIT, "may": False})
+    assert found.stop == ()
+    assert "may not stop units" in found.refusal
+    assert "sudo systemctl stop sglang.service" in found.way_out
+    of_another = of(systemd={**UNIT, "user": True, "may": False, "owner": "bob"})
+    assert "bob" in of_another.refusal
+    assert of_another.way_out == "connect as bob"
+
+
+def test_a_unit_with_other_processes_is_not_stopped_from_here() -> None:
+    found = of(systemd={**UNIT, "others": [{"pid": 7, "title": "redis"}]})
+    assert (found.stop, "pid 7 redis" in found.refusal) == ((), True)
+
+
+def test_a_server_in_somebodys_unit_is_not_that_units_program() -> None:
+    # A notebook's unit: it neither ends nor starts again with a server that somebody started in a cell.
+    notebook = {**UNIT, "unit": "jupyter.service", "main": False, "wraps": True, "others": [{"pid": 7, "title": "x"}]}
+    assert of(systemd=notebook) == Keeper()
+
+
+def test_a_unit_that_cannot_be_asked_refuses() -> None:
+    found = of(systemd={"unit": "sglang.service", "user": False, "problem": "there is no systemctl on PATH"})
+    assert "no systemctl" in found.refusal
+    assert found.way_out
+
+
+def test_the_unit_of_a_run_is_no_manager() -> None:
+    assert of(systemd={**UNIT, "unit": "gputuner-20261130-101523-a1b2c3d4.service"}) == Keeper()
+
+
+def test_a_long_stop_of_a_unit_is_waited_for() -> None:
+    assert of(systemd={**UNIT, "timeout_stop_s": 300.0}).wait_s == 305.0
+    assert of(systemd={**UNIT, "timeout_stop_s": None}).wait_s == STOP_WAIT_S
+
+
+def test_supervisord() -> None:
+    part = {"pid": 9, "name": "llm:sglang", "main": True, "program": "/v/bin/supervisorctl", "config": "/etc/s.conf"}
+    found = of(supervisord=part)
+    assert found.stop == ("/v/bin/supervisorctl", "-c", "/etc/s.conf", "stop", "llm:sglang")
+    assert found.start[-2:] == ("start", "llm:sglang")
+    assert "no supervisorctl" in of(supervisord={**part, "program": None}).refusal
+    assert "may not use its socket" in of(supervisord={**part, "may": False}).refusal
+    assert of(supervisord={**part, "main": False}) == Keeper(), "the variables alone are inherited by anybody"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("docker", "docker stop llm"), ("podman", "podman stop llm"), ("kubernetes", "kubectl")]
+)
+def test_a_container_is_refused_with_the_way_out(kind: str, words: str) -> None:
+    found = of(container={"kind": kind, "name": "llm", "inside": False, "main": True, "restart": "always"})
+    assert "container" in found.refusal
+    assert words in found.way_out
+    assert found.stop == ()
+
+
+def test_within_a_container_only_its_main_process_is_refused() -> None:
+    inside = {"kind": "docker", "name": "llm", "inside": True, "main": False}
+    assert of(container=inside) == Keeper()
+    assert "which ends with it" in of(container={**inside, "main": True}).refusal
+
+
+def test_slurm_is_refused() -> None:
+    found = of(slurm={"job": "4711"})
+    assert "4711" in found.refusal
+    assert "scancel 4711" in found.way_out
+
+
+def test_a_shell_loop_is_refused_with_its_place() -> None:
+    loop = {
+        "pid": 7,
+        "command": "bash run.sh",
+        "file": "/srv/run.sh",
+        "line": 3,
+        "text": "while true; do",
+        "certain": True,
+    }
+    found = of(loops=[loop])
+    assert found.words == "shell loop: bash run.sh (pid 7)"
+    assert "/srv/run.sh:3: while true; do" in found.refusal
+    assert "kill 7" in found.way_out
+    text = {**loop, "file": "", "certain": False}
+    assert "its -c text" in of(loops=[text]).refusal
+    assert "may start it again" in of(loops=[text]).refusal
+
+
+def test_a_watcher_is_refused_by_name() -> None:
+    found = of(watchers=[{"kind": "runit", "pid": 8, "command": "runsv sglang"}])
+    assert "runit (pid 8: runsv sglang)" in found.refusal
+
+
+def test_an_unknown_starter_is_a_doubt() -> None:
+    found = of(starters=[{"pid": 8, "command": "python launch.py"}])
+    assert (found.refusal, "launch.py" in found.doubt) == ("", True)
+
+
+@pytest.mark.parametrize("facts", [{}, {"manager": {"problem": "no answer within 10 s"}}, {"manager": None}])
+def test_what_was_not_asked_is_a_doubt_and_never_nothing(facts: dict[str, Any]) -> None:
+    assert keeper(facts).doubt
+    assert keeper(facts, Manager(kind="systemd", name="x.service")).doubt
+    assert keeper(facts, Manager(kind="docker", name="llm")).refusal
+    assert keeper(facts, Manager(kind="slurm", name="3")).refusal
