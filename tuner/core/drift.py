@@ -17,7 +17,7 @@ from tuner.core.arguments import Asked, asked
 from tuner.core.engine import Engine
 from tuner.core.gates import Held, ways
 from tuner.core.ignored import Ignored, ignored
-from tuner.core.recipes import of_session
+from tuner.core.recipes import command_of, of_session
 from tuner.core.surroundings import environment
 from tuner.domain.gates import Hardware
 from tuner.domain.knobs import Knob, KnobKind, KnobType
@@ -117,8 +117,10 @@ class _Sides:
 
     def _command(self) -> Iterator[Change]:
         then = self.engine.command_line(self.launch.argv).command
-        now = self.engine.command_line(self.server.identity.argv).command if self.server is not None else ()
-        if self.server is not None and now != then:
+        if self.server is None:
+            return
+        now = self.engine.command_line(self.server.identity.argv).command
+        if then not in (now, command_of(self.server.identity, self.engine)):
             yield Change(name="command", kind=KnobKind.FLAG, now=" ".join(now), then=" ".join(then), source=ARGV)
 
     def _flags(self) -> Iterator[Change]:

@@ -75,7 +75,7 @@ def _told(args: Sequence[str], known: frozenset[str], engine: Engine) -> Iterato
         elif candidates:
             yield "", f"{flag} is ambiguous in this version: it could be {_listed(candidates)}"
         else:
-            near = difflib.get_close_matches(flag, known, _NEAR)
+            near = difflib.get_close_matches(flag.replace("_", "-"), known, _NEAR)
             yield "", f"this version has no {flag}" + (f"; it has {_listed(near)}" if near else "")
 
 

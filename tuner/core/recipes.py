@@ -67,7 +67,7 @@ def read_recipe(state: HostState, server: ServerState, engine: Engine, name: str
         host=state.name,
         engine=engine.name,
         version=server.version or identity.version,
-        command=line.command,
+        command=command_of(identity, engine),
         args=tuple(_words(line.arguments)),
         env={
             variable: value
@@ -83,6 +83,15 @@ def read_recipe(state: HostState, server: ServerState, engine: Engine, name: str
         origin=_origin(state, identity),
         like=f"server:{identity.key}",
     )
+
+
+def command_of(identity: ServerIdentity, engine: Engine) -> tuple[str, ...]:
+    """Return a server's command, its interpreter by its whole path where the search path alone led to it."""
+    command = engine.command_line(identity.argv).command
+    path = identity.interpreter
+    if command and path is not None and "/" not in command[0] and posixpath.basename(path) == command[0]:
+        return (path, *command[1:])
+    return command
 
 
 def default_name(host: str, identity: ServerIdentity) -> str:
@@ -164,7 +173,7 @@ class _Gone:
         if not argument.flag:
             return False
         key = flag_key(argument.flag).partition(".")[0]
-        if key in self._names or argument.name in self._names:
+        if key in self._names or argument.name.partition(".")[0] in self._names:
             return True
         return argument.flag.startswith("--") and self._abbreviates(key, argument.flag)
 

@@ -17,6 +17,8 @@ _BOOLEANS = ("true", "false")
 _PYTHON = re.compile(r"(?:^|/)python[\d.]*$")
 _PYTHON_TAKES = ("-m", "-X", "-W", "-c")
 """Options of Python that take a word."""
+_PYTHON_ENDS = ("-m", "-c")
+"""Options of Python behind which all words belong to the program."""
 _SWITCHES = ("enable_", "disable_", "trust_", "no_", "async_", "use_")
 """Beginnings of the names of flags that take no value, where nothing else is known of them."""
 
@@ -115,8 +117,9 @@ def program_end(argv: Sequence[str]) -> int:
     at = 1
     if argv and _PYTHON.search(argv[0]):
         while at < len(argv) and argv[at].startswith("-"):
-            at += 2 if argv[at] in _PYTHON_TAKES else 1
-            if argv[at - 2 : at - 1] == ["-m"]:
+            option = argv[at]
+            at += 2 if option in _PYTHON_TAKES else 1
+            if option in _PYTHON_ENDS:
                 break
     return next((index for index in range(at, len(argv)) if _is_flag(argv[index])), len(argv))
 
@@ -159,8 +162,8 @@ def as_int(value: Any, default: int, most: int = _GREATEST) -> int:
 
 
 def _canonical(flag: str, aliases: Mapping[str, str]) -> str:
-    name = flag.lstrip("-").replace("-", "_")
-    return aliases.get(name, name)
+    name, dot, key = flag.lstrip("-").replace("-", "_").partition(".")
+    return aliases.get(name, name) + dot + key
 
 
 def _value(text: str) -> Any:

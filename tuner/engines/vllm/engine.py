@@ -52,13 +52,25 @@ _ALIASES = {
     "kv_cache_memory": "kv_cache_memory_bytes",
 }
 _LISTS = frozenset((
-    "allowed_media_domains", "api_key", "collect_detailed_traces", "device_ids", "ignore_patterns",
+    "allowed_media_domains", "api_key", "collect_detailed_traces", "cpu_offload_params", "ignore_patterns",
     "kv_cache_dtype_skip_layers", "logits_processors", "lora_modules", "lora_target_modules", "numa_bind_cpus",
-    "numa_bind_nodes", "prompt_adapters", "served_model_name", "sleep_preserve_parameter_names",
+    "numa_bind_nodes", "offload_params", "prompt_adapters", "served_model_name", "sleep_preserve_parameter_names",
 ))  # fmt: skip
 """Flags of `vllm serve` that take any number of words: vLLM 0.32.0, engine/arg_utils.py and cli_args.py."""
-_ONE_WORD = {"disable_access_log_for_endpoints": 1}
-"""Flags that take one word although their names begin like a switch's."""
+_SWITCHES = (
+    "aggregate_engine_logging", "allow_credentials", "allow_deprecated_quantization", "cohere_is_reasoning_model",
+    "cudagraph_metrics", "data_parallel_external_lb", "data_parallel_hybrid_lb",
+    "data_parallel_multi_port_external_lb", "dcp_q_replicate", "dpe", "dph", "dpm",
+    "exclude_tools_when_tool_choice_none", "fail_on_environ_validation", "fully_sharded_loras", "grpc", "headless",
+    "interleave_mm_strings", "jit_monitor_verbose", "kv_cache_metrics", "kv_sharing_fast_prefill",
+    "language_model_only", "log_error_stack", "long_prefill_token_threshold_adaptive", "mm_device_do_normalize",
+    "mm_encoder_only", "ray_workers_use_nsight", "return_sampling_mask", "return_tokens_as_token_ids",
+    "scheduler_reserve_full_isl", "skip_tokenizer_init", "sleep_mode_offload_cudagraph", "specialize_active_lora",
+    "swa_bounded_replay", "tokens_only",
+)  # fmt: skip
+"""Flags of `vllm serve` that take no word although their names do not begin like a switch's: vLLM 0.32.0."""
+_WORDS = dict.fromkeys(_SWITCHES, 0) | {"disable_access_log_for_endpoints": 1, "device_ids": 1}
+"""Number of words of flags whose names tell another one."""
 
 _PLAN = EnginePlan(
     name="vllm",
@@ -159,7 +171,7 @@ class VLLM(EngineFolder):
     @functools.cached_property
     def _takes(self) -> dict[str, int]:
         """Number of values that each known flag takes; flags with lists are left out, since they take any number."""
-        return _ONE_WORD | {
+        return _WORDS | {
             spelled.text.lstrip("-").replace("-", "_"): 0 if knob.type is KnobType.BOOL else 1
             for knob in self.knobs().values()
             if knob.kind is KnobKind.FLAG and knob.type is not KnobType.INTS
