@@ -270,7 +270,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     back: str = ""
     """Title of what can be gone back to; empty: nothing."""
     exit_code: int | None = None
-    """Of the last server that ended; negative: the signal that ended it."""
+    """Exit code of the last server that ended; negative: the signal that ended it."""
     argv: tuple[str, ...] = ()
     """Command line of `new`, secrets masked."""
     env: dict[str, str] = {}
