@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,8 @@ class Address:
     dir: Path
     scenario: str = ""
     version: str = ""
+    bystanders: Mapping[str, int] = field(default_factory=dict)
+    """PID of each process started by `--bystanders`, by name: tail, editor, server."""
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Address:
@@ -47,6 +49,7 @@ class Address:
             host=facts["host"], port=facts["port"], user=facts["user"], identity=Path(facts["identity"]),
             known_hosts=Path(facts["known_hosts"]), pid=facts["pid"], dir=Path(facts["dir"]),
             scenario=facts.get("scenario", ""), version=facts.get("version", ""),
+            bystanders=facts.get("bystanders", {}),
         )  # fmt: skip
 
 

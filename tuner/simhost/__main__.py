@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tuner.simhost import scenarios
 from tuner.simhost.engine.config import VERSIONS
+from tuner.simhost.engine.faults import FAULTS
 
 
 def options(argv: list[str]) -> argparse.Namespace:
@@ -27,6 +28,10 @@ def options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--lost-gpu", type=int, action="append", default=[])
     parser.add_argument("--traffic", choices=("office", "solo", "none"), default=None, help="other users than usual")
     parser.add_argument("--flag", action="append", default=[], help="more words of the server's command line")
+    parser.add_argument("--fault", action="append", default=[], metavar="NAME[=NUMBER]",
+                        help="faults of the scenario's server: " + ", ".join(FAULTS))  # fmt: skip
+    parser.add_argument("--bystanders", action="store_true", help="also processes that look like a server of "
+                        "the operator's and are none, among them bob's server on GPU 5")  # fmt: skip
     return parser.parse_args(argv)
 
 

@@ -48,7 +48,7 @@ class Host:
         facts = {
             "port": port, "host": "127.0.0.1", "user": "root", "identity": str(identity),
             "known_hosts": str(known_hosts), "dir": str(world.dir), "pid": os.getpid(),
-            "scenario": self.args.scenario, "version": self.args.version,
+            "scenario": self.args.scenario, "version": self.args.version, "bystanders": world.bystanders,
         }  # fmt: skip
         registered = register(self.args.runtime, facts) if self.args.runtime is not None else None
         sys.stdout.write(json.dumps(facts) + "\n")

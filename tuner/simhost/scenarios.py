@@ -33,6 +33,8 @@ class Launch:
     """Age in seconds of a server that runs already; None for one that starts now."""
     traffic: str = "office"
     faults: dict[str, float] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    """Its command line behind the interpreter; empty: that of the scenario's server."""
 
 
 @dataclass(frozen=True)

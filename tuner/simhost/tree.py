@@ -67,7 +67,7 @@ class Tree:
         (self.etc / "passwd").write_text(
             "root:x:0:0:root:/root:/bin/bash\n"
             + (f"root:x:{self._uid}:0:root:/root:/bin/bash\n" if self._uid else "")
-            + "".join(f"alice:x:{uid}:{uid}:Alice:/home/alice:/bin/bash\n" for uid in (1001, 1002) if uid != self._uid)
+            + "".join(f"{name}:x:{number}:{number}::/home/{name}:/bin/bash\n" for name, number in self._others())
         )
         self._write("sys/kernel/hostname", HOSTNAME + "\n")
         self._write("sys/kernel/osrelease", "6.8.0-87-generic\n")
@@ -133,6 +133,10 @@ class Tree:
         if self._known.pop(pid, None) is not None:
             shutil.rmtree(self.proc / str(pid), ignore_errors=True)
             self._sockets()
+
+    def _others(self) -> list[tuple[str, int]]:
+        """Return the other users, whose ids are not that of root's processes here."""
+        return [(name, number + (number == self._uid)) for name, number in (("alice", 1001), ("bob", 1003))]
 
     def adopt(self) -> None:
         """Let init be the parent of those whose parent is not of this host, or is gone."""

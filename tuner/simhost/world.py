@@ -18,8 +18,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.simhost import gpus, real, scenarios
+from tuner.simhost import bystanders, gpus, real, scenarios
 from tuner.simhost.engine.config import Spec
+from tuner.simhost.engine.faults import VARIABLE, parse
 from tuner.simhost.install import install
 from tuner.simhost.kernel import Kernel
 from tuner.simhost.mirror import Mirror
@@ -75,6 +76,8 @@ class World:
         self.kernel = Kernel(self)
         self.life = -1
         """Writing end of the pipe that ends launched servers when this process is gone."""
+        self.bystanders: dict[str, int] = {}
+        """PID of each bystander by name."""
         self.janitor_pid: int | None = None
         self.tenant_pid: int | None = None
         self.tenant_bytes = 0.0
@@ -98,6 +101,10 @@ class World:
             self.tenant_pid = self._fork(lambda: None)
         if not self.args.no_server and self.plan.steps:
             self.start(self.plan.steps[0].launch, older=self.plan.older)
+        if self.args.bystanders:
+            self.bystanders = {each.name: self._fork(lambda: None) for each in bystanders.LOOK_ALIKES}
+            self.bystanders["server"] = self.start(bystanders.bobs_server(self.args.version))
+            self.owners[self.bystanders["server"]] = bystanders.BOB + (self.uid == bystanders.BOB)
 
     def _fork(self, work: Callable[[], None]) -> int:
         """Fork a small process that calls `work` when the host process is gone, however it ended. Returns its PID."""
@@ -169,20 +176,23 @@ class World:
             "CUDA_DEVICE_MAX_CONNECTIONS": "8",
             "NCCL_CUMEM_ENABLE": "0",
             "HF_TOKEN": "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",
+            **({VARIABLE: ",".join(args.fault)} if args.fault and not launch.words else {}),
             **launch.env,
         }
-        words = scenarios.argv(
+        words = [self.python, *launch.words] if launch.words else scenarios.argv(
             self.python, launch, args.version, PORT, metrics=not args.no_metrics, api_key=args.api_key,
             extra=tuple(args.flag),
         )  # fmt: skip
         foreign = {self.plan.tenant.gpu: self.plan.tenant.used_bytes} if self.plan.tenant else {}
+        if args.bystanders and not launch.words:
+            foreign[bystanders.GPU] = foreign.get(bystanders.GPU, 0) + bystanders.BOB_BYTES
         return Spec(
             version=args.version, argv=words, env=env, cwd=str(self.dir / "home"), run_dir=str(self.run_dir),
             seed=args.seed + self.launches if seed is None else seed,
             pace=scenarios.START_PACE * args.speed if self.plan.fast else 1.0,
             speed=args.speed, up_s=launch.up_s, traffic=args.traffic or launch.traffic,
             foreign=foreign, foreign_pid=self.tenant_pid or 0,
-            capacity_bytes=gpus.CAPACITY_BYTES, faults=launch.faults,
+            capacity_bytes=gpus.CAPACITY_BYTES, faults={**launch.faults, **parse(env)},
         )  # fmt: skip
 
     # Kernel and driver
@@ -207,7 +217,15 @@ class World:
     def neighbours(
         self, passed_s: float, holders: list[gpus.Holder], loads: list[dict[str, float]], seen: set[int]
     ) -> None:
-        """Show the foreign process on a GPU, which goes on whatever becomes of the servers."""
+        """Show the bystanders and the foreign process on a GPU, which go on whatever becomes of the servers."""
+        for each in bystanders.LOOK_ALIKES:
+            bystander = self.bystanders.get(each.name)
+            if bystander is None or os.waitpid(bystander, os.WNOHANG)[0]:
+                self.bystanders.pop(each.name, None)
+                continue
+            seen.add(bystander)
+            self.tree.put(Process(bystander, 1, each.raw(), self.now - 7_200, comm=each.comm, uid=self.uid,
+                                  exe=f"/usr/bin/{each.comm}", rss_kb=6_100))  # fmt: skip
         tenant, pid = self.plan.tenant, self.tenant_pid
         if tenant is None or pid is None:
             return
@@ -238,7 +256,8 @@ class World:
         loads = [{"utilization": 0.0, "watts": 0.055} for _ in range(gpus.COUNT)]
         for pid in self.servers:
             fact = self.fact(pid)
-            loads = [dict(load) for load in fact["loads"]] if fact and fact["loads"] else loads
+            for load, more in zip(loads, fact["loads"] if fact else (), strict=False):
+                load.update({kind: max(load.get(kind, 0.0), value) for kind, value in more.items()})
         self.driver.settle(loads)
         self.tick()
 
@@ -250,7 +269,11 @@ class World:
             self.tick()
         every = (*self.servers, *self.kernel.launched)
         orphans = [m["pid"] for pid in every for m in (self.fact(pid) or {"members": []})["members"]]
-        for child in (self.janitor_pid, self.tenant_pid):
+        for child in (
+            self.janitor_pid,
+            self.tenant_pid,
+            *(self.bystanders.get(e.name) for e in bystanders.LOOK_ALIKES),
+        ):
             if child is not None:
                 with contextlib.suppress(ProcessLookupError, ChildProcessError):
                     os.kill(child, signal.SIGKILL)

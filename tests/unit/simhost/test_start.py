@@ -121,11 +121,28 @@ def test_a_cap_on_tokens_is_kept() -> None:
     assert "max_total_tokens=999999 is larger than the profiled value 159277." in log_of(over)
 
 
-def test_an_unknown_flag_ends_like_argparse() -> None:
-    with pytest.raises(SystemExit, match="unrecognized arguments: --no-such-thing"):
-        server("0.5.9", 0.88, "--no-such-thing")
-    with pytest.raises(SystemExit, match="--cuda-graph-max-bs"):
-        server("0.5.23", 0.88, "--cuda-graph-max-bs", "8")
+@pytest.mark.parametrize(
+    ("version", "flags", "said"),
+    [
+        ("0.5.9", ["--no-such-thing"], "launch_server.py: error: unrecognized arguments: --no-such-thing"),
+        ("0.5.23", ["--no-such-thing"], "sglang serve: error: unrecognized arguments: --no-such-thing"),
+        (
+            "0.5.23",
+            ["--cuda-graph-max-bs", "8"],
+            "sglang serve: error: ambiguous option: --cuda-graph-max-bs could match "
+            "--cuda-graph-max-bs-decode, --cuda-graph-max-bs-prefill",
+        ),
+        ("0.5.9", ["--port", "x"], "launch_server.py: error: argument --port: invalid int value: 'x'"),
+        ("0.5.9", ["--kv-cache-dtype", "fp7"], "argument --kv-cache-dtype: invalid choice: 'fp7' (choose from"),
+    ],
+)
+def test_flags_that_argparse_refuses(
+    version: str, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        server(version, 0.88, *flags)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 def _phases(log: str) -> list[str]:
