@@ -54,8 +54,9 @@ class Look:
         try:
             if like:
                 source = probe.door.source(like)
-            # The folder is a fact of its own.
-            done = completed({"argv": done["argv"], "env": given, "like": like, "cwd": "/"}, lambda _: source)
+            if like or done["argv"]:
+                # The working folder is a fact of its own.
+                done = completed({"argv": done["argv"], "env": given, "like": like, "cwd": "/"}, lambda _: source)
         except Refused as e:
             self.refused = e
             done["base"] = source.env or {}

@@ -1,0 +1,462 @@
+"""The facts for the checks before a switch, by the real probe."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fixtures.proc.running import RunningProbe, pythons, running, toy_plan, until
+from tests.fixtures.proc.tree import ProcTree, make_venv, toy_server
+from tuner.core.respawn import keeper
+from tuner.domain import events as e
+
+HEX = "0123456789abcdef" * 4
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> ProcTree:
+    return ProcTree(tmp_path / "root")
+
+
+def asked(probe: RunningProbe, **ask: Any) -> dict[str, Any]:
+    """The facts that the probe answers with."""
+    after = probe.count()
+    probe.send(op="preflight", id=after, ask=ask)
+    return dict(probe.first(e.PreflightResult, lambda answer: answer.id == after, after).facts)
+
+
+@contextmanager
+def facts_of(tree: ProcTree, key: str, *, path: Path | None = None, **ask: Any) -> Iterator[dict[str, Any]]:
+    """The facts of a host with one server; `path` goes before the PATH of the probe."""
+    more = {"PATH": f"{path}:{os.environ['PATH']}"} if path is not None else {}
+    with running(tree.root, toy_plan(), **more) as probe:
+        probe.first(e.ScanEnded)
+        yield asked(probe, key=key, **ask)
+
+
+def program(folder: Path, name: str, text: str) -> Path:
+    """A shell script that can be run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text("#!/bin/sh\n" + textwrap.dedent(text))
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("python", pythons())
+def test_all_facts_of_a_start(tree: ProcTree, tmp_path: Path, python: str) -> None:
+    interpreter = make_venv(tmp_path / "venv", version="4.5.6")
+    interpreter.chmod(0o755)
+    (tmp_path / "venv/pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.11.4\n")
+    (tmp_path / "venv/lib/python3.11/site-packages/a.pth").write_text("import os; os.environ['NCCL_ALGO'] = 'Tree'\n")
+    model = tmp_path / "llm"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"x" * 1000)
+    key = toy_server(tree, python=interpreter, env={"HOME": str(tmp_path), "HF_TOKEN": "hf_topsecret"})
+    tree.listen(100, 7001)
+    with running(tree.root, toy_plan(), python=python, HOME=str(tmp_path)) as probe:
+        probe.first(e.ScanEnded)
+        facts = asked(
+            probe,
+            key=key,
+            command=[str(interpreter), "-m", "toyllm.serve"],
+            argv=[str(interpreter), "-m", "toyllm.serve", "--model", str(model)],
+            help_argv=["/bin/sh", "-c", 'echo "  --model $HF_TOKEN"; echo "  --port $ADDED" >&2'],
+            env={"ADDED": "1", "HF_TOKEN": "***"},
+            cwd=str(tmp_path),
+            like=f"server:{key}",
+            package="toyllm",
+            llm=str(model),
+            port=7001,
+            log_dir=str(tmp_path / "logs"),
+        )
+        assert "topsecret" not in repr(probe.events)
+    assert facts["start"] == {"refused": None}
+    assert facts["interpreter"] == {
+        "program": str(interpreter),
+        "path": str(interpreter),
+        "exists": True,
+        "executable": True,
+        "version": "3.11.4",
+    }
+    assert facts["version"] == {"package": "toyllm", "version": "4.5.6"}
+    assert sorted(facts["help"]["text"].splitlines()) == ["  --model ***", "  --port 1"]
+    assert facts["cwd"] == {"path": str(tmp_path), "exists": True}
+    assert facts["llm"] == {
+        "name": str(model), "kind": "path", "exists": True, "config": True, "bytes": 1000, "missing": [],
+    }  # fmt: skip
+    (owner,) = facts["port"]["owners"]
+    assert (owner["pid"], owner["user"], owner["ours"]) == (100, "root", True)
+    log = facts["log"]
+    assert (log["exists"], log["at"], log["writable"]) == (False, str(tmp_path), True)
+    assert log["free_bytes"] > 0
+    assert all(total >= free > 0 for total, free in facts["disks"]["folders"].values())
+    assert facts["shm"]["total_bytes"] > 0
+    assert facts["limits"]["nofile"][1] != 0
+    assert facts["rights"]["may"] is True
+    assert facts["rights"]["folder"] == str(tmp_path / ".gputuner")
+    assert facts["holders"]["processes"] == []
+    assert facts["env_files"]["settings"][0]["path"].endswith("a.pth")
+    assert keeper(facts).refusal == ""
+
+
+def test_nothing_is_written_on_the_host(tree: ProcTree, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    key = toy_server(tree, env={"HOME": str(home)})
+    with running(tree.root, toy_plan(), HOME=str(home)) as probe:
+        probe.first(e.ScanEnded)
+        asked(probe, key=key, command=["python"], like=f"server:{key}", llm="a/b", port=7001)
+    assert list(home.iterdir()) == []
+
+
+def test_only_what_was_asked_is_answered(tree: ProcTree) -> None:
+    with facts_of(tree, toy_server(tree)) as facts:
+        assert set(facts) == {"rights", "holders", "manager"}
+
+
+def test_a_secret_that_cannot_be_had_is_told_without_stopping_the_rest(tree: ProcTree) -> None:
+    key = toy_server(tree)
+    with facts_of(
+        tree, key, command=["sh"], argv=["sh", "--api-key", "***"], env={"OTHER_TOKEN": "***"}, like=f"server:{key}"
+    ) as facts:
+        assert "does not have the secret value" in facts["start"]["refused"]
+        assert facts["start"]["hint"]
+        assert facts["interpreter"]["exists"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("echo torch is missing; exit 3", "ended with 3: torch is missing"), ("exit 0", None)],
+)
+def test_the_help_says_why_it_failed(tree: ProcTree, tmp_path: Path, text: str, words: str | None) -> None:
+    script = program(tmp_path, "engine", text)
+    with facts_of(tree, toy_server(tree), help_argv=[str(script), "--help"]) as facts:
+        assert words is None or words in facts["help"]["problem"]
+        assert words is not None or facts["help"]["text"] == ""
+
+
+def test_a_help_that_is_not_there(tree: ProcTree) -> None:
+    with facts_of(tree, toy_server(tree), help_argv=["/opt/none/python", "--help"]) as facts:
+        assert "/opt/none/python is not there" in facts["help"]["problem"]
+
+
+# -- the port ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_free_port_and_one_of_another(tree: ProcTree) -> None:
+    key = toy_server(tree)
+    tree.add(300, ["nginx", "--token", "topsecret"], uid=1)
+    tree.listen(300, 7002, uid=1)
+    tree.listen(300, 7003, uid=1, held=False)
+    with running(tree.root, toy_plan()) as probe:
+        probe.first(e.ScanEnded)
+        assert asked(probe, key=key, port=7009)["port"] == {"port": 7009, "owners": []}
+        (owner,) = asked(probe, key=key, port=7002)["port"]["owners"]
+        assert (owner["pid"], owner["title"], owner["ours"]) == (300, "nginx --token ***", False)
+        assert owner["user"] not in (None, "root")
+        (hidden,) = asked(probe, key=key, port=7003)["port"]["owners"]
+        assert (hidden["pid"], hidden["user"], hidden["ours"]) == (None, owner["user"], False)
+        (without,) = asked(probe, port=7002)["port"]["owners"]
+        assert without["pid"] == 300
+
+
+def test_a_real_port_and_its_real_owner() -> None:
+    with closing(socket.socket()) as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        port = sock.getsockname()[1]
+        with running(None, toy_plan()) as probe:
+            probe.first(e.ScanEnded)
+            (owner,) = asked(probe, port=port)["port"]["owners"]
+            assert (owner["pid"], owner["ours"]) == (os.getpid(), False)
+
+
+# -- rights -----------------------------------------------------------------------------------------------------------
+
+
+def test_another_users_server_and_who_may_stop_it(tree: ProcTree) -> None:
+    key = toy_server(tree)
+    (tree.proc / "100/status").write_text("Name:\tx\nUid:\t1\t1\t1\t1\n")
+    with facts_of(tree, key) as facts:
+        rights = facts["rights"]
+        assert rights["server_user"] not in (None, "root")
+        # Root may signal everybody, others only their own.
+        assert rights["may"] is (os.getuid() == 0)
+
+
+# -- the LLM ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_llm_on_the_simulated_hosts_disk(tree: ProcTree) -> None:
+    folder = tree.root / "models/x"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model-1.safetensors").write_bytes(b"1234")
+    with running(tree.root, toy_plan()) as probe:
+        probe.first(e.ScanEnded)
+        found = asked(probe, llm="/models/x")["llm"]
+        assert (found["exists"], found["config"], found["bytes"]) == (True, True, 4)
+        assert found["missing"] == ["model-2.safetensors"]
+        assert asked(probe, llm="/models/none")["llm"]["exists"] is False
+        assert asked(probe, llm="s3://bucket/x")["llm"]["kind"] == "remote"
+
+
+def test_an_llm_of_the_hub(tree: ProcTree, tmp_path: Path) -> None:
+    snapshot = tmp_path / "hub/models--org--llm/snapshots/0123456789"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (snapshot / "model.safetensors").write_bytes(b"1234")
+    refs = tmp_path / "hub/models--org--llm/refs"
+    refs.mkdir()
+    (refs / "main").write_text("0123456789")
+    env = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    with running(tree.root, toy_plan()) as probe:
+        probe.first(e.ScanEnded)
+        found = asked(probe, llm="org/llm", env=env)["llm"]
+        assert (found["kind"], found["cached"], found["bytes"]) == ("hub", True, 4)
+        other = asked(probe, llm="org/other", env=env)["llm"]
+        assert (other["cached"], other["offline"], other["cache"]) == (False, "HF_HUB_OFFLINE", str(tmp_path / "hub"))
+        (snapshot / "model.safetensors").unlink()
+        assert asked(probe, llm="org/llm", env=env)["llm"]["cached"] is False
+
+
+# -- who would start it again -----------------------------------------------------------------------------------------
+
+
+def systemctl(folder: Path, log: Path, **properties: str) -> Path:
+    """A systemctl that tells of one unit and writes down how it was called."""
+    told = {
+        "LoadState": "loaded", "ActiveState": "active", "MainPID": "100", "Restart": "always",
+        "TimeoutStopUSec": "1min 30s", "FragmentPath": "", "DropInPaths": "", "Transient": "no", "ControlGroup": "",
+        **properties,
+    }  # fmt: skip
+    lines = "\n".join(f"echo {shlex.quote(f'{name}={value}')}" for name, value in told.items())
+    program(folder, "systemctl", f'echo "$@" >> {log}\n{lines}\n')
+    return folder
+
+
+def in_unit(tree: ProcTree, cgroup: str = "0::/system.slice/toy.service") -> str:
+    key = toy_server(tree)
+    for pid in (100, 101, 102):
+        (tree.proc / str(pid) / "cgroup").write_text(cgroup + "\n")
+    tree.change(100, ppid=1)
+    tree.remove(90)
+    return key
+
+
+def test_a_unit_that_restarts_its_server(tree: ProcTree, tmp_path: Path) -> None:
+    log = tmp_path / "calls"
+    unit = tmp_path / "toy.service"
+    unit.write_text('[Service]\nEnvironment="NCCL_ALGO=Ring" HF_TOKEN=hf_topsecret\nExecStart=/x\n')
+    path = systemctl(tmp_path / "bin", log, FragmentPath=str(unit))
+    with facts_of(tree, in_unit(tree), path=path) as facts:
+        part = facts["manager"]["systemd"]
+        assert (part["unit"], part["user"], part["restart"], part["main"]) == ("toy.service", False, "always", True)
+        assert (part["timeout_stop_s"], part["others"], part["transient"]) == (90.0, [], False)
+        assert part["may"] is (os.getuid() == 0)
+        assert part["settings"][0] == {
+            "path": str(unit), "line": 2, "name": "NCCL_ALGO", "value": "Ring", "how": "unit",
+        }  # fmt: skip
+        assert "topsecret" not in repr(facts)
+        if os.getuid() == 0:
+            assert keeper(facts).stop == ("systemctl", "stop", "toy.service")
+    (call,) = log.read_text().splitlines()
+    assert call.startswith("show --no-pager --property=")
+    assert call.endswith(" -- toy.service")
+
+
+def test_what_else_lives_in_the_unit(tree: ProcTree, tmp_path: Path) -> None:
+    key = in_unit(tree)
+    tree.add(400, ["redis-server"])
+    group = tree.root / "sys/fs/cgroup/system.slice/toy.service"
+    group.mkdir(parents=True)
+    (group / "cgroup.procs").write_text("100\n101\n102\n400\n")
+    path = systemctl(tmp_path / "bin", tmp_path / "calls", ControlGroup="/system.slice/toy.service")
+    with facts_of(tree, key, path=path) as facts:
+        assert facts["manager"]["systemd"]["others"] == [{"pid": 400, "title": "redis-server"}]
+        assert "redis-server" in keeper(facts).refusal
+
+
+@pytest.mark.parametrize("problem", ["exit 1", "echo LoadState=not-found"])
+def test_a_unit_that_cannot_be_asked(tree: ProcTree, tmp_path: Path, problem: str) -> None:
+    program(tmp_path / "bin", "systemctl", problem)
+    with facts_of(tree, in_unit(tree), path=tmp_path / "bin") as facts:
+        assert facts["manager"]["systemd"]["problem"]
+        assert keeper(facts).refusal
+
+
+def test_a_users_unit_is_asked_of_the_users_manager(tree: ProcTree, tmp_path: Path) -> None:
+    me = os.getuid()
+    log = tmp_path / "calls"
+    path = systemctl(tmp_path / "bin", log)
+    group = f"0::/user.slice/user-{me}.slice/user@{me}.service/app.slice/toy.service"
+    with facts_of(tree, in_unit(tree, group), path=path) as facts:
+        assert facts["manager"]["systemd"]["may"] is True
+        assert keeper(facts).stop[0] == "env"
+    assert log.read_text().startswith("--user show")
+    other = group.replace(f"user@{me}", "user@4711")
+    with facts_of(tree, in_unit(tree, other), path=path) as facts:
+        assert keeper(facts).refusal
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "kind"),
+    [
+        (f"0::/system.slice/docker-{HEX}.scope", "docker"),
+        (f"0::/machine.slice/libpod-{HEX}.scope", "podman"),
+        (
+            "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"
+            f"0f1e2d3c_4b5a_6978_8796_a5b4c3d2e1f0.slice/cri-containerd-{HEX}.scope",
+            "kubernetes",
+        ),
+    ],
+)
+def test_containers_are_refused(tree: ProcTree, cgroup: str, kind: str) -> None:
+    with facts_of(tree, in_unit(tree, cgroup)) as facts:
+        assert facts["manager"]["container"]["kind"] == kind
+        assert "systemd" not in facts["manager"]
+        assert keeper(facts).refusal
+
+
+def test_a_slurm_job_is_refused(tree: ProcTree) -> None:
+    with facts_of(tree, in_unit(tree, "0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0")) as facts:
+        assert facts["manager"]["slurm"] == {"job": "4711"}
+        assert keeper(facts).refusal
+
+
+def test_supervisord(tree: ProcTree, tmp_path: Path) -> None:
+    control = program(tmp_path, "supervisorctl", "exit 0")
+    env = {
+        "SUPERVISOR_PROCESS_NAME": "toy",
+        "SUPERVISOR_GROUP_NAME": "llm",
+        "SUPERVISOR_SERVER_URL": "unix:///run/s.sock",
+    }
+    key = toy_server(tree, env=env)
+    tree.add(50, ["/usr/bin/python3", str(tmp_path / "supervisord"), "-c", "/etc/s.conf"], ppid=1)
+    tree.add(90, ["bash", "/srv/run.sh"], ppid=50, ticks=500_099, cwd=str(tmp_path))
+    with facts_of(tree, key) as facts:
+        part = facts["manager"]["supervisord"]
+        assert (part["name"], part["main"], part["program"], part["config"]) == (
+            "llm:toy",
+            True,
+            str(control),
+            "/etc/s.conf",
+        )
+    # What somebody started in a shell below another program of supervisord only inherits the variables.
+    tree.add(90, ["-bash"], ppid=50, ticks=500_099)
+    with facts_of(tree, key) as facts:
+        assert facts["manager"]["supervisord"]["main"] is False
+        assert keeper(facts).stop == ()
+
+
+SCRIPTS = {
+    "while true; do python -m toyllm.serve; sleep 5; done\n": True,
+    "export NCCL_ALGO=Ring\npython -m toyllm.serve --port 7001\n": False,
+}
+
+
+@pytest.mark.parametrize("text", SCRIPTS)
+def test_a_script_above_is_read_from_its_own_folder(tree: ProcTree, tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.sh").write_text(text)
+    key = toy_server(tree)
+    tree.add(90, ["bash", "run.sh", "--now"], ticks=500_099, cwd=str(tmp_path))
+    with facts_of(tree, key) as facts:
+        found = [(each["pid"], each["file"], each["line"]) for each in facts["manager"]["loops"]]
+        assert found == ([(90, str(tmp_path / "run.sh"), 1)] if SCRIPTS[text] else [])
+        assert bool(keeper(facts).refusal) is SCRIPTS[text]
+
+
+@pytest.mark.parametrize(
+    ("argv", "loops"),
+    [
+        (["bash", "-c", "while :; do python -m toyllm.serve; done"], 1),
+        (["sh", "-ec", "until python -m toyllm.serve; do :; done"], 1),
+        (["bash", "-c", "python -m toyllm.serve"], 0),
+        (["-bash"], 0),
+        (["bash", "-l"], 0),
+        (["zsh", "-i"], 0),
+        (["nohup", "bash"], 0),
+        (["tmux", "new", "-s", "llm"], 0),
+        (["bash", "/gone/run.sh"], 1),
+    ],
+)
+def test_shells_above(tree: ProcTree, argv: list[str], loops: int) -> None:
+    key = toy_server(tree)
+    tree.add(90, argv, ticks=500_099)
+    with facts_of(tree, key) as facts:
+        assert len(facts["manager"]["loops"]) == loops
+        assert facts["manager"]["watchers"] == facts["manager"]["starters"] == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "kind"),
+    [
+        (["runsv", "toy"], "runit"),
+        (["/usr/sbin/cron", "-f"], "cron"),
+        (["node", "/usr/bin/nodemon", "x"], "nodemon"),
+        (["PM2 v5.3.0: God Daemon (/root/.pm2)"], "pm2"),
+        (["/v/bin/python", "/v/bin/circusd", "c.ini"], "circus"),
+    ],
+)
+def test_watchers_above(tree: ProcTree, argv: list[str], kind: str) -> None:
+    key = toy_server(tree)
+    tree.add(90, argv, ticks=500_099)
+    with facts_of(tree, key) as facts:
+        assert [each["kind"] for each in facts["manager"]["watchers"]] == [kind]
+
+
+def test_a_program_that_nobody_knows_is_a_doubt(tree: ProcTree) -> None:
+    key = toy_server(tree)
+    tree.add(90, ["/v/bin/python", "launch_all.py"], ticks=500_099)
+    with facts_of(tree, key) as facts:
+        assert [each["command"] for each in facts["manager"]["starters"]] == ["/v/bin/python launch_all.py"]
+        assert keeper(facts).doubt
+
+
+def test_a_real_loop_round_a_real_process(tmp_path: Path) -> None:
+    package = tmp_path / "toyllm"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "serve.py").write_text("import sys\nprint('up', flush=True)\nsys.stdin.read()\n")
+    (tmp_path / "run.sh").write_text(f"# restarts\nwhile true; do\n  {sys.executable} -m toyllm.serve <&0\ndone\n")
+    shell = subprocess.Popen(
+        ["bash", "run.sh"],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": "."},
+    )
+    try:
+        assert shell.stdout is not None
+        assert shell.stdout.readline() == b"up\n"
+        with running(None, toy_plan()) as probe:
+            key = probe.server(lambda s: s.cwd == str(tmp_path)).key
+            facts = asked(probe, key=key, command=["python"])
+            (loop,) = facts["manager"]["loops"]
+            assert (loop["pid"], loop["line"], loop["certain"]) == (shell.pid, 2, True)
+            assert facts["rights"]["may"] is True
+            assert facts["limits"]["server_nofile"] == facts["limits"]["nofile"]
+            assert f"kill {shell.pid}" in keeper(facts).way_out
+    finally:
+        shell.kill()
+        assert shell.stdin is not None
+        shell.stdin.close()
+        shell.wait()
+        assert shell.stdout is not None
+        until(lambda: shell.stdout is not None and shell.stdout.read() is not None)
+        shell.stdout.close()
