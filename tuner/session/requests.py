@@ -18,8 +18,8 @@ ANSWER_S = 15.0
 ACT_S = 60.0
 """Longest wait for the answer to an act, seconds: the probe waits 15 s for a run's first record, and as long for
 processes that are ended."""
-PREFLIGHT_S = 90.0
-"""Longest wait for the facts before a switch, seconds: an engine takes half a minute to print its flags."""
+PREFLIGHT_S = 100.0
+"""Longest wait for the facts before a switch, seconds: the probe gives an engine 90 s to print its flags."""
 
 _LOST = "The connection was lost"
 
