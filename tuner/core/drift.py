@@ -28,6 +28,9 @@ from tuner.domain.tuning import Change
 
 ARGV, ENVIRONMENT, SETTINGS, DEFAULT, FILE, LOG = "argv", "environment", "settings", "default", "file", "log"
 """Where a present value comes from: `Change.source`."""
+_NCCL = "NCCL_"
+_OF_LOGIN = ("HOME", "LANG", "LOGNAME", "PATH", "USER")
+"""Variables that every login sets: a launch without them has the login's."""
 _CLOSE = 1e-6
 """Relative difference below which two numbers are the same."""
 
@@ -184,58 +187,77 @@ class _Sides:
         return {name: value for name, value in base.items() if name not in launch.unset} | launch.env
 
     def _variables(self) -> Iterator[Change]:
-        ranks = self._ranks_env()
         logged = environment(self.was) if self.server is not None else {}
-        names = {**self.env, **self.new_env, **ranks, **self.setters}
-        for name in sorted(names):
-            if of_session(name) or (self.server is None and name not in self.launch.values and not self._knob(name)):
+        inner = self._inner_env()
+        set_by_engine = {rule.name for rule in self.engine.gates().overwrites}
+        elsewhere = {name for name in logged if name.startswith(_NCCL) and name not in set_by_engine}
+        for name in sorted({*self.env, *self.new_env, *self.setters, *elsewhere}):
+            known = name in self.launch.values or self._knob(name) is not None
+            from_login = name in _OF_LOGIN and name not in self.launch.env
+            if of_session(name) or from_login or (self.server is None and not known):
                 continue
-            change = self._variable(name, ranks.get(name), logged.get(name))
+            change = self._variable(name, inner.get(name), logged.get(name))
             if change is not None:
                 yield change
 
-    def _variable(self, name: str, of_ranks: str | None, logged: str | None) -> Change | None:
+    def _variable(self, name: str, inner: str | None, logged: str | None) -> Change | None:
+        """Return what changes of a variable.
+
+        Args:
+            name: The variable.
+            inner: Its value in the processes that the main one started; None: not known.
+            logged: The value that the log tells; None: it tells none.
+        """
         old, new = self.env.get(name), self.new_env.get(name)
         setter = self.setters.get(name)
-        knob = self._knob(name)
-        now, source, words = old, ENVIRONMENT, list[str]()
-        if of_ranks is not None and of_ranks != old:
-            now = of_ranks
-            who = f"{setter.words}" if setter is not None else "the engine or a file behind the scenes set it"
-            words.append(f"its ranks have {of_ranks}, its main process {'none' if old is None else old}: {who}")
-        elif setter is not None and setter.applies(old):
-            now, source = setter.value, FILE
-            words.append(setter.words)
-        elif old is None and self.env_known and logged is not None:
-            now, source = logged, LOG
-            words.append("it is not in the server's environment, and the log says that it was read")
-        elif old is None and self.server is not None:
-            spelling = self.engine.knob(name, self.version)
-            now, source = spelling.default if spelling is not None else None, DEFAULT
-        stays = new == old and (self.env_known or self.server is None or name not in self.launch.env)
-        then: Any = now if stays else new
+        now, source, words = self._present(name, inner, logged)
+        stays = new == old and (self.env_known or name not in self.launch.env)
+        then = now if stays else new
         if not stays and setter is not None and setter.applies(new):
-            words.append(f"{setter.words} all the same")
+            words = [*(each for each in words if each != setter.words), f"{setter.words} all the same"]
+        if not stays and source == DEFAULT and now is not None and now == new:
+            words.append("it is the default")
         words += self._ignored_words(name, old is not None, new is not None)
         if self.server is not None and not self.env_known:
             words.append("the environment of the running server cannot be read")
+        knob = self._knob(name)
         change = Change(
             name=knob.name if knob is not None else name,
             kind=KnobKind.ENV,
             text=name,
             now=now,
             then=then,
-            source=source if self.server is not None else "",
+            source=source,
             drift="; ".join(dict.fromkeys(words)),
         )
-        return change if change.changed or (change.drift and self.env_known) else None
+        return change if change.changed or (change.drift and (self.env_known or not stays)) else None
+
+    def _present(self, name: str, inner: str | None, logged: str | None) -> tuple[str | None, str, list[str]]:
+        """Return the value that a variable really has in the running server, where that shows, and what is odd."""
+        if self.server is None:
+            return None, "", []
+        old, setter = self.env.get(name), self.setters.get(name)
+        if inner is not None and inner != old:
+            who = setter.words if setter is not None else "the engine, or a file behind the scenes, set it"
+            began = "without it" if old is None else f"with {old}"
+            return inner, ENVIRONMENT, [f"it began {began}, and its processes have {inner}: {who}"]
+        if setter is not None and setter.applies(old):
+            return setter.value, FILE, [setter.words]
+        if old is None and logged is not None:
+            odd = ["it is not in the server's environment, and the log says that it was read"] if self.env_known else []
+            return logged, LOG, odd
+        if old is not None or not self.env_known:
+            return old, ENVIRONMENT, []
+        spelling = self.engine.knob(name, self.version)
+        default = spelling.default if spelling is not None else None
+        return None if default is None else str(int(default) if isinstance(default, bool) else default), DEFAULT, []
 
     def _knob(self, name: str) -> Knob | None:
         knob = self.table.find(name)
         return knob if knob is not None and knob.kind is KnobKind.ENV else None
 
-    def _ranks_env(self) -> dict[str, str]:
-        """Return the variables on which all ranks that tell them differ from the main process alike."""
+    def _inner_env(self) -> dict[str, str]:
+        """Return the variables in which all processes that tell them differ from the main one alike."""
         found: dict[str, set[str]] = {}
         for member in self.server.identity.members if self.server is not None else ():
             for name, value in (member.env or {}).items():
