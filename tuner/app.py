@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 from textual import on
@@ -189,7 +189,8 @@ class TunerApp(Shell):
     def _answer(self, message: messages.Asked) -> None:
         """Answer in the background; a newer question of a topic ends the one before."""
         # A function and not a coroutine: a question may be replaced before its answer has begun.
-        work = partial(requests.answer, self.sessions[message.host], message, self.read_starts, self.bench)
+        session = self.sessions[message.host]
+        work: Any = partial(requests.answer, session, message, self.read_starts, self.bench)
         self.run_worker(work, name=message.topic, group=message.topic, exclusive=True, exit_on_error=False)
 
     # Keys ----------------------------------------------------------------------------------------------------

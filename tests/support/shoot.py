@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.cells import cell_len
 
-from tests.support import states
+from tests.support import changing, states
 from tests.support.sessions import FakeSession, settled
 from tuner.app import TunerApp
 from tuner.domain.events import SearchResult
@@ -71,8 +71,9 @@ async def shoot(
     def clock() -> float:
         return now
 
-    sessions = [FakeSession(each, found=hits(each)) for each in (state if isinstance(state, list) else [state])]
-    app = TunerApp(sessions, ascii=ascii, theme=theme, clock=clock)
+    hosts = state if isinstance(state, list) else [state]
+    sessions = [FakeSession(each, found=hits(each), facts=changing.FACTS) for each in hosts]
+    app = TunerApp(sessions, ascii=ascii, theme=theme, clock=clock, library=changing.FakeLibrary())
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
         now = 12.0
@@ -80,6 +81,10 @@ async def shoot(
         await pilot.pause()
         for key in keys:
             await pilot.press(key)
+            await settled(pilot)
+        if app.current_mode == "tune":
+            # The host is asked once the choice has rested.
+            await pilot.pause(1.0)
             await settled(pilot)
         await pilot.pause()
         return portable(app.export_screenshot(title=title))
@@ -92,8 +97,9 @@ def hits(state: HostState) -> tuple[SearchResult, ...]:
     return (SearchResult(id=1, hits=found, scanned_bytes=10_600, done=True),)
 
 
+ALL = {**states.ALL, **changing.ALL}
 SHOTS: dict[str, tuple[str, tuple[str, ...]]] = {
-    **{f"overview-{name}": (name, ()) for name in states.ALL},
+    **{f"overview-{name}": (name, ()) for name in ALL},
     "logs-serving": ("serving", ("l",)),
     "logs-up": ("serving", ("l", "up", "up", "up")),
     "logs-failed": ("failed", ("l", "e")),
@@ -123,6 +129,31 @@ SHOTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "logs-wrap": ("failed", ("l", "w")),
     "details-serving": ("serving", ("i",)),
     "details-troubled": ("troubled", ("i",)),
+    "tune": ("tunable", ("t",)),
+    "tune-preset": ("tunable", ("t", "2")),
+    "tune-forecast": ("tunable", ("t", "3", "tab", "tab")),
+    "tune-checks": ("tunable", ("t", "2", "tab", "tab", "tab")),
+    "tune-command": ("tunable", ("t", "2", "shift+tab")),
+    "tune-unmet": ("tunable", ("t", "5")),
+    "tune-knob": ("tunable", ("t", "3", "n", *"mem_fr", "enter", *"0.93", "enter")),
+    "tune-complete": ("tunable", ("t", "n", *"graph")),
+    "tune-value": ("tunable", ("t", "n", *"mem_fr", "enter", *"1.2")),
+    "tune-filter": ("tunable", ("t", "slash", *"nccl")),
+    "tune-dry": ("tunable", ("t", "2", "D")),
+    "tune-confirm": ("tunable", ("t", "2", "enter")),
+    "tune-stop": ("tunable", ("t", "S")),
+    "tune-leased": ("leased", ("t", "2")),
+    "tune-take-over": ("leased", ("t", "L")),
+    "tune-changing": ("changing", ("t",)),
+    "tune-cancel": ("changing", ("t", "K")),
+    "tune-loading": ("loading", ("t",)),
+    "tune-changed": ("changed", ("t",)),
+    "tune-broken": ("broken", ("t",)),
+    "tune-interrupted": ("interrupted", ("t",)),
+    "tune-stale": ("change_stale", ("t",)),
+    "tune-empty": ("empty", ("t",)),
+    "tune-starting": ("starting", ("t",)),
+    "overview-broken": ("broken", ()),
     "help": ("serving", ("question_mark",)),
     "line": ("serving", ("l", "up", "enter")),
     "palette": ("serving", ("ctrl+p",)),
@@ -145,7 +176,7 @@ def main() -> None:
         if asked.only not in name:
             continue
         for size in SIZES:
-            svg = asyncio.run(shoot(states.ALL[state](), keys, size=size, **MODES[mode]))  # type: ignore[arg-type]
+            svg = asyncio.run(shoot(ALL[state](), keys, size=size, **MODES[mode]))  # type: ignore[arg-type]
             path = asked.out / f"{name}-{size[0]}x{size[1]}{mode}.svg"
             path.write_text(svg)
             if asked.png:

@@ -32,6 +32,17 @@ STEP_DOING: dict[RunStep, str] = {
     RunStep.END: "ending",
 }
 """Activity of a run at each step, as words that follow a colon."""
+STARTING = (
+    RunStep.LAUNCH,
+    RunStep.LOADING,
+    RunStep.PORT,
+    RunStep.HEALTH,
+    RunStep.FIRST_TOKEN,
+    RunStep.STEADY,
+)
+"""Steps of a start, in order."""
+NEAR_S = 100.0
+"""Seconds from which on the end of a start's patience is told."""
 _ALL_BACK = 0.98
 """Share of the memory of a stopped server from which on it counts as given back, for the words only."""
 
@@ -93,7 +104,9 @@ def progress(run: RunRecord, now: float | None) -> str:
         return outcome(run)
     doing = "cancelling" if run.cancelled_by is not None and not run.going_back else STEP_DOING[run.step]
     parts = [f"{aim(run)}: {doing}", run.detail]
-    if (seconds := left_s(run, now)) is not None:
+    seconds = left_s(run, now)
+    # While a server starts the wait is the limit of patience, and says little until it is near.
+    if seconds is not None and (run.step not in STARTING or seconds < NEAR_S):
         parts.append(wait_words(seconds))
     return ", ".join(part for part in parts if part)
 
@@ -160,9 +173,9 @@ def holder_words(lease: Lease, now: float | None) -> str:
     """Return who may change the host, and since when; empty while nobody else does."""
     if lease.holder is None or lease.mine:
         return ""
-    words = f"{operator_name(lease.holder)} may change this host"
+    words = f"{operator_name(lease.holder)} holds the lease of this host"
     if lease.holder.since is not None and now is not None:
-        words += f", since {format_duration(max(0.0, now - lease.holder.since))}"
+        words += f", taken {format_duration(max(0.0, now - lease.holder.since))} ago"
     if lease.beat_at is not None and now is not None and now - lease.beat_at > 10:
         words += f"; last sign of life {format_duration(max(0.0, now - lease.beat_at))} ago"
     return words

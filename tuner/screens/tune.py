@@ -14,6 +14,7 @@ from tuner.core import runs
 from tuner.core.run_words import going_on
 from tuner.domain.state import HostState, ServerState
 from tuner.messages import KeepRequested, PresetsArrived, PresetsRequested, TuneArrived, TuneRequested
+from tuner.screens.acting import back_wish
 from tuner.screens.tune_actions import TuneActions
 from tuner.widgets.field import Field
 from tuner.widgets.rows import Rows
@@ -41,6 +42,8 @@ class TuneScreen(TuneActions):
         #tune-body { height: 1fr; layout: vertical; }
         #tune-left { height: auto; width: 1fr; }
         #tune-right { height: 1fr; width: 1fr; }
+        #tune-body.-wide { layout: horizontal; }
+        #tune-body.-wide #tune-left { width: 44; height: 1fr; border-right: solid $foreground 20%; }
         #tune-box { height: 1fr; scrollbar-size-vertical: 1; }
         #tune-tabs { background: $surface; }
         #entry { height: 1; border: none; background: $panel; }
@@ -52,6 +55,8 @@ class TuneScreen(TuneActions):
     ENTRY = "tune"
     HELP_TITLE = "Tune"
     COPIES = "the command"
+    FIRST_KEYS = ("tune.apply", "tune.cancel", "tune.finish", "tune.back", "tune.clean", "tune.overrule", "tune.add")
+    """Keys that the key bar shows before those of other screens."""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "apply", "Apply", key_display="enter", id="tune.apply", tooltip="Check, ask, then switch"),
         Binding("K", "cancel", "Cancel", id="tune.cancel", tooltip="Cancel the change that goes on"),
@@ -141,15 +146,15 @@ class TuneScreen(TuneActions):
     def _show(self, state: HostState, server: ServerState | None, width: int, height: int, *, dimmed: bool) -> None:
         note = self._note(width)
         self.query_one("#tune-note", Rows).show(note)
-        body, left = self.query_one("#tune-body"), self.query_one("#tune-left")
-        body.styles.layout = "horizontal" if self.wide else "vertical"
-        left.styles.width = _LEFT if self.wide else "1fr"
-        left.styles.height = "1fr" if self.wide else "auto"
+        self.query_one("#tune-body").set_class(self.wide, "-wide")
         fixed = 3 + len(note) + sum(len(self.query_one(name, Rows).lines) for name in ("#tabs", "#replay", "#hints"))
         room = height - fixed - (len(self.query_one("#status", Rows).lines) - 1)
-        self._show_left(state, server, _LEFT - 1 if self.wide else width, room, dimmed=dimmed)
+        self._show_left(state, server, _LEFT - 2 if self.wide else width, room, dimmed=dimmed)
         right = width - _LEFT - 1 if self.wide else width - 1
-        title = title_lines(self.view.choice, len(self.view.overrides), right, self.glyphs, most=3 if self.wide else 2)
+        title: list[Line] = []
+        if self.wide or self.section != "run":
+            most = 3 if self.wide else 2
+            title = title_lines(self.view.choice, len(self.view.overrides), right, self.glyphs, most=most)
         self.query_one("#tune-title", Rows).show(title, dimmed=dimmed)
         listed = 0 if self.wide else len(self.query_one("#presets", Rows).lines) + 1
         rows = max(4, room - len(title) - listed)
@@ -175,7 +180,8 @@ class TuneScreen(TuneActions):
             mine = knob_lines(view.knobs, view.overrides, view.at, width, most, self.glyphs, active=self.on_knobs)
             mine = [(), *mine]
         running = runs.preset_of(state, server)[0] if server is not None and not server.gone else None
-        most = room - len(mine) if self.wide else min(_LIST, max(3, room // 3))
+        narrow = 3 if self.section == "run" else min(_LIST, max(3, room // 3))
+        most = room - len(mine) if self.wide else narrow
         rows = list_lines(
             view.presets, view.chosen, running, width, most, self.glyphs, filter=self._filter, active=not self.on_knobs
         )
@@ -228,7 +234,9 @@ class TuneScreen(TuneActions):
         self._rest = self.set_timer(_REST_S, self._ask_host)
 
     def _ask_host(self) -> None:
-        if self.of is not None and self.is_current and not self.shell.stale():
+        state = self.shell.snapshot
+        busy = state is not None and runs.active_run(state) is not None
+        if self.of is not None and self.is_current and not self.shell.stale() and not busy:
             self.post_message(TuneRequested(self, self.of[0], self.wish(), check=True))
 
     def on_presets_arrived(self, message: PresetsArrived) -> None:
@@ -284,6 +292,8 @@ class TuneScreen(TuneActions):
             wanted = view.tuning is not None if action == "apply" else state is not None and not active
             if action == "stop":
                 wanted = wanted and server is not None and not server.gone
+            if action == "back":
+                wanted = wanted and ("back" in options or (state is not None and back_wish(state, server) is not None))
             return (True if view.can_act else None) if wanted and not active else False
         if action in ("turn", "edit", "remove"):
             return bool(view.overrides)

@@ -15,7 +15,7 @@ from tuner.widgets.spans import Line, Span, width_of
 _LAST = ("help", "quit")
 """Ids of the keys that are never left out."""
 _SELDOM = ("screen.compare", "screen.plan")
-"""Ids of the screens whose keys are left out first."""
+"""Ids of the screens whose keys are left out first; a screen's own `FIRST_KEYS` come before all other screens."""
 
 
 def _part(key: str, words: str, *, enabled: bool) -> Line:
@@ -55,13 +55,17 @@ class KeyBar(Rows):
 
         words: dict[str | None, str] = getattr(self.screen, "key_words", dict)()
 
+        first = getattr(self.screen, "FIRST_KEYS", ())
+
         def rank(index: int) -> int:
             name = ordered[index].id or ""
             if name in _LAST:
                 return 0
+            if name in first:
+                return 1
             if name in _SELDOM:
-                return 4
-            return 1 if name.startswith("screen.") else 2 if name.startswith("finding.") else 3
+                return 5
+            return 2 if name.startswith("screen.") else 3 if name.startswith("finding.") else 4
 
         parts: dict[int, Line] = {}
         room = self.size.width - 1

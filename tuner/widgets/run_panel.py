@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tuner.core.run_words import (
+    NEAR_S,
+    STARTING,
     STEP_DOING,
     STEP_NAMES,
     aim,
@@ -22,21 +24,13 @@ from tuner.core.run_words import (
 )
 from tuner.domain.runs import Leftover, MemoryBack, RunOutcome, RunRecord, RunStep, StepRecord
 from tuner.domain.state import HostState
-from tuner.units import GIB, format_duration
+from tuner.units import GIB, format_duration, format_seconds
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.spans import Line, Span, clean, clip, clip_line, fit, spread, width_of, wrap_parts, wrap_words
 
 NEWS_S = 60.0
 """Seconds for which the outcome of a run is shown below the status of every screen, by the host's clock."""
-_START = (
-    RunStep.LAUNCH,
-    RunStep.LOADING,
-    RunStep.PORT,
-    RunStep.HEALTH,
-    RunStep.FIRST_TOKEN,
-    RunStep.STEADY,
-)
-_ORDER = (RunStep.CHECK, RunStep.DRAIN, RunStep.STOP, RunStep.MEMORY, *_START)
+_ORDER = (RunStep.CHECK, RunStep.DRAIN, RunStep.STOP, RunStep.MEMORY, *STARTING)
 _STEP = 12
 """Width of the column with the names of steps, in cells."""
 
@@ -142,7 +136,7 @@ def _end(run: RunRecord, width: int, glyphs: Glyphs) -> list[Line]:
         style = "warn"
     else:
         words, style = outcome(run), outcome_span(run, glyphs)[1]
-        if run.exit_code is not None:
+        if run.exit_code is not None and f"exit code {run.exit_code}" not in words:
             code = f"signal {-run.exit_code}" if run.exit_code < 0 else f"exit code {run.exit_code}"
             words += f" ({code})"
     return [((f"   {chunk}", style),) for chunk in wrap_words(clean(words), width - 5)]
@@ -162,14 +156,14 @@ def _ahead(run: RunRecord) -> list[RunStep]:
         ahead.remove(RunStep.DRAIN)
     if run.old is None:
         ahead = [step for step in ahead if step not in (RunStep.STOP, RunStep.MEMORY)]
-    return [step for step in ahead if step not in _START] if stops_only(run) else ahead
+    return [step for step in ahead if step not in STARTING] if stops_only(run) else ahead
 
 
 def _step(state: HostState, run: RunRecord, record: StepRecord, width: int, glyphs: Glyphs, doing: str) -> Line:
     present = record.ended is None and going_on(run)
     last = record is run.steps[-1]
     end = record.ended if record.ended is not None else state.now if present else run.updated_at
-    took = "" if end is None else format_duration(max(0.0, end - record.at))
+    took = "" if end is None else format_seconds(max(0.0, end - record.at), " s")
     failed = last and run.outcome in (RunOutcome.FAILED, RunOutcome.STUCK, RunOutcome.REFUSED)
     broken = record.ended is None and interrupted(run)
     sign, style = (glyphs.ok, "ok") if record.ended is not None else (glyphs.busy, "busy")
@@ -180,9 +174,10 @@ def _step(state: HostState, run: RunRecord, record: StepRecord, width: int, glyp
     name = ("back: " if record.back else "") + STEP_NAMES[record.step]
     detail = [record.detail]
     if present:
-        detail = [run.detail or record.detail, doing if record.step in _START else ""]
+        detail = [run.detail or record.detail, doing if record.step in STARTING else ""]
         if (seconds := left_s(run, state.now)) is not None:
-            detail.append(wait_words(seconds))
+            late = record.step in STARTING and seconds >= NEAR_S
+            detail.append(f"gives up in {format_duration(seconds)}" if late else wait_words(seconds))
     words = ", ".join(clean(each) for each in detail if each)
     column = max(_STEP, len(name) + 1)
     return clip_line(
@@ -198,23 +193,33 @@ def _step(state: HostState, run: RunRecord, record: StepRecord, width: int, glyp
 
 
 def _memory(gpus: Sequence[MemoryBack], width: int, glyphs: Glyphs) -> list[Line]:
-    """Return the memory of each watched GPU around the stop, GiB."""
+    """Return the memory around the stop, GiB; GPUs with equal numbers share an entry."""
     if not gpus:
         return []
-    parts: list[Line] = []
+    groups: dict[tuple[str, str, bool], list[int]] = {}
     for each in gpus:
         after = "?" if each.after_bytes is None else f"{each.after_bytes / GIB:.1f}"
-        style = "ok" if returned(each) else "warn"
-        sign = glyphs.ok if returned(each) else glyphs.waiting
-        parts.append(
-            ((f"GPU {each.gpu} ", "dim"), (f"{each.before_bytes / GIB:.1f} {glyphs.then} {after} {sign}", style))
-        )
-    back = sum(returned(each) for each in gpus)
-    head: Line = ((f" GiB back on {back} of {len(gpus)} GPUs", "head"),)
+        groups.setdefault((f"{each.before_bytes / GIB:.1f}", after, returned(each)), []).append(each.gpu)
+    parts: list[Line] = []
+    for (before, after, back), members in groups.items():
+        sign, style = (glyphs.ok, "ok") if back else (glyphs.waiting, "warn")
+        parts.append(((f"{_gpus(members, len(gpus))} ", "dim"), (f"{before} {glyphs.then} {after} {sign}", style)))
+    head: Line = (("   GiB".ljust(_STEP + 5), "head"),)
     return [
-        head,
-        *(((" ", "text"), *line) for line in wrap_parts([((" ", "text"),), *parts], width - 2, ("  ", "text"))),
+        ((head if at == 0 else ((" " * (_STEP + 5), "text"),)) + line)
+        for at, line in enumerate(wrap_parts(parts, width - _STEP - 6, ("   ", "text")))
     ]
+
+
+def _gpus(members: Sequence[int], of: int) -> str:
+    """Return GPUs by index: `all 8 GPUs`, `GPU 7`, `GPUs 0-6`."""
+    if len(members) == of and of > 1:
+        return f"all {of} GPUs"
+    if len(members) == 1:
+        return f"GPU {members[0]}"
+    if members[-1] - members[0] == len(members) - 1:
+        return f"GPUs {members[0]}-{members[-1]}"
+    return f"GPUs {' '.join(str(each) for each in members)}"
 
 
 def _leftovers(left: Sequence[Leftover], width: int, glyphs: Glyphs) -> list[Line]:

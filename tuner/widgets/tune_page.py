@@ -132,7 +132,7 @@ def sections(
         server: Server on screen.
         view: What the operator looks at.
         width: Width of a line, in cells.
-        room: Most lines of a section that can be seen at once.
+        room: Most lines that can be seen at once, of one section where `alone`, else of all.
         glyphs: Symbols to draw with.
         alone: One section is shown at a time, so the knobs changed by hand are a section too.
     """
@@ -143,21 +143,24 @@ def sections(
     parts: list[Section] = []
     changed = _wrapped(waits, width)
     if tuning is not None:
-        changed = change_lines(tuning.changes, width, glyphs, running=running)
+        changed = change_lines(tuning.changes, view.knobs, width, glyphs, running=running)
     old: Span | None = (glyphs.ellipsis, "dim") if view.old else None
     parts.append(Section("changes", f"what changes {against}", tuple(changed), old))
     if alone:
         lines = knob_lines(view.knobs, view.overrides, view.at, width, max(2, room), glyphs, active=True)
         parts.append(Section("knobs", "changed by hand", tuple(lines[1:]), ("n adds a knob", "dim")))
+    run = run_section(state, view, width, glyphs)
     if tuning is not None:
         fits = forecast_lines(tuning.planned, tuning.planned_error, width, room, glyphs, old=view.old)
         parts.append(Section("forecast", "memory forecast", tuple(fits)))
-        word = checks_word(tuning.checks, checking=view.checking, checked=view.checked, glyphs=glyphs)
-        checks = check_lines(tuning.checks, width, room, glyphs)
-        parts.append(Section("checks", "checks before anything is stopped", tuple(checks), word))
         command = command_lines(tuning.launch, width, glyphs)
-        parts.append(Section("command", "the exact command", tuple(command), ("y copies", "dim")))
-    run = run_section(state, view, width, glyphs)
+        last = Section("command", "the exact command", tuple(command), ("y copies", "dim"))
+        word = checks_word(tuning.checks, checking=view.checking, checked=view.checked, glyphs=glyphs)
+        if not alone:
+            taken = (*parts, last, *((run,) if run is not None else ()))
+            room -= sum(len(part.lines) + 2 for part in taken) + 2
+        checks = check_lines(tuning.checks, width, room, glyphs, checked=view.checked)
+        parts += [Section("checks", "checks before anything is stopped", tuple(checks), word), last]
     if run is not None:
         parts.insert(0 if news(state) is not None else len(parts), run)
     return parts

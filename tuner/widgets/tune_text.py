@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tuner.core.order_words import steps_of
 from tuner.core.remedies import as_typed
-from tuner.domain.planning import Planned
+from tuner.domain.planning import PlanKnob, Planned
 from tuner.domain.preflight import Check, Verdict
 from tuner.domain.recipe import Launch
 from tuner.domain.tuning import Change, PresetChoice, Tuning
 from tuner.widgets.glyphs import Glyphs
+from tuner.widgets.plan_fields import value_words
 from tuner.widgets.plan_panel import bar_lines, interval_line, table_lines, verdict_lines
 from tuner.widgets.spans import Line, Span, clean, clip, clip_line, spread, text_width, width_of, wrap_words
 
@@ -78,11 +79,14 @@ def title_lines(choice: PresetChoice | None, overrides: int, width: int, glyphs:
 # What changes ----------------------------------------------------------------------------------------------------
 
 
-def change_lines(changes: Sequence[Change], width: int, glyphs: Glyphs, *, running: bool) -> list[Line]:
+def change_lines(
+    changes: Sequence[Change], knobs: Mapping[str, PlanKnob], width: int, glyphs: Glyphs, *, running: bool
+) -> list[Line]:
     """Return each changed value as `now > then` with the source of the present one; then what is not as it was set.
 
     Args:
         changes: Changes and drift.
+        knobs: Knobs of the version by name, for units.
         width: Width of a line, in cells.
         glyphs: Symbols to draw with.
         running: A server runs, against which it is held.
@@ -95,12 +99,18 @@ def change_lines(changes: Sequence[Change], width: int, glyphs: Glyphs, *, runni
     name = min(_NAME_MOST, max(_NAME, *(text_width(clean(each.name)) + 2 for each in changes)))
     if width < 60:
         name = min(name, _NAME)
-    values = [(value_text(each.now), value_text(each.then)) for each in changes]
+    values = [(_in_words(each, each.now, knobs), _in_words(each, each.then, knobs)) for each in changes]
     column = min(max(width - name - 24, 16), max(text_width(f"{one} > {two}") for one, two in values) + 2)
     lines: list[Line] = []
     for each, (one, two) in zip(changes, values, strict=True):
         lines += _change(each, one, two, name, column, width, glyphs, running=running)
     return lines
+
+
+def _in_words(each: Change, value: Any, knobs: Mapping[str, PlanKnob]) -> str:
+    knob = knobs.get(each.name)
+    sized = knob is not None and knob.knob.unit == "bytes" and isinstance(value, int)
+    return value_words(knob, value) if knob is not None and sized else value_text(value)
 
 
 def _change(
@@ -167,23 +177,39 @@ def checks_word(checks: Sequence[Check], *, checking: bool, checked: bool, glyph
     return f"{glyphs.ok} all {len(checks)} ok", "ok"
 
 
-def check_lines(checks: Sequence[Check], width: int, room: int, glyphs: Glyphs) -> list[Line]:
-    """Return the checks, those that refuse first; the good ones share lines where `room` lacks."""
+def check_lines(checks: Sequence[Check], width: int, room: int, glyphs: Glyphs, *, checked: bool) -> list[Line]:
+    """Return the checks, those that refuse first; unknown and good ones share lines where `room` lacks.
+
+    Args:
+        checks: The checks.
+        width: Width of a line, in cells.
+        room: Most lines that can be seen at once.
+        glyphs: Symbols to draw with.
+        checked: The host was asked; until then what is unknown only waits for its answer.
+    """
     if not checks:
         return [(("   nothing to check yet", "dim"),)]
     order = list(_VERDICTS)
     ranked = sorted(checks, key=lambda each: order.index(each.verdict))
     full = [line for each in ranked for line in _check(each, width, glyphs)]
-    if len(full) <= room:
+    if len(full) <= room and checked:
         return full
-    lines = [line for each in ranked if each.verdict is not Verdict.OK for line in _check(each, width, glyphs)]
-    good = [clean(each.title) for each in ranked if each.verdict is Verdict.OK]
-    if good:
-        text = f" {glyphs.separator} ".join(good)
-        for at, chunk in enumerate(wrap_words(text, width - 14)):
-            head: Span = (f" {glyphs.ok} ok       " if at == 0 else " " * 12, "ok")
-            lines.append((head, (chunk, "text")))
+    short = (Verdict.UNKNOWN, Verdict.OK)
+    lines = [line for each in ranked if each.verdict not in short for line in _check(each, width, glyphs)]
+    for verdict in short:
+        lines += _together([each for each in ranked if each.verdict is verdict], verdict, width, glyphs)
     return lines
+
+
+def _together(checks: Sequence[Check], verdict: Verdict, width: int, glyphs: Glyphs) -> list[Line]:
+    """Return the names of checks with one verdict in as few lines as they take."""
+    word, style = _VERDICTS[verdict]
+    sign = "?" if verdict is Verdict.UNKNOWN else glyphs.ok
+    text = f" {glyphs.separator} ".join(clean(each.title) for each in checks)
+    return [
+        ((f" {sign} {word:<8} " if at == 0 else " " * 12, style), (chunk, "text"))
+        for at, chunk in enumerate(wrap_words(text, width - 14) if checks else ())
+    ]
 
 
 def _check(each: Check, width: int, glyphs: Glyphs) -> list[Line]:
@@ -229,9 +255,8 @@ def command_lines(launch: Launch | None, width: int, glyphs: Glyphs) -> list[Lin
     if launch.cwd:
         lines.append((("   in  ", "dim"), (clip(clean(launch.cwd), width - 9, glyphs.ellipsis), "text")))
     lines += [(("   unset ", "dim"), (clean(name), "text")) for name in launch.unset]
-    for name, value in launch.env.items():
-        text = shlex.quote(f"{clean(name)}={clean(value)}")
-        lines += [(("   ", "text"), (chunk, "text")) for chunk in wrap_words(text, width - 5)]
+    given = [[shlex.quote(f"{clean(name)}={clean(value)}")] for name, value in launch.env.items()]
+    lines += [(("   ", "text"), (chunk, "dim")) for chunk in _joined(given, width - 5)]
     lines += [
         (("   " if at == 0 else "     ", "text"), (chunk, "strong" if at == 0 else "text"))
         for at, chunk in enumerate(_wrapped(launch.argv, width - 7))
@@ -246,6 +271,11 @@ def _wrapped(argv: Sequence[str], width: int) -> list[str]:
         if word.startswith("-") and groups[-1]:
             groups.append([])
         groups[-1].append(shlex.quote(clean(word)))
+    return _joined(groups, width)
+
+
+def _joined(groups: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Return groups of words as lines, each group on one line where it fits."""
     lines = [""]
     for group in groups:
         text = " ".join(group)
