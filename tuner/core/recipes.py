@@ -161,9 +161,13 @@ class _Gone:
     def __init__(self, engine: Engine, command: Sequence[str], overlay: Overlay, known: Collection[str]) -> None:
         self.notes: list[str] = []
         """What an operator should know of flags that were recognised by an abbreviation."""
-        self._table = engine.knobs()
         self._known = frozenset(map(flag_key, known))
-        self._catalogue = frozenset(flag_key(text) for text in spellings(self._table.values()))
+        self._alike: dict[str, set[str]] = {}
+        """By the key of a flag: the keys of all flags that set a knob of it, in any version."""
+        for knob in engine.knobs().values():
+            keys = {flag_key(text) for text in spellings((knob,))}
+            for key in keys:
+                self._alike.setdefault(key, set()).update(keys)
         set_anew = engine.command_line((*command, *overlay.argv)).arguments
         flags = [*overlay.unset_flags, *(each.flag for each in set_anew if each.flag)]
         self._names = frozenset(self._all_names(engine, command, flags))
@@ -179,7 +183,7 @@ class _Gone:
 
     def _abbreviates(self, key: str, flag: str) -> bool:
         """Return whether argparse takes a flag for one of those that go, by its unique prefix."""
-        flags = self._known or self._catalogue | self._names
+        flags = self._known or self._names.union(self._alike)
         candidates = {each for each in flags if each.startswith(key)} if key not in flags else set()
         if not key or not candidates or not candidates <= self._names:
             return False
@@ -190,14 +194,11 @@ class _Gone:
     def _all_names(self, engine: Engine, command: Sequence[str], flags: Iterable[str]) -> Iterator[str]:
         for flag in flags:
             key = flag_key(flag)
-            yield from (key, f"no_{key}", key.removeprefix("no_"))
+            yield key.removeprefix("no_")
             arguments = engine.command_line((*command, flag)).arguments
             yield from (each.name for each in arguments if each.flag)
-            for knob in self._table.values():
-                keys = [flag_key(text) for text in spellings((knob,))]
-                if key in keys:
-                    yield from keys
-                    yield from (f"no_{each}" for each in keys)
+            for each in self._alike.get(key, {key}):
+                yield from (each, f"no_{each}")
 
 
 def _words(arguments: Iterable[Argument]) -> Iterator[str]:
