@@ -11,18 +11,19 @@ import threading
 import time
 from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
 
-from .arguments import MASK, masked_env
+from .arguments import MASK
 from .base import ME, PROC, Json, Refused, home_of, stat_of, text_of, user_name
 from .env_files import settings_in_files
 from .folder import our_folder
 from .gpu_binding import driver_hints
+from .help_text import help_of
 from .installation import package_version, site_folders
 from .launch_order import Source, completed, login_environment
 from .limits import limit_facts
 from .llm_files import llm_facts
 from .managers import manager_facts
 from .processes import describe_process, owner_of
-from .programs import find_program, interpreter_facts
+from .programs import interpreter_facts
 from .sockets import listeners_of, sockets_of
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ if TYPE_CHECKING:
 FACT_S = 10.0
 """Seconds that a fact may take."""
 HELP_S = 90.0
-"""Seconds that the engine's help may take: it imports torch, 20 to 40 s from a cold disk."""
-HELP_BYTES = 1 << 20
-"""Most bytes of the help that are sent; SGLang's has 100 KB."""
+"""Seconds that the engine's help may take: it imports torch, 20 s for SGLang and 36 s for vLLM on two busy cores."""
 
 
 class Look:
@@ -124,50 +123,7 @@ def _version(look: Look) -> Json:
 
 
 def _help(look: Look) -> Json:
-    """Run the command that prints the engine's flags."""
-    import subprocess
-
-    argv = list(look.ask["help_argv"])
-    program = find_program(argv[0], look.env, look.cwd)
-    if program is None:
-        return {"problem": "%s is not there, so it cannot say which flags it knows" % argv[0]}
-    if not os.path.isdir(look.cwd):
-        return {"problem": "%s is not there, so the help cannot be run in it" % look.cwd}
-    children = look.probe.children
-    began = time.monotonic()
-    child = children.start([program, *argv[1:]], env={**look.env, "COLUMNS": "200"}, cwd=look.cwd)
-    timer = threading.Timer(HELP_S - 2.0, children.end, (child,))
-    timer.daemon = True
-    timer.start()
-    data = b""
-    try:
-        while True:
-            block = child.stdout.read(65_536)
-            if not block:
-                break
-            data = data if len(data) > HELP_BYTES else data + block
-        code = child.wait(5.0)
-    except (subprocess.TimeoutExpired, ValueError):
-        code = None
-    finally:
-        timer.cancel()
-        children.end(child)
-        child.stdout.close()
-    took = time.monotonic() - began
-    text = _without_secrets(data[:HELP_BYTES].decode("utf-8", "replace"), look.env)
-    if code != 0:
-        last = next((line for line in reversed(text.splitlines()) if line.strip()), "")[:300]
-        how = "did not end within %.0f s" % took if took > HELP_S - 3.0 else "ended with %s" % code
-        return {"problem": "`%s` %s: %s" % (" ".join(argv), how, last)}
-    return {"text": text, "took_s": round(took, 1)}
-
-
-def _without_secrets(text: str, env: Dict[str, str]) -> str:
-    """Return a program's output with the secrets of its environment masked."""
-    for name, value in masked_env(env).items():
-        if value == MASK and len(env[name]) > 3:
-            text = text.replace(env[name], MASK)
-    return text
+    return help_of(look.probe.children, list(look.ask["help_argv"]), look.env, look.cwd, HELP_S - 2.0)
 
 
 def _cwd(look: Look) -> Json:
