@@ -332,6 +332,21 @@ def test_secrets_are_filled_in_from_the_running_server_and_never_sent(home: Path
             assert secret not in audit
 
 
+def test_bytes_that_are_no_text_are_passed_on_as_they_are(home: Path, tmp_path: Path) -> None:
+    odd = os.fsdecode(b"caf\xe9")
+    with (
+        toy_process(tmp_path / "toy", "--name", odd, env={"ODD": odd, "ÜMLAUT": "ü"}) as server,
+        operating(home) as ann,
+    ):
+        key = ann.probe.server(lambda s: s.pid == server.pid).key
+        ann.done("take-lease")
+        order = ann.switch(RUN, start={"like": f"server:{key}"})
+        assert os.fsencode(order["start"]["argv"][-1]) == b"caf\xe9"
+        assert os.fsencode(order["start"]["base"]["ODD"]) == b"caf\xe9"
+        assert order["start"]["base"]["ÜMLAUT"] == "ü"
+        ann.done("cancel-run", run=RUN)
+
+
 # -- leftovers and cleaning --------------------------------------------------------------------------------------------
 
 

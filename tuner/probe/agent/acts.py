@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import os
 import queue
+import time
 import zlib
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
 
@@ -23,7 +23,7 @@ from .launch_order import Source, completed
 from .launcher import start_supervisor
 from .lease import LeaseKeeper, described, hostname, lease_of
 from .leftovers import clean, end_leftovers
-from .processes import environ_of, owner_of, same_mounts
+from .processes import argv_of, environ_of, owner_of, same_mounts
 from .runs_watch import RunsWatch
 
 if TYPE_CHECKING:
@@ -64,8 +64,10 @@ class Door:
         while True:
             order = self._waiting.get()
             answer = self._answer(order)
-            with contextlib.suppress(OSError, Refused):
+            try:
                 self.runs.tick()  # what the act changed is told before its answer
+            except Exception as e:  # this thread carries out the next act too
+                self.probe.fault("folder", e)
             self.probe.out.put({"t": "acted", "id": order.get("id", 0), "error": None, **answer})
 
     def _answer(self, order: Json) -> Json:
@@ -168,7 +170,8 @@ class Door:
             raise Refused("the run's order.json is gone or torn", "start the server anew")
         write_json(os.path.join(place, "resume"), {"operator": operator, "back": bool(act.get("back"))})
         write_bytes(os.path.join(place, "supervisor.py"), code, sync=True)
-        start_supervisor(self.probe, run, place)
+        # What the first supervisor started may still live in its unit, so that its name is taken.
+        start_supervisor(self.probe, "%s-again-%d" % (run, time.time()), place)
         return {"run": run}
 
     def _end_leftovers(self, act: Json, operator: Json, order: Json) -> Json:
@@ -252,9 +255,15 @@ class Door:
                 "%s runs in a container, whose files are not those of the host" % who,
                 "start it there, by what made the container",
             )
-        # At first sight: later, an engine may have overwritten its command line and environment with a title.
-        env: Optional[Dict[str, str]] = server.env if server.env_readable else environ_of(pid) if living else None
-        return Source(who, server.argv, env or None, server.cwd)
+        # As at first sight: later, an engine may have overwritten its command line and environment with a title.
+        argv, env = server.argv, server.env if server.env_readable else {}
+        if living:
+            # What is no UTF-8 is read again, so that it is passed on as it is.
+            if argv_of(pid) == argv:
+                argv = argv_of(pid, "surrogateescape")
+            if not env or environ_of(pid) == env:
+                env = environ_of(pid, "surrogateescape") or {}
+        return Source(who, argv, env or None, server.cwd)
 
 
 def _operator(order: Json) -> Json:

@@ -98,8 +98,11 @@ def write_bytes(path: str, data: bytes, *, sync: bool = False) -> None:
 
 
 def write_json(path: str, value: Any, *, sync: bool = False) -> None:
-    """Replace a JSON file at once; see `write_bytes`."""
-    write_bytes(path, json.dumps(value, ensure_ascii=False, indent=1).encode("utf-8", "replace") + b"\n", sync=sync)
+    """Replace a JSON file at once; see `write_bytes`.
+
+    The file is ASCII, so that bytes of a command line that are no UTF-8 (surrogates in Python) survive.
+    """
+    write_bytes(path, json.dumps(value, indent=1).encode("ascii") + b"\n", sync=sync)
 
 
 def append_json(path: str, value: Json) -> None:
@@ -167,9 +170,9 @@ class Lock:
                     continue
                 os.close(fd)
                 return False
-            except BaseException:
+            except OSError as e:
                 os.close(fd)
-                raise
+                raise OSError(e.errno, "cannot be locked (%s)" % e.strerror, self.path) from None
             self._fd = fd
             return True
 

@@ -25,8 +25,13 @@ may read: that of a unit is shown to everybody."""
 _LIMITS = ("CORE", "MEMLOCK", "NOFILE", "NPROC", "STACK")
 
 
-def start_supervisor(probe: Probe, run: str, place: str) -> str:
-    """Start `supervisor.py` in the folder of a run; return how, `systemd` or `session`, when its first record is there.
+def start_supervisor(probe: Probe, name: str, place: str) -> str:
+    """Start `supervisor.py` in the folder of a run; return how, `systemd` or `session`, when its record is there.
+
+    Args:
+        probe: The probe.
+        name: Id of the run; of its unit where systemd keeps it.
+        place: The folder of the run.
 
     Raises:
         Refused: It ended before that, or wrote nothing in time; its words are in the text.
@@ -42,9 +47,10 @@ def start_supervisor(probe: Probe, run: str, place: str) -> str:
         env["DBUS_SESSION_BUS_ADDRESS"] = os.environ.get("DBUS_SESSION_BUS_ADDRESS") or "unix:path=%s/bus" % runtime
     scope = systemd_scope()
     child: Any = None
-    if scope is None or not _by_systemd(probe, run, scope, command, env):
+    if scope is None or not _by_systemd(probe, name, scope, command, env):
         scope = None
         child = _apart(command, env)
+        probe.thread(child.wait, "supervisor")  # or it would stay as a zombie when it has ended
     until = time.monotonic() + START_S
     asked_at = time.monotonic()
     while True:
@@ -53,7 +59,7 @@ def start_supervisor(probe: Probe, run: str, place: str) -> str:
         ended = child is not None and child.poll() is not None
         if scope is not None and time.monotonic() - asked_at > 1.0:
             asked_at = time.monotonic()
-            ended = not _is_active(probe, run, scope)
+            ended = not _is_active(probe, name, scope)
         if ended and _mark(state) == before:
             raise Refused("the run's supervisor ended at once: %s" % _words(place, child), "nothing was touched")
         if time.monotonic() > until:
@@ -115,14 +121,14 @@ def kills_at_logout() -> bool:
     return user_name(ME) not in (only[-1].split() if only else ["root"])
 
 
-def _by_systemd(probe: Probe, run: str, scope: Tuple[str, ...], command: List[str], env: Dict[str, str]) -> bool:
+def _by_systemd(probe: Probe, name: str, scope: Tuple[str, ...], command: List[str], env: Dict[str, str]) -> bool:
     """Start the supervisor as a unit of its own; return False where systemd does not take it."""
     basic = ["-p", "KillMode=process", "-p", "Restart=no"]
     # A unit has limits of its own, lower than a login's in places that matter: locked memory, open files, tasks. And a
     # worker that the kernel kills for want of memory would take the supervisor along.
     more = ["-p", "TasksMax=infinity", "-p", "OOMPolicy=continue", *_limits()]
     variables = ["--setenv=%s=%s" % item for item in sorted(env.items())]
-    unit = ["systemd-run", *scope, "--unit", unit_of_run(run), "--collect", "--quiet"]
+    unit = ["systemd-run", *scope, "--unit", unit_of_run(name), "--collect", "--quiet"]
     # An old systemd refuses properties that it does not know.
     for properties in (basic + more, basic):
         try:
@@ -134,9 +140,9 @@ def _by_systemd(probe: Probe, run: str, scope: Tuple[str, ...], command: List[st
     return False
 
 
-def unit_of_run(run: str) -> str:
+def unit_of_run(name: str) -> str:
     """Return the name of the unit that keeps a run."""
-    return "gputuner-%s" % run
+    return "gputuner-%s" % name
 
 
 def _limits() -> List[str]:
@@ -150,9 +156,9 @@ def _limits() -> List[str]:
     return out
 
 
-def _is_active(probe: Probe, run: str, scope: Tuple[str, ...]) -> bool:
+def _is_active(probe: Probe, name: str, scope: Tuple[str, ...]) -> bool:
     try:
-        code, words = probe.children.output(["systemctl", *scope, "is-active", unit_of_run(run)], MANAGER_S)
+        code, words = probe.children.output(["systemctl", *scope, "is-active", unit_of_run(name)], MANAGER_S)
     except (OSError, TimeoutError):
         return True  # not known, so the wait goes on
     return code == 0 or words.strip() in ("activating", "reloading")

@@ -70,7 +70,7 @@ def manager_of(pid: int, env: Dict[str, str], above: Sequence[Proc]) -> Json:
     if env.get("KUBERNETES_SERVICE_HOST"):
         return {"kind": "kubernetes", "name": env.get("HOSTNAME")}
     unit = unit_of(paths)
-    run = env.get("GPUTUNER_RUN") or (re.match(r"gputuner-(.+)\.service$", unit[0]) if unit else None)
+    run = env.get("GPUTUNER_RUN") or (re.match(r"gputuner-(.+?)(?:-again-\d+)?\.service$", unit[0]) if unit else None)
     if run:
         return {"kind": "gputuner", "name": run if isinstance(run, str) else run.group(1)}
     if unit:

@@ -229,15 +229,34 @@ def group_of(pid: int) -> int:
     return int(fields[2]) if len(fields) > 2 else 0
 
 
-def environ_of(pid: int) -> Optional[Dict[str, str]]:
-    """Return the environment with which a process was started; None where it may not be read."""
+def argv_of(pid: int, errors: str = "replace") -> Tuple[str, ...]:
+    """Return the command line of a process; empty where it may not be read, or there is none.
+
+    Args:
+        pid: The process.
+        errors: How bytes that are no UTF-8 are decoded; `surrogateescape` keeps them.
+    """
+    try:
+        raw = slurp("%s/%d/cmdline" % (PROC, pid), 131_072)
+    except OSError:
+        return ()
+    return tuple(part.decode("utf-8", errors) for part in raw.rstrip(b"\0").split(b"\0")) if raw else ()
+
+
+def environ_of(pid: int, errors: str = "replace") -> Optional[Dict[str, str]]:
+    """Return the environment with which a process was started; None where it may not be read.
+
+    Args:
+        pid: The process.
+        errors: How bytes that are no UTF-8 are decoded; `surrogateescape` keeps them.
+    """
     try:
         data = slurp("%s/%d/environ" % (PROC, pid), 1 << 20)
     except OSError:
         return None
     env: Dict[str, str] = {}
     for part in data.split(b"\0"):
-        name, equals, value = part.decode("utf-8", "replace").partition("=")
+        name, equals, value = part.decode("utf-8", errors).partition("=")
         if equals and name:
             env[name] = value
     return env
