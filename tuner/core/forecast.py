@@ -392,7 +392,7 @@ def notes(start: Start, changes: Mapping[str, Any], knobs: KnobTable) -> list[st
         if absent:
             said.append(f"{name} changes nothing in {start.version}: {absent}")
         said += [
-            f"{name}={hazard.value} can {hazard.outcome}: {hazard.why}"
+            f"{name}={changes[name]} {hazard.outcome.words}: {hazard.why}"
             for hazard in knobs.hazards(name, changes[name], start.version)
         ]
     return said

@@ -20,14 +20,6 @@ _GRAVE = (Harm.HANG, Harm.CORRUPT)
 """What refuses a value unless the host or the other knobs rule it out."""
 _CERTAIN = (Harm.CRASH, Harm.CONFLICT)
 """What refuses a value only where host and other knobs are known to bring it about."""
-_WORDS = {
-    Harm.HANG: "can hang",
-    Harm.CORRUPT: "can corrupt results",
-    Harm.CRASH: "can end the start",
-    Harm.SLOW: "can be slow",
-    Harm.IGNORED: "has no effect",
-    Harm.CONFLICT: "contradicts another value",
-}
 
 
 class Danger(Struct, frozen=True, kw_only=True):
@@ -42,7 +34,7 @@ class Danger(Struct, frozen=True, kw_only=True):
     @property
     def words(self) -> str:
         """What it does and why, one line without full stop."""
-        doing = "" if self.hazard.outcome is Harm.CONFLICT else f" {_WORDS[self.hazard.outcome]}"
+        doing = "" if self.hazard.outcome is Harm.CONFLICT else f" {self.hazard.outcome.words}"
         return f"{self.knob}={shown(self.value)}{doing}: {self.hazard.why}"
 
 
@@ -78,7 +70,9 @@ def dangers(
             holds = _all((seen.given(hazard.given), _on(hazard.where, hardware or Hardware())))
             if holds is False or (holds is None and hazard.outcome is Harm.CONFLICT):
                 continue
-            refuses = hazard.outcome in _GRAVE or (holds is True and hazard.outcome in _CERTAIN)
+            spelling = table.spelling(name, version)
+            own = spelling is not None and spelling.default == value
+            refuses = not own and (hazard.outcome in _GRAVE or (holds is True and hazard.outcome in _CERTAIN))
             yield Danger(knob=name, value=value, hazard=hazard, refuses=refuses)
 
 

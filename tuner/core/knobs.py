@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from tuner.core.versions import in_range, parse_version
-from tuner.domain.knobs import Hazard, Knob, KnobKind, KnobType, SpelledAs, Spelling
+from tuner.domain.knobs import Harm, Hazard, Knob, KnobKind, KnobType, SpelledAs, Spelling
 
 _UNSET = frozenset({"", "auto", "none", "null", "default", "unset"})
 ON_WORDS = frozenset({"1", "on", "true", "yes"})
@@ -17,6 +17,7 @@ OFF_WORDS = frozenset({"0", "off", "false", "no"})
 """Words for a switch that is on and for one that is off, in lower case."""
 _SIZES = {"k": 1024, "m": 1024**2, "g": 1024**3}
 _NUMBER = re.compile(r"([+-]?(?:\d{1,3}(?:,\d{3})+|\d[\d_]*)(?:\.\d+)?)\s*([kmg]i?b?)?", re.IGNORECASE)
+_GRAVE = (Harm.HANG, Harm.CORRUPT, Harm.CRASH)
 _LARGEST = 1 << 50
 """Largest value that is accepted: a pebibyte, more than any setting counts."""
 Number = TypeVar("Number", int, float)
@@ -129,7 +130,9 @@ class KnobTable(Mapping[str, Knob]):
         return tuple(
             hazard
             for hazard in knob.hazards
-            if describes(hazard, value) and (at is None or not hazard.versions or in_range(at, hazard.versions))
+            if not (hazard.outcome is Harm.CONFLICT or (hazard.given and hazard.outcome not in _GRAVE))
+            and describes(hazard, value)
+            and (at is None or not hazard.versions or in_range(at, hazard.versions))
         )
 
 
@@ -150,8 +153,8 @@ def describes(hazard: Hazard, value: Any) -> bool:
 
 def flags_of(knob: Knob) -> tuple[str, ...]:
     """Return every flag or variable by which any version sets a knob or switches it off, without repeats."""
-    texts = (each for spelled in knob.spellings for each in (spelled.text, *spelled.aliases, spelled.off) if each)
-    return tuple(dict.fromkeys(texts))
+    texts = [each for spelled in knob.spellings for each in (spelled.text, spelled.off) if each]
+    return tuple(dict.fromkeys((*texts, *knob.aliases)))
 
 
 def read_setting(knob: Knob, value: Any) -> Any:
@@ -272,7 +275,7 @@ def _spelled(knob: Knob) -> Iterator[str]:
     for spelled in reversed(knob.spellings):
         yield spelled.setting or _key(spelled.text)
         yield _key(spelled.text)
-        yield from (_key(alias) for alias in spelled.aliases)
+    yield from (_key(alias) for alias in knob.aliases)
 
 
 def _key(text: str) -> str:

@@ -295,6 +295,9 @@ class _Speller:
                 env[spelling.text] = as_words(knob, spelling, value)[0]
             else:
                 argv += self._argument(knob, spelling, value)
+            if knob.reader and value is not None:
+                library, _, versions = knob.reader.partition(" ")
+                self._notes.append(f"{spelling.text} is read by {library} {range_words(versions)}")
             if spelling.note and value is not None:
                 self._notes.append(f"{spelling.text}: {spelling.note}")
         for flag, raw in self._raw.items():

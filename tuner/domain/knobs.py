@@ -65,8 +65,26 @@ class Harm(enum.StrEnum):
     SLOW = "slow"
     IGNORED = "ignored"
     """The value has no effect."""
+    SILENT = "silent"
+    """The log no longer says what gputuner reads."""
     CONFLICT = "conflict"
     """Two knobs of one change contradict each other."""
+
+    @property
+    def words(self) -> str:
+        """What the value does, to follow it in a sentence."""
+        return _HARM_WORDS[self]
+
+
+_HARM_WORDS = {
+    Harm.HANG: "can hang",
+    Harm.CORRUPT: "can corrupt",
+    Harm.CRASH: "can crash",
+    Harm.SLOW: "can be slow",
+    Harm.IGNORED: "has no effect",
+    Harm.SILENT: "hides the start",
+    Harm.CONFLICT: "contradicts another value",
+}
 
 
 class Where(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,8 +131,6 @@ class SpelledAs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`0.4.6 - 0.5.13`, `0.5.14 -`; empty: all. For a variable: the versions that read it."""
     text: str
     """`--cuda-graph-max-bs`, `NCCL_BUFFSIZE`."""
-    aliases: tuple[str, ...] = ()
-    """Other flags or variables that set the same: `--tp`, `-tp`, `NCCL_MAX_CTAS`."""
     off: str = ""
     """Flag that switches it off, `--no-enable-prefix-caching`; empty: there is none."""
     inverted: bool = False
@@ -160,11 +176,15 @@ class Knob(Struct, frozen=True, kw_only=True):
     effects: Effects = Effects()
     also: tuple[str, ...] = ()
     """Other names that people and the other engine use for it."""
+    aliases: tuple[str, ...] = ()
+    """Other flags or variables that set the same in some version: `--tp`, `-tp`, `NCCL_MAX_CTAS`."""
     unlike: tuple[str, ...] = ()
     """Names among `also` of something near that is not the same: a preset that uses one is refused."""
     opposite: str = ""
     """For a switch that is named for what it takes away: the name of that, by which it can be set as well.
     `disable_custom_all_reduce` has `custom_all_reduce`."""
+    reader: str = ""
+    """For a variable that a library reads: its name and versions, `NCCL 2.22 -`; empty: all, or the engine reads it."""
     spellings: tuple[SpelledAs, ...] = ()
     """Its spellings, oldest first; a version in none of them does not have the knob."""
     hazards: tuple[Hazard, ...] = ()

@@ -37,8 +37,10 @@ class KnobEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     unit: str = ""
     effects: Effects = Effects()
     also: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     unlike: tuple[str, ...] = ()
     opposite: str = ""
+    reader: str = ""
     forecast: bool = False
     turning: Turning | None = None
     smaller: str = ""
@@ -129,6 +131,11 @@ def _check_names(path: Path, line: int, entry: KnobEntry, table: KnobTable) -> N
                 raise CatalogError(path, line, f"a hazard of knob {entry.name} names {name}, which is no knob")
 
 
+def _without(name: str) -> str:
+    """Return what a switch takes away by its name, `disable_radix_cache`; empty for other names."""
+    return name.removeprefix("disable_") if name.startswith("disable_") else ""
+
+
 def _knob(entry: KnobEntry, no_prefix: str = "") -> Knob:
     """Make a knob of an entry.
 
@@ -152,8 +159,10 @@ def _knob(entry: KnobEntry, no_prefix: str = "") -> Knob:
         unit=entry.unit,
         effects=entry.effects,
         also=entry.also,
+        aliases=entry.aliases,
         unlike=entry.unlike,
-        opposite=entry.opposite or negates,
+        opposite=entry.opposite or negates or _without(entry.name),
+        reader=entry.reader,
         spellings=spelled,
         hazards=entry.hazard,
         forecast=entry.forecast,
