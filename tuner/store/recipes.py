@@ -54,7 +54,7 @@ class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     command: str | tuple[str, ...]
     version: str | None = None
     args: str | tuple[str | int | float, ...] = ()
-    env: dict[str, str | int | float] = {}
+    env: dict[str, Any] = {}
     cwd: str | None = None
     log_dir: str | None = None
     model: str | None = None
@@ -141,6 +141,9 @@ def _converted(path: Path, content: dict[str, Any], text: str, lines: Mapping[st
 
 
 def _recipe(path: Path, file: _File, lines: Mapping[str, int]) -> Recipe:
+    for name, value in file.env.items():
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise CatalogError(path, lines.get(f"env.{name}"), f"env.{name} is no text", f'Write {name} = "..."')
     words: dict[str, tuple[str, ...]] = {}
     for name, value in (("command", file.command), ("args", file.args)):
         try:
