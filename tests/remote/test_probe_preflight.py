@@ -407,7 +407,6 @@ def test_shells_above(tree: ProcTree, argv: list[str], loops: int) -> None:
     ("argv", "kind"),
     [
         (["runsv", "toy"], "runit"),
-        (["/usr/sbin/cron", "-f"], "cron"),
         (["node", "/usr/bin/nodemon", "x"], "nodemon"),
         (["PM2 v5.3.0: God Daemon (/root/.pm2)"], "pm2"),
         (["/v/bin/python", "/v/bin/circusd", "c.ini"], "circus"),
@@ -420,12 +419,23 @@ def test_watchers_above(tree: ProcTree, argv: list[str], kind: str) -> None:
         assert [each["kind"] for each in facts["manager"]["watchers"]] == [kind]
 
 
-def test_a_program_that_nobody_knows_is_a_doubt(tree: ProcTree) -> None:
+@pytest.mark.parametrize("argv", [["/v/bin/python", "launch_all.py"], ["/usr/sbin/cron", "-f"]])
+def test_a_program_of_which_nobody_knows_is_a_doubt(tree: ProcTree, argv: list[str]) -> None:
     key = toy_server(tree)
-    tree.add(90, ["/v/bin/python", "launch_all.py"], ticks=500_099)
+    tree.add(90, argv, ticks=500_099)
     with facts_of(tree, key) as facts:
-        assert [each["command"] for each in facts["manager"]["starters"]] == ["/v/bin/python launch_all.py"]
+        assert [each["command"] for each in facts["manager"]["starters"]] == [" ".join(argv)]
         assert keeper(facts).doubt
+        assert argv[0].rpartition("/")[2] in keeper(facts).doubt
+
+
+def test_the_supervisor_of_a_run_starts_nothing_again(tree: ProcTree) -> None:
+    key = in_unit(tree, "0::/system.slice/gputuner-20261130-101523-a1b2c3d4.service")
+    folder = "/root/.gputuner/runs/20261130-101523-a1b2c3d4"
+    tree.add(90, ["/usr/bin/python3", "-ISB", f"{folder}/supervisor.py", folder], ticks=500_099)
+    tree.change(100, ppid=90)
+    with facts_of(tree, key) as facts:
+        assert facts["manager"] == {"loops": [], "watchers": [], "starters": []}
 
 
 def test_a_real_loop_round_a_real_process(tmp_path: Path) -> None:

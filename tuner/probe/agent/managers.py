@@ -33,7 +33,7 @@ _HARMLESS = frozenset(
     (
         "abduco", "agetty", "alacritty", "at", "atd", "byobu", "code-server", "conmon", "containerd-shim",
         "containerd-shim-runc-v2", "dockerd", "dtach", "gdb", "gnome-terminal-server", "init", "kitty",
-        "login", "mosh-server", "node", "process_api", "screen", "sshd", "sshd-session", "systemd", "tmux",
+        "login", "mosh-server", "node", "screen", "SCREEN", "sshd", "sshd-session", "systemd", "tmux",
         "xterm", "zellij",
     )
 )
@@ -45,7 +45,7 @@ _WATCHERS = {
     )
 }
 _WATCHERS.update({"runsv": "runit", "supervise": "daemontools", "s6-supervise": "s6", "circusd": "circus"})
-_WATCHERS.update({"cron": "cron", "crond": "cron", "ray": "Ray", "raylet": "Ray"})
+_WATCHERS.update({"ray": "Ray", "raylet": "Ray"})
 """Programs that start what has ended again, with the names by which people know them."""
 # fmt: on
 
@@ -65,6 +65,8 @@ def manager_facts(probe: Probe, server: Server, members: Sequence[int]) -> Json:
     if container:
         out["container"] = container
     unit = None if container and not container["inside"] else unit_of(paths)
+    if unit and unit[0].startswith("gputuner-"):
+        unit = None  # that of a run's supervisor
     if unit:
         out["systemd"] = _systemd(probe, server, unit, above, members)
     supervisord = _supervisord(above, env)
@@ -97,7 +99,7 @@ def _chain(out: Json, server: Server, above: Sequence[Proc]) -> None:
         if watcher is not None:
             out["watchers"].append({"kind": _WATCHERS[watcher], "pid": proc.pid, "command": _command(proc)})
             continue
-        if proc.pid == 1 or name in _HARMLESS or _is_supervisord(proc):
+        if proc.pid == 1 or name in _HARMLESS or _is_supervisord(proc) or _is_ours(proc):
             return
         if name in SHELLS:
             loop = loop_above(proc, server.argv)
@@ -108,8 +110,16 @@ def _chain(out: Json, server: Server, above: Sequence[Proc]) -> None:
             if loop is None and _interactive(proc):
                 return
             continue
-        if name not in _WRAPPERS and proc.leads is None:
-            out["starters"].append({"pid": proc.pid, "command": _command(proc)})
+        if name not in _WRAPPERS and _script(proc) not in _WRAPPERS and proc.leads is None:
+            starter: Json = {"pid": proc.pid, "command": _command(proc)}
+            if name in ("cron", "crond"):
+                starter["doubt"] = "%s (pid %d) started it, and may start it again at its time" % (name, proc.pid)
+            out["starters"].append(starter)
+
+
+def _is_ours(proc: Proc) -> bool:
+    """Return whether a process is the supervisor of a run, which starts nothing again by itself."""
+    return any("/.gputuner/runs/" in arg and arg.endswith("/supervisor.py") for arg in proc.argv[1:4])
 
 
 def _script(proc: Proc) -> str:
