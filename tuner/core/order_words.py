@@ -54,7 +54,7 @@ def start_words(launch: LaunchOrder) -> str:
     """Return how a server is started."""
     if launch.manager:
         return shlex.join(launch.manager)
-    what = launch.title or launch.preset or "the server"
+    what = launch.preset or launch.title or "the server"
     where = f", its log in {launch.log_dir}" if launch.log_dir else ", its log in the folder of the run"
     return f"start {what}, detached from this terminal{where}"
 
@@ -76,7 +76,7 @@ def back_words(order: SwitchOrder) -> str:
     """Return what happens if the start fails."""
     if order.back is None:
         return "if it fails, nothing is started in its place: there is nothing to go back to"
-    what = order.back.title or order.back.preset or "what ran before"
+    what = order.back.preset or order.back.title or "what ran before"
     if order.auto_back:
         return f"if it fails, go back to {what} without being asked, once"
     return f"if it fails, nothing more is started; a key goes back to {what}"

@@ -16,9 +16,10 @@ from tuner.screens.dialogs import Modal, verbatim
 from tuner.widgets.confirm_text import Proposal, answer_lines, proposal_lines
 from tuner.widgets.rows import Rows
 
-_FRAME = 8
-"""Cells beside the text: border, padding, scroll bar and a margin."""
-_WIDEST = 104
+_FRAME = (7, 6)
+"""Cells and lines around the facts: border, padding and scroll bar; border, padding and the title with its margin."""
+_WIDEST = 110
+"""Width of a wide dialog."""
 
 
 class Agreed(Struct, frozen=True):
@@ -46,7 +47,6 @@ class ConfirmDialog(Modal[Agreed | None]):
     DEFAULT_CSS = """
     ConfirmDialog {
         align: center middle;
-        .dialog { width: 112; padding: 0 2; }
         .dialog-text { max-height: 100%; }
         #question, #answers { background: $surface; }
         #answers { margin-top: 1; }
@@ -65,7 +65,7 @@ class ConfirmDialog(Modal[Agreed | None]):
 
     def compose(self) -> ComposeResult:
         """Make the title, the facts, and the keys."""
-        with Vertical(classes="dialog"):
+        with Vertical(classes="dialog wide"):
             yield Static(verbatim(self.proposal.title), classes="dialog-title", id="confirm-title")
             with VerticalScroll(classes="dialog-text", id="confirm-box", can_focus=False):
                 yield Rows(id="question")
@@ -80,12 +80,12 @@ class ConfirmDialog(Modal[Agreed | None]):
         self._show()
 
     def _show(self) -> None:
-        width = max(24, min(_WIDEST, round(self.app.size.width * 0.96) - _FRAME))
+        width = max(24, min(_WIDEST, int(self.app.size.width * 0.96)) - _FRAME[0])
         lines, answers = proposal_lines(self.proposal, width), answer_lines(self.proposal, width)
         self.query_one("#question", Rows).show(lines)
         self.query_one("#answers", Rows).show(answers)
-        # Border, title and its margin, the keys and theirs always stay in view.
-        most = max(3, round(self.app.size.height * 0.9) - 5 - len(answers))
+        # The keys and their margin always stay in view.
+        most = max(3, int(self.app.size.height * 0.9) - _FRAME[1] - 1 - len(answers))
         self.query_one("#confirm-box").styles.height = min(len(lines), most)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:

@@ -155,6 +155,7 @@ class TuneScreen(TuneActions):
         if self.wide or self.section != "run":
             most = 3 if self.wide else 2
             title = title_lines(self.view.choice, len(self.view.overrides), right, self.glyphs, most=most)
+            title += [()] if self.wide else []
         self.query_one("#tune-title", Rows).show(title, dimmed=dimmed)
         listed = 0 if self.wide else len(self.query_one("#presets", Rows).lines) + 1
         rows = max(4, room - len(title) - listed)
@@ -305,6 +306,8 @@ class TuneScreen(TuneActions):
             return bool(view.chosen)
         if action == "add":
             return bool(view.knobs)
+        if action == "filter":
+            return bool(view.presets) and not self.entry
         return super().check_action(action, parameters)
 
     def idle_reason(self, action: str) -> str:

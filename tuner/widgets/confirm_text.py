@@ -15,7 +15,7 @@ from tuner.domain.tuning import Tuning
 from tuner.units import format_duration
 from tuner.widgets.spans import Line, clean, wrap_parts, wrap_words
 from tuner.widgets.status import age, server_name
-from tuner.widgets.tune_text import value_text
+from tuner.widgets.tune_text import in_words
 
 DRAIN_S = 300.0
 """Longest wait for the requests in flight where the operator wants them to end first, seconds."""
@@ -89,7 +89,7 @@ def for_change(
         back: Whether the host goes back by itself if the start fails.
     """
     launch = order.start
-    name = (launch.title or launch.preset or "the server as it was") if launch is not None else ""
+    name = (launch.preset or launch.title or "the server as it was") if launch is not None else ""
     stops = order.stop is not None and server is not None
     title = f"Switch to {name}?" if stops and launch else f"Start {name}?" if launch else "Stop the server?"
     facts = [host_fact(state)]
@@ -132,7 +132,8 @@ def _changes(tuning: Tuning) -> list[Fact]:
         return []
     if not made:
         return [Fact("changes", "none: it is started as it runs")]
-    words = [f"{clean(each.name)} {value_text(each.now)} -> {value_text(each.then)}" for each in made[:_CHANGES]]
+    knobs = {each.knob.name: each for each in tuning.planned.knobs} if tuning.planned is not None else {}
+    words = [f"{clean(e.name)} {in_words(e, e.now, knobs)} -> {in_words(e, e.then, knobs)}" for e in made[:_CHANGES]]
     more = [f"{len(made) - _CHANGES} more"] if len(made) > _CHANGES else []
     return [Fact("changes", ", ".join([*words, *more]))]
 

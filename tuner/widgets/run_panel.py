@@ -101,7 +101,7 @@ def run_lines(
     lines += [_step(state, run, step, width, glyphs, doing) for step in _begun(run)]
     if going_on(run) and (ahead := _ahead(run)):
         names = f" {glyphs.then} ".join(STEP_NAMES[step] for step in ahead)
-        lines.append(clip_line((("   then ".ljust(_STEP + 5), "dim"), (names, "dim")), width, glyphs.ellipsis))
+        lines.append(clip_line((("   then ", "dim"), (names, "dim")), width, glyphs.ellipsis))
     lines += _memory(run.memory, width, glyphs)
     lines += _leftovers(run.leftovers, width, glyphs)
     if keys:

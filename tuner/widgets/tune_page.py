@@ -137,15 +137,19 @@ def sections(
         alone: One section is shown at a time, so the knobs changed by hand are a section too.
     """
     tuning = view.tuning
-    running = server is not None and not server.gone
     waits: Line = ((f"   {view.error}" if view.error else f"   working {glyphs.ellipsis}", "dim"),)
-    against = f"against the running server (pid {server.identity.pid})" if running and server else "of the recipe"
+    title = "what is set beside the recipe"
+    if server is not None:
+        which = "start that ended" if server.gone else "running server"
+        title = f"what changes against the {which} (pid {server.identity.pid})"
     parts: list[Section] = []
     changed = _wrapped(waits, width)
     if tuning is not None:
-        changed = change_lines(tuning.changes, view.knobs, width, glyphs, running=running)
+        changed = change_lines(tuning.changes, view.knobs, width, glyphs, running=server is not None)
+        if tuning.launch is None and tuning.wish.start:
+            changed = order_lines(tuning, width, glyphs)
     old: Span | None = (glyphs.ellipsis, "dim") if view.old else None
-    parts.append(Section("changes", f"what changes {against}", tuple(changed), old))
+    parts.append(Section("changes", title, tuple(changed), old))
     if alone:
         lines = knob_lines(view.knobs, view.overrides, view.at, width, max(2, room), glyphs, active=True)
         parts.append(Section("knobs", "changed by hand", tuple(lines[1:]), ("n adds a knob", "dim")))

@@ -21,8 +21,8 @@ _NAME = 26
 """Width of the column with the names of knobs and checks, in cells."""
 _NAME_MOST = 40
 _SOURCES = {
-    "argv": "its arguments",
-    "environment": "its environment",
+    "argv": "from its arguments",
+    "environment": "from its environment",
     "settings": "resolved by the engine",
     "default": "the default",
 }
@@ -58,7 +58,7 @@ def title_lines(choice: PresetChoice | None, overrides: int, width: int, glyphs:
         most: Most lines.
     """
     name = clean(choice.id) if choice is not None else "as it is"
-    title = clean(choice.title) if choice is not None else "the recipe of this server without a preset"
+    title = clean(choice.title) if choice is not None else "no preset: as the recipe says"
     more = f" + {overrides} changed by hand" if overrides else ""
     head: Line = ((f" {name}{more}  ", "strong"), (title if title != name else "", "text"))
     lines = [clip_line(head, width, glyphs.ellipsis)]
@@ -99,7 +99,7 @@ def change_lines(
     name = min(_NAME_MOST, max(_NAME, *(text_width(clean(each.name)) + 2 for each in changes)))
     if width < 60:
         name = min(name, _NAME)
-    values = [(_in_words(each, each.now, knobs), _in_words(each, each.then, knobs)) for each in changes]
+    values = [(in_words(each, each.now, knobs), in_words(each, each.then, knobs)) for each in changes]
     column = min(max(width - name - 24, 16), max(text_width(f"{one} > {two}") for one, two in values) + 2)
     lines: list[Line] = []
     for each, (one, two) in zip(changes, values, strict=True):
@@ -107,10 +107,13 @@ def change_lines(
     return lines
 
 
-def _in_words(each: Change, value: Any, knobs: Mapping[str, PlanKnob]) -> str:
+def in_words(each: Change, value: Any, knobs: Mapping[str, PlanKnob]) -> str:
+    """Return a value of a change in a few words, with its unit where the knob is known."""
     knob = knobs.get(each.name)
-    sized = knob is not None and knob.knob.unit == "bytes" and isinstance(value, int)
-    return value_words(knob, value) if knob is not None and sized else value_text(value)
+    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    if knob is not None and knob.knob.unit == "bytes" and isinstance(number, int):
+        return value_words(knob, number)
+    return value_text(value)
 
 
 def _change(
@@ -127,7 +130,7 @@ def _change(
     else:
         value = ((two, "busy"),)
     pad = " " * max(1, column - width_of(value))
-    tail = f"now from {source}" if source and each.changed else source
+    tail = f"now {source}" if source and each.changed else source
     lines = [clip_line((sign, (label, "text"), *value, (pad, "text"), (tail, "dim")), width, glyphs.ellipsis)]
     notes = wrap_words(clean(each.drift), width - name - 6) if each.drift else []
     return [*lines, *(((" " * (name + 3), "text"), (chunk, "warn")) for chunk in notes)]
