@@ -29,6 +29,7 @@ from tests.fixtures.proc.acting import (
 from tests.fixtures.proc.running import RunningProbe, is_alive, toy_plan
 from tests.fixtures.proc.tree import ProcTree
 from tuner.domain import events as e
+from tuner.probe.bootstrap import supervisor
 
 RUN = "20261130-101523-a1b2c3d4"
 
@@ -508,3 +509,50 @@ def test_where_systemd_runs_the_supervisor_is_a_unit_of_its_own(home: Path, tmp_
         assert TOKEN not in log.read_text(), "what a unit's command line holds is shown to everybody"
         (ann.folder / "runs" / RUN / "cancel").write_text(json.dumps({"operator": ANN}))
         assert ann.run(RUN, outcome="cancelled")
+
+
+# -- the whole way -----------------------------------------------------------------------------------------------------
+
+
+def test_a_start_that_fails_is_followed_by_the_old_server_with_its_secrets(home: Path, tmp_path: Path) -> None:
+    """With the real supervisor. Bytes that are no text, in the old command line, do not stop it."""
+    odd = os.fsdecode(b"caf\xe9")
+    ladder = [{"signal": "TERM", "wait_s": 5.0}, {"signal": "KILL", "to": "tree", "wait_s": 5.0}]
+    with toy_process(tmp_path / "toy", "--name", odd) as server, operating(home, code=supervisor()) as ann:
+        key = ann.probe.server(lambda s: s.pid == server.pid).key
+        ann.done("take-lease")
+        back = {"like": f"server:{key}", "steady_s": 0.3, "stop": ladder, "title": "as before"}
+        broken = {**back, "argv": [sys.executable, "-c", "raise SystemExit(7)"]}
+        stop = {"boot_id": boot_id(), "leader": process_id(server.pid), "steps": ladder}
+        ann.switch(RUN, stop=stop, start=broken, back=back, auto_back=True)
+        assert server.wait(20.0) == -signal.SIGTERM
+        record = ann.run(RUN, outcome="back", alive=True, going_back=True)
+        try:
+            assert "7" in record.failure
+            words = Path(f"/proc/{record.new.pid}/cmdline").read_bytes().split(b"\0")[:-1]
+            assert words[1:] == [
+                b"-m",
+                b"toyllm.serve",
+                b"--port",
+                b"7999",
+                b"--api-key",
+                KEY.encode(),
+                b"--name",
+                b"caf\xe9",
+            ]
+            env = Path(f"/proc/{record.new.pid}/environ").read_bytes().split(b"\0")
+            assert {f"HF_TOKEN={TOKEN}".encode(), f"GPUTUNER_RUN={RUN}".encode()} <= set(env)
+            assert not any(item.startswith((b"INVOCATION_ID=", b"HOME=")) for item in env)
+            new = ann.probe.server(lambda s: s.pid == record.new.pid)
+            assert (new.manager.kind, new.manager.name) == ("gputuner", RUN)
+            assert ann.refused("clean").startswith(f"a server that was started by run {RUN} still lives")
+        finally:
+            os.kill(record.new.pid, signal.SIGKILL)
+        assert ann.run(RUN, alive=False, supervised=False).outcome == "back"
+        everything = repr(ann.probe.events) + "".join(
+            path.read_text(errors="replace")
+            for path in ann.folder.rglob("*")
+            if path.is_file() and path.name != "order.json"
+        )
+        assert KEY not in everything
+        assert TOKEN not in everything
