@@ -30,11 +30,15 @@ class Danger(Struct, frozen=True, kw_only=True):
     hazard: Hazard
     refuses: bool
     """True: the value must not be used as things are known; False: worth a note."""
+    sure: bool = True
+    """False: whether the host or the other knobs bring it about is not known."""
 
     @property
     def words(self) -> str:
         """What it does and why, one line without full stop."""
         doing = "" if self.hazard.outcome is Harm.CONFLICT else f" {self.hazard.outcome.words}"
+        if not self.sure and self.hazard.outcome is Harm.IGNORED:
+            doing = " may have no effect"
         return f"{self.knob}={shown(self.value)}{doing}: {self.hazard.why}"
 
 
@@ -67,13 +71,14 @@ def dangers(
                 continue
             if not (describes(hazard, value) or _beyond(hazard, value, seen)):
                 continue
-            holds = _all((seen.given(hazard.given), _on(hazard.where, hardware or Hardware())))
-            if holds is False or (holds is None and hazard.outcome is Harm.CONFLICT):
+            given = seen.given(hazard.given)
+            holds = _all((given, _on(hazard.where, hardware or Hardware())))
+            if holds is False or (given is None and hazard.outcome not in (*_GRAVE, Harm.CRASH)):
                 continue
             spelling = table.spelling(name, version)
             own = spelling is not None and spelling.default == value
             refuses = not own and (hazard.outcome in _GRAVE or (holds is True and hazard.outcome in _CERTAIN))
-            yield Danger(knob=name, value=value, hazard=hazard, refuses=refuses)
+            yield Danger(knob=name, value=value, hazard=hazard, refuses=refuses, sure=holds is True)
 
 
 def shown(value: Any) -> str:

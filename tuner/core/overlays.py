@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -94,7 +94,7 @@ def overlay(
         hardware: The GPUs of the host; None: what the preset itself requires.
     """
     speller = _spelled(preset, table, engine, version, changes)
-    speller.judge(base, hardware or _assumed(preset.requires))
+    speller.judge(base, [hardware] if hardware is not None else _assumed(preset.requires))
     return speller.overlay()
 
 
@@ -121,13 +121,16 @@ def _spelled(
     return speller
 
 
-def _assumed(needs: Requires) -> Hardware:
-    """Return the GPUs that a preset asks for, as far as it does."""
-    return Hardware(
-        full_nvlink={"nvlink": True, "pcie": False}.get(needs.interconnect),
-        capability=needs.compute[0] if len(needs.compute) == 1 else "",
-        iommu=False if needs.iommu == "off" else None,
-    )
+def _assumed(needs: Requires) -> list[Hardware]:
+    """Return the GPUs that a preset asks for, as far as it does: one value for each compute capability."""
+    return [
+        Hardware(
+            full_nvlink={"nvlink": True, "pcie": False}.get(needs.interconnect),
+            capability=capability,
+            iommu=False if needs.iommu == "off" else None,
+        )
+        for capability in needs.compute or ("",)
+    ]
 
 
 class _Speller:
@@ -145,9 +148,10 @@ class _Speller:
         self._unset: list[str] = []
         self._notes: list[str] = []
         self.faults: list[Fault] = []
-        for reason in (engine_differs(preset, engine), version_differs(preset, engine, version)):
+        self._other_version = version_differs(preset, engine, version)
+        for reason, place in ((engine_differs(preset, engine), "engine"), (self._other_version, "requires")):
             if reason:
-                self._problem(f"it {reason}", "engine" if reason.startswith("is for") else "requires")
+                self._problem(f"it {reason}", place)
 
     # What the preset and the overrides say.
 
@@ -248,11 +252,13 @@ class _Speller:
         """Check that this version has the knob and the value; False if it does not."""
         spelling = self._spelling(knob)
         if spelling is None:
-            why = f"{self._engine} {self._version} has no {knob.name}: {self._table.absent(knob.name, self._version)}"
-            self._problem(why, place, self._instead(knob))
+            if not self._other_version:
+                absent = self._table.absent(knob.name, self._version)
+                why = f"{self._engine} {self._version} has no {knob.name}: {absent}"
+                self._problem(why, place, "Leave it out, or take another version")
             return False
         for each in value if isinstance(value, list) else [value]:
-            if spelling.choices and shown(each) not in spelling.choices:
+            if spelling.choices and shown(each) not in spelling.choices and not self._other_version:
                 why = f"{knob.name} cannot be {shown(each)} in {self._engine} {self._version or self._table.newest}"
                 self._problem(why, place, f"It is one of {', '.join(spelling.choices)}")
                 return False
@@ -262,13 +268,14 @@ class _Speller:
             )
         return True
 
-    def _instead(self, knob: Knob) -> str:
-        spans = [range_words(spelled.versions) for spelled in knob.spellings if spelled.versions.strip()]
-        return f"{self._engine} has it in {', '.join(spans)}" if spans else "Leave it out"
-
-    def judge(self, base: Mapping[str, Any] | None, hardware: Hardware) -> None:
-        """Add what the known hazards say of the values."""
-        for danger in dangers(self._values, self._table, self._version, base=base, hardware=hardware):
+    def judge(self, base: Mapping[str, Any] | None, hardware: Sequence[Hardware]) -> None:
+        """Add what the known hazards say of the values on any of some hosts."""
+        met = [
+            danger
+            for card in hardware
+            for danger in dangers(self._values, self._table, self._version, base=base, hardware=card)
+        ]
+        for danger in met:
             if danger.refuses:
                 way_out = danger.hazard.way_out or f"Leave {danger.knob} out"
                 harms = danger.hazard.outcome is not Harm.CONFLICT
@@ -290,7 +297,7 @@ class _Speller:
             if spelling is None:
                 continue
             if value is None:
-                self._notes.append(f"{spelling.text} is taken away from the base: {self._engine} decides")
+                self._notes.append(f"{spelling.text} is taken away from the base: its default holds")
             elif knob.kind is KnobKind.ENV:
                 env[spelling.text] = as_words(knob, spelling, value)[0]
             else:
@@ -321,8 +328,8 @@ class _Speller:
             return [spelling.text]
         if spelling.off and spelling.default is not False:
             return [spelling.off]
-        what = knob.opposite + " is on" if knob.opposite else knob.name + " is off"
-        self._notes.append(f"{what} by taking {spelling.text} away from the base; no flag says it")
+        what = f"{knob.opposite} is on" if knob.opposite else f"{knob.name} is off"
+        self._notes.append(f"{what} where {spelling.text} is not given: it is taken away from the base")
         return []
 
     def _spelling(self, knob: Knob) -> Spelling | None:
