@@ -33,6 +33,8 @@ SESSION_PREFIXES = (
 """Beginnings of the names of further ones."""
 _LONGEST_VALUE = 4096
 """Characters: the probe cuts values at this length, so that one of this length may not be whole."""
+_NOBODY = "unknown"
+"""Kind of the manager of a server that nothing is known to have started."""
 _DELETED = " (deleted)"
 
 
@@ -78,7 +80,7 @@ def read_recipe(state: HostState, server: ServerState, engine: Engine, name: str
         log_dir=_folder(source.path) if source is not None and source.kind == "file" else None,
         model=engine.model(identity),
         port=identity.port,
-        manager=identity.manager,
+        manager=identity.manager if identity.manager and identity.manager.kind != _NOBODY else None,
         ready_s=_usual_s(server),
         origin=_origin(state, identity),
         like=f"server:{identity.key}",
