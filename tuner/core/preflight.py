@@ -112,9 +112,12 @@ def _preset(case: Case) -> Iterator[Check]:
     launch = case.launch
     assert launch is not None
     for problem in launch.problems:
-        yield fail("preset", "Preset", problem, "change the preset or the value")
+        # Each ends with its own way out, as a sentence.
+        what, _, out = problem.rpartition(". ")
+        yield fail("preset", "Preset", what or out, out if what else "change the preset or the value")
     for need in case.unmet:
-        yield fail("preset", "Preset", f"{launch.preset or 'it'} requires {need}", "choose another preset")
+        if not any(need in problem for problem in launch.problems):
+            yield fail("preset", "Preset", f"{launch.preset or 'it'} {need}", "choose a preset that is for this host")
     if not launch.problems and not case.unmet:
         yield check("preset", "Preset", Verdict.OK, launch.title or launch.preset or "the bare recipe")
 
@@ -262,7 +265,7 @@ def _tenants(case: Case) -> Iterator[Check]:
     if fact.missing:
         yield fact.unknown("tenants", title)
         return
-    gpus = case.gpus()
+    gpus, all_used = case.gpus(), case.takes_all()
     shares: dict[int, list[Mapping[str, Any]]] = {}
     for each in fact.maps("processes"):
         gpu = whole(each.get("gpu"))
@@ -282,7 +285,8 @@ def _tenants(case: Case) -> Iterator[Check]:
         detail += f" ({first.get('title')})" if first.get("title") else ""
         out = "have its owner end it, choose other GPUs, or lower the fraction; it is not touched from here"
         need, capacity = case.need_bytes(), case.capacity_bytes(gpu)
-        if need is not None and capacity is not None and None not in held and need > capacity - total:
+        lacks = need is not None and capacity is not None and None not in held and need > capacity - total
+        if lacks and need is not None and capacity is not None and (gpus is not None or all_used):
             left = f"{format_gib(capacity - total)} GiB are left and a rank needs {format_gib(need)} GiB"
             yield fail("tenants", title, f"{detail}: {left}", out)
         else:

@@ -13,6 +13,7 @@ from tuner.core.logtext import clean
 from tuner.domain.forecast import Fit, Forecast
 from tuner.domain.preflight import Check, Verdict
 from tuner.domain.recipe import Launch
+from tuner.domain.server import ServerIdentity
 from tuner.domain.state import HostState, ServerState
 
 
@@ -96,10 +97,12 @@ class Case(Struct, frozen=True, kw_only=True):
         """Return the number of ranks of the new server; None: not known."""
         if self.engine is None or self.launch is None:
             return None
-        if self.server is not None and self.same_engine and self.launch.argv:
-            identity = replace(self.server.identity, argv=self.launch.argv, env=dict(self.launch.env))
-            return self.engine.layout(self.engine.settings_from_argv(identity)).world
-        return None
+        if not self.launch.argv:
+            return None
+        base = self.server.identity if self.server is not None and self.same_engine else None
+        base = base or ServerIdentity(key="", engine=self.engine.name, pid=0, start_ticks=0)
+        identity = replace(base, argv=self.launch.argv, env=dict(self.launch.env))
+        return self.engine.layout(self.engine.settings_from_argv(identity)).world
 
     def gpus(self) -> frozenset[int] | None:
         """Return the GPUs on which the new server will run; None: any.
@@ -111,6 +114,11 @@ class Case(Struct, frozen=True, kw_only=True):
         own = frozenset(rank.gpu for rank in self.server.ranks if rank.gpu is not None)
         ranks = self.ranks()
         return own if own and ranks is not None and ranks <= len(own) else None
+
+    def takes_all(self) -> bool:
+        """Return whether the new server surely runs on all GPUs of the host."""
+        table, ranks = self.state.gpu_table, self.ranks()
+        return table is not None and ranks is not None and ranks >= len(table.gpus)
 
     def capacity_bytes(self, gpu: int) -> int | None:
         """Return the memory of a GPU, as the driver counts it; None: not known."""

@@ -121,13 +121,13 @@ def _systemd(part: Mapping[str, Any]) -> Keeper | None:
             words=f"systemd unit {unit}",
             refusal=f"it belongs to systemd unit {unit}, and whether that starts it again cannot be read: "
             f"{part['problem']}",
-            way_out=f"stop it there: {command} stop {unit}",
+            way_out=f"connect as {part.get('owner')}" if mine else f"stop it there: {command} stop {unit}",
         )
     restart = str(part.get("restart") or "no")
     words = f"systemd{' user' if mine else ''} unit {unit}, Restart={restart}"
     others = [each for each in part.get("others") or () if isinstance(each, Mapping)]
     if not part.get("main"):
-        if others:
+        if others and not part.get("direct"):
             return None  # a notebook's or a runner's unit: it goes on without the server
         if restart in _NO_RESTART and not part.get("wraps"):
             return None

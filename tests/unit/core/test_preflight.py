@@ -237,11 +237,17 @@ def test_flags_that_could_not_be_asked_for_say_why() -> None:
 
 
 def test_problems_of_the_preset_and_what_it_lacks_are_refused() -> None:
-    launch = msgspec.structs.replace(LAUNCH, problems=("x.toml:3: tp_size: a whole number, not 'many'",))
-    checks = [check for check in judged(launch=launch, unmet=("NVLink",)) if check.id == "preset"]
+    launch = msgspec.structs.replace(LAUNCH, problems=("x.toml:3: tp_size cannot be 'many'. Type a whole number",))
+    needs = ("needs NVLink, the host has PIX",)
+    checks = [check for check in judged(launch=launch, unmet=needs) if check.id == "preset"]
     assert [check.verdict for check in checks] == [Verdict.FAIL, Verdict.FAIL]
-    assert "x.toml:3" in checks[0].detail
-    assert checks[1].detail == "nccl-2ch requires NVLink"
+    assert (checks[0].detail, checks[0].way_out) == ("x.toml:3: tp_size cannot be 'many'", "Type a whole number")
+    twice = msgspec.structs.replace(LAUNCH, problems=("x.toml:1: it is for vllm, not for sglang. Take another",))
+    said = judged(launch=twice, unmet=("is for vllm, not for sglang",))
+    assert [check.detail for check in said if check.verdict is Verdict.FAIL] == [
+        "x.toml:1: it is for vllm, not for sglang"
+    ]
+    assert checks[1].detail == "nccl-2ch needs NVLink, the host has PIX"
 
 
 def test_a_port_whose_owner_cannot_be_seen_is_refused_too() -> None:
@@ -284,6 +290,8 @@ def test_a_tenant_of_a_gpu_that_the_server_does_not_use_is_none() -> None:
     server = states.server(ranks=2)
     launch = msgspec.structs.replace(LAUNCH, argv=("python", "-m", "sglang.launch_server", "--tp-size", "2"))
     assert only(judged(server=server, launch=launch, facts=tenant(90.0, gpu=7)), "tenants").verdict is Verdict.OK
+    some = msgspec.structs.replace(LAUNCH, argv=("python", "-m", "sglang.launch_server", "--tp-size", "4"))
+    assert only(judged(server=server, launch=some, facts=tenant(90.0, gpu=7)), "tenants").verdict is Verdict.WARN
     more = msgspec.structs.replace(LAUNCH, argv=("python", "-m", "sglang.launch_server", "--tp-size", "8"))
     assert only(judged(server=server, launch=more, facts=tenant(90.0, gpu=7)), "tenants").verdict is Verdict.FAIL
 

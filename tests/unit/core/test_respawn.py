@@ -66,6 +66,12 @@ def test_a_server_in_somebodys_unit_is_not_that_units_program() -> None:
     assert of(systemd=notebook) == Keeper()
 
 
+def test_a_script_of_a_unit_that_runs_more_than_the_server_ends_with_it() -> None:
+    script = {**UNIT, "main": False, "wraps": True, "direct": True, "others": [{"pid": 7, "title": "proxy"}]}
+    assert "pid 7 proxy" in of(systemd=script).refusal
+    assert of(systemd={**script, "others": []}).stop
+
+
 def test_a_unit_that_cannot_be_asked_refuses() -> None:
     found = of(systemd={"unit": "sglang.service", "user": False, "problem": "there is no systemctl on PATH"})
     assert "no systemctl" in found.refusal

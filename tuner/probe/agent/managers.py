@@ -202,12 +202,15 @@ def _is_main(pid: int, above: Sequence[Proc]) -> bool:
     if pid == 1:
         return True
     for proc in above:
-        name = name_of(proc)
-        if proc.pid == 1:
-            return name in _WRAPPERS or (name in SHELLS and not _interactive(proc))
-        if not (name in _WRAPPERS or (name in SHELLS and not _interactive(proc))):
-            return False
+        if proc.pid == 1 or not _only_wraps(proc):
+            return proc.pid == 1 and _only_wraps(proc)
     return False
+
+
+def _only_wraps(proc: Proc) -> bool:
+    """Return whether a process runs one program, or a script, and ends after it."""
+    name = name_of(proc)
+    return name in _WRAPPERS or (name in SHELLS and not _interactive(proc))
 
 
 def _below_slurm(above: Sequence[Proc]) -> bool:
@@ -251,18 +254,20 @@ def _systemd(
         out["problem"] = "systemctl show: %s" % (last[0][:200] if last else "exit code %d" % code)
         return out
     main = int(values["MainPID"]) if values.get("MainPID", "").isdigit() else 0
-    chain = {proc.pid for proc in above}
+    chain = [proc.pid for proc in above]
+    between = above[: chain.index(main) + 1] if main in chain else ()
     out.update(
         restart=values.get("Restart"),
         active=values.get("ActiveState"),
         main_pid=main,
         main=main == server.leader.pid,
         wraps=main in chain,
+        direct=all(_only_wraps(proc) for proc in between),
         transient=values.get("Transient") == "yes",
         fragment=values.get("FragmentPath"),
         timeout_stop_s=seconds_of(values.get("TimeoutStopUSec", "")),
     )
-    out["others"] = _others_in(values.get("ControlGroup", ""), server, chain, members, main)
+    out["others"] = _others_in(values.get("ControlGroup", ""), server, set(chain), members, main)
     out["settings"] = [each for path in _unit_files(values) for each in told(path, _of_unit(path))]
     return out
 
@@ -343,14 +348,9 @@ def _supervisord(above: Sequence[Proc], env: Dict[str, str]) -> Optional[Json]:
     if at is None:
         return None
     daemon = above[at]
-    between = [name_of(proc) for proc in above[:at]]
     name, group = env.get("SUPERVISOR_PROCESS_NAME"), env.get("SUPERVISOR_GROUP_NAME")
     whole = "%s:%s" % (group, name) if group and name and group != name else name
-    scripts = all(
-        n in _WRAPPERS or (n in SHELLS and not _interactive(proc))
-        for n, proc in zip(between, above[:at])  # noqa: B905 - Python 3.8 has no strict
-    )
-    out: Json = {"pid": daemon.pid, "name": whole, "main": bool(whole) and scripts}
+    out: Json = {"pid": daemon.pid, "name": whole, "main": bool(whole) and all(map(_only_wraps, above[:at]))}
     config = _config_of(daemon)
     if config:
         out["config"] = config
