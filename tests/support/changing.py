@@ -285,7 +285,8 @@ def broken() -> HostState:
     """Return a host on which the start of a change failed."""
     base = states.explained()
     held = base.servers[0]
-    identity = REPLACE(held.identity, key="60311:9100000", pid=NEW.pid, start_ticks=NEW.start_ticks)
+    argv = tuple("0.55" if word == "0.88" else word for word in held.identity.argv)
+    identity = REPLACE(held.identity, key="60311:9100000", pid=NEW.pid, start_ticks=NEW.start_ticks, argv=argv)
     return REPLACE(
         base, servers=(REPLACE(held, identity=identity),), runs=(FAILED,), lease=Lease(holder=MIA, mine=True)
     )

@@ -16,8 +16,8 @@ from tuner.screens.dialogs import Modal, verbatim
 from tuner.widgets.confirm_text import Proposal, answer_lines, proposal_lines
 from tuner.widgets.rows import Rows
 
-_FRAME = (7, 6)
-"""Cells and lines around the facts: border, padding and scroll bar; border, padding and the title with its margin."""
+_FRAME = (7, 4)
+"""Cells and lines around the facts: border, padding and scroll bar; border and the title with its margin."""
 _WIDEST = 110
 """Width of a wide dialog."""
 
@@ -72,7 +72,8 @@ class ConfirmDialog(Modal[Agreed | None]):
             yield Rows(id="answers")
 
     def on_mount(self) -> None:
-        """Show the facts."""
+        """Show the facts, as many as possible."""
+        self.query_one(".dialog").styles.padding = (0, 2)
         self._show()
 
     def on_resize(self, event: events.Resize) -> None:

@@ -6,10 +6,17 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
+from tuner.core import runs
+from tuner.core.knobs import OFF_WORDS, ON_WORDS
 from tuner.core.remedies import typed
-from tuner.domain.findings import Finding
+from tuner.domain.findings import Finding, Move, Remedy, Severity
+from tuner.domain.knobs import KnobType
 from tuner.domain.state import ServerState
+from tuner.domain.tuning import Wish
+from tuner.messages import TuneArrived
+from tuner.screens.acting import Acting, back_name, back_wish
 from tuner.screens.base import TunerScreen
+from tuner.screens.explain_requests import engines
 from tuner.widgets.finding_card import REMEDY_KEYS, Card, CardLine
 from tuner.widgets.finding_words import tags_of
 from tuner.widgets.spans import clean
@@ -22,7 +29,7 @@ FINDING_KEYS: list[BindingType] = [
         Binding(
             key,
             f"remedy({index})",
-            "Copy remedy",
+            "Remedy",
             # Only the best remedy is in the key bar; the others are in the unfolded card.
             show=index == 0,
             id=f"finding.remedy-{index + 1}",
@@ -32,19 +39,43 @@ FINDING_KEYS: list[BindingType] = [
             zip(
                 REMEDY_KEYS,
                 (
-                    "Copy what the best remedy changes",
-                    "Copy the second remedy",
-                    "Copy the third remedy",
-                    "Copy the fourth remedy",
+                    "Apply the best remedy, after a question; copy it where that is not possible",
+                    "Apply or copy the second remedy",
+                    "Apply or copy the third remedy",
+                    "Apply or copy the fourth remedy",
                 ),
                 strict=True,
             )
         )
     ),
+    Binding("G", "last_good", "Go back", show=False, id="finding.back", tooltip="Start again what was good last"),
 ]
 
 
-class Explained(TunerScreen):
+def remedy_wish(server: ServerState, remedy: Remedy) -> Wish | None:
+    """Return the wish to start a server with a remedy; None if it is no change of a knob."""
+    engine = engines().get(server.identity.engine)
+    if engine is None or not server.identity.argv or not (remedy.flag or remedy.env):
+        return None
+    knob = engine.knobs().find(remedy.knob) or engine.knobs().find(remedy.flag or remedy.env or "")
+    if knob is None or engine.knobs().spelling(knob.name, server.version) is None:
+        return None
+    value = remedy.value
+    if knob.type is KnobType.BOOL and isinstance(value, str) and value.lower() in ON_WORDS | OFF_WORDS:
+        value = value.lower() in ON_WORDS
+    match remedy.move:
+        case Move.UNSET:
+            value = None
+        case Move.SET if value is None and knob.type is KnobType.BOOL:
+            value = True
+        case Move.SET | Move.RAISE | Move.LOWER if value is not None:
+            pass
+        case _:
+            return None
+    return Wish(server=server.identity.key, overrides={knob.name: value})
+
+
+class Explained(Acting):
     """A screen that shows findings."""
 
     BINDINGS: ClassVar[list[BindingType]] = FINDING_KEYS
@@ -54,6 +85,8 @@ class Explained(TunerScreen):
         self.cards: tuple[Card, ...] = ()
         """Cards of the server on screen, the root cause first."""
         self._cards_of: tuple[Finding, ...] | None = None
+        self._instead = ""
+        """What is copied if the remedy that was asked for cannot be applied."""
 
     @property
     def card(self) -> Card | None:
@@ -67,7 +100,7 @@ class Explained(TunerScreen):
         """
         findings = server.findings if server is not None else ()
         if findings == self._cards_of:
-            return False
+            return self._offer(server)
         before = {each.mark: each for each in self.cards}
         tags = tags_of(server) if server is not None else {}
         cards: list[Card] = []
@@ -77,13 +110,34 @@ class Explained(TunerScreen):
                 card.resume(before[card.mark])
             cards.append(card)
         self._cards_of, self.cards = findings, tuple(cards)
+        self._offer(server)
         self.refresh_bindings()
         return True
 
+    def _offer(self, server: ServerState | None) -> bool:
+        """Tell the cards which remedies can be applied now, and what can be gone back to."""
+        state = self.shell.snapshot
+        if state is None or server is None or not self.cards:
+            return False
+        can = not self.shell.hindrance() and runs.active_run(state) is None
+        back = ""
+        if can and server.gone and (wish := back_wish(state, server)) is not None:
+            back = back_name(state, wish)
+        changed = False
+        for card in self.cards:
+            fatal = card.finding.severity is Severity.FATAL
+            able = [at for at, each in enumerate(card.remedies) if can and remedy_wish(server, each) is not None]
+            changed |= card.offer(frozenset(able), back if fatal else "")
+        if changed:
+            self.cards = tuple(self.cards)
+            self.refresh_bindings()
+        return changed
+
     def key_words(self) -> dict[str, str]:
-        """Return what each remedy copies, by the id of its key; the key bar shows it where there is room."""
-        remedies = self.card.remedies if self.card is not None else ()
-        words = {f"finding.remedy-{at + 1}": f"copies {clean(typed(remedy))}" for at, remedy in enumerate(remedies)}
+        """Return what the key of each remedy does, by its id; the key bar shows it where there is room."""
+        card = self.card
+        count = len(card.remedies) if card is not None else 0
+        words = {f"finding.remedy-{at + 1}": card.does(at) for at in range(count)} if card is not None else {}
         if self.card is not None and self.card.unfolded:
             words["finding.unfold"] = "Fold"
         if count := len(self.cards):
@@ -96,15 +150,34 @@ class Explained(TunerScreen):
             return self.card is not None
         if action == "remedy":
             return self.card is not None and int(str(parameters[0])) < len(self.card.remedies)
+        if action == "last_good":
+            return self.card is not None and self.card.can_go_back
         return super().check_action(action, parameters)
 
     def action_remedy(self, index: int) -> None:
-        """Copy what a remedy changes."""
-        card = self.card
-        if card is not None and index < len(card.remedies):
-            text = clean(typed(card.remedies[index]))
+        """Propose to start the server with a remedy; copy it where that is not possible."""
+        card, server = self.card, self.shell.server()
+        if card is None or index >= len(card.remedies):
+            return
+        text = clean(typed(card.remedies[index]))
+        wish = remedy_wish(server, card.remedies[index]) if server is not None and card.applies(index) else None
+        if wish is None:
             self.app.copy_to_clipboard(text)
             self.notify(f"Copied: {text}", timeout=4, markup=False)
+        else:
+            self._instead = text
+            self.propose(wish)
+
+    def refused(self, message: TuneArrived) -> None:
+        """Tell why a remedy cannot be applied, and copy it."""
+        super().refused(message)
+        if self._instead and message.asked.wish.overrides:
+            self.app.copy_to_clipboard(self._instead)
+            self.notify(f"Copied instead: {self._instead}", timeout=6, markup=False)
+
+    def action_last_good(self) -> None:
+        """Propose to start again what was good last."""
+        self.go_back()
 
     def action_unfold(self) -> None:
         """Unfold the card, or fold it."""
@@ -126,7 +199,7 @@ class Explained(TunerScreen):
         return bool(unfolded)
 
     async def enter(self, line: CardLine) -> None:
-        """Go where a card's line refers to: to its place in the log, or copy its remedy."""
+        """Go where a card's line refers to: to its place in the log; or apply or copy its remedy."""
         if line.remedy is not None:
             self.action_remedy(line.remedy)
         elif line.at is not None:

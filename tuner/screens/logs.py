@@ -22,6 +22,7 @@ from tuner.widgets.log_head import LEVELS, head_line, name_at
 from tuner.widgets.log_index import LogFilter, LogIndex
 from tuner.widgets.log_view import LogView
 from tuner.widgets.rows import Rows
+from tuner.widgets.run_panel import run_line
 from tuner.widgets.search_panel import SearchPanel, regex_problem
 
 SHOWN = LogFilter(level=Level.INFO)
@@ -131,7 +132,9 @@ class LogsScreen(LogTraveller):
         if server is None:
             return
         line = head_line(server, view, self._filter, self.size.width, self.glyphs)
-        self.query_one("#filters", Rows).show([line])
+        state = self.shell.snapshot
+        run = run_line(state, self.size.width, self.glyphs) if state is not None else ()
+        self.query_one("#filters", Rows).show([line, run] if run else [line])
         view.active = self.card
         if self.changed("keys", view.following, self._filter, self.query_one(SearchPanel).open, view.active):
             self.refresh_bindings()

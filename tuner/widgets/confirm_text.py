@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tuner.core.order_words import back_words, ladder_words, start_words
+from tuner.core.order_words import back_words, detached_words, ladder_words, start_words
 from tuner.core.plan_words import reason, verdict
 from tuner.core.run_words import holder_words, operator_name
 from tuner.domain.preflight import Verdict
@@ -101,7 +101,7 @@ def for_change(
         facts.append(Fact("stop", _stop(order.stop, drain=drain)))
     if launch is not None:
         usual = f"; usually ready in {format_duration(launch.usual_s)}" if launch.usual_s else ""
-        facts.append(Fact("start", f"{start_words(launch)}{usual}"))
+        facts.append(Fact("start", f"{start_words(launch) if launch.manager else detached_words(launch)}{usual}"))
         auto = replace(order, auto_back=back and order.back is not None)
         facts.append(Fact("if it fails", back_words(auto).removeprefix("if it fails, ")))
     facts += _doubts(tuning)
@@ -122,8 +122,8 @@ def _stop(stop: StopOrder, *, drain: bool) -> str:
     words.append(ladder_words(stop))
     if stop.gpus:
         many = f"{len(stop.gpus)} GPUs" if len(stop.gpus) > 1 else "its GPU"
-        words.append(f"then {many} must give the memory back")
-    return clean("; ".join(words))
+        words.append(f"{many} must give the memory back")
+    return clean("; then ".join(words))
 
 
 def _changes(tuning: Tuning) -> list[Fact]:
@@ -139,7 +139,7 @@ def _changes(tuning: Tuning) -> list[Fact]:
 
 
 def _memory(tuning: Tuning) -> list[Fact]:
-    if tuning.planned is None or tuning.launch is None:
+    if tuning.planned is None or tuning.launch is None or tuning.wish.again:
         return []
     then = tuning.planned.then
     good = verdict(then) == "FITS"
@@ -149,9 +149,10 @@ def _memory(tuning: Tuning) -> list[Fact]:
 def _doubts(tuning: Tuning) -> list[Fact]:
     doubts = [each for each in tuning.checks if each.verdict in (Verdict.WARN, Verdict.UNKNOWN)]
     # The memory has a line of its own.
+    told = [each for each in doubts if each.id != "memory"]
     return [
         Fact("look at" if at == 0 else "", f"{clean(each.title)}: {clean(each.detail)}", "warn")
-        for at, each in enumerate(each for each in doubts if each.id != "memory" or tuning.planned is None)
+        for at, each in enumerate(told)
     ]
 
 

@@ -75,6 +75,8 @@ class Card:
         self._tags = dict(tags or {})
         self._more = more
         self._keys = keys
+        self._applies: frozenset[int] = frozenset()
+        self._back = ""
         self._chosen = 0
         self._top = 0
         self._laid_out: tuple[int, tuple[CardLine, ...]] = (0, ())
@@ -92,6 +94,32 @@ class Card:
     def mark(self) -> tuple[str, int | None]:
         """Return what identifies a finding while its numbers change: cause and place in the log."""
         return self.finding.cause, self.finding.at
+
+    def offer(self, applies: frozenset[int], back: str) -> bool:
+        """Say what the keys of the card do now. Returns whether that is a change.
+
+        Args:
+            applies: Indices of the remedies that can be applied; the others are copied.
+            back: What can be gone back to; empty: nothing.
+        """
+        if (applies, back) == (self._applies, self._back):
+            return False
+        self._applies, self._back = applies, back
+        self._laid_out, self._drawn = (0, ()), ((), ())
+        return True
+
+    def applies(self, index: int) -> bool:
+        """Return whether the key of a remedy applies it, and does not only copy it."""
+        return index in self._applies
+
+    @property
+    def can_go_back(self) -> bool:
+        """Return whether there is something to go back to."""
+        return bool(self._back)
+
+    def does(self, index: int) -> str:
+        """Return what the key of a remedy does: `applies --mem-fraction-static 0.88`."""
+        return f"{'applies' if index in self._applies else 'copies'} {clean(typed(self.remedies[index]))}"
 
     def resume(self, before: Card) -> None:
         """Take over the fold, selection and scroll position from an earlier card of the same finding."""
@@ -236,6 +264,7 @@ class Card:
         index = self.remedies.index(remedy) if remedy in self.remedies else None
         key: Span = (f"{self._keys[index]}  ", "busy") if index is not None else ("   ", "text")
         words, interval, why = clean(order(remedy)), safe(remedy, mends=self._slow), clean(remedy.why)
+        words = f"apply: {words}" if index in self._applies else words
         first: list[Span] = [key, (words, "strong")]
         if interval:
             first.append((f"   {interval}", "ok"))
@@ -300,11 +329,14 @@ class Card:
             if below or self._top:
                 parts.append((("up down ", "busy"), (f"{below} more below" if below else "more above", "text")))
             parts += [(("enter ", "busy"), ("its line", "text")), (("esc ", "busy"), ("folds", "text"))]
+            if self._back:
+                parts.append((("G ", "busy"), (f"back to {clip(clean(self._back), 24, glyphs.ellipsis)}", "text")))
         elif active:
             if self.remedies:
-                copied = clean(typed(self.remedies[0]))
-                words = f"copies {clip(copied, max(16, width - 46), glyphs.ellipsis)}"
+                words = clip(self.does(0), max(24, width - 38), glyphs.ellipsis)
                 parts.append(((f"{self._keys[0]} ", "busy"), (words, "text")))
+            if self._back:
+                parts.append((("G ", "busy"), (f"back to {clip(clean(self._back), 24, glyphs.ellipsis)}", "text")))
             parts.append((("u ", "busy"), ("unfolds", "text")))
         if self._more:
             more = f"{self._more} more finding{'s' if self._more > 1 else ''}"
