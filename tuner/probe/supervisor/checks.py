@@ -104,10 +104,14 @@ def port_trouble(port: int, members: Optional[Members], argv: List[str]) -> str:
 
 
 def _log_folder(path: str) -> str:
-    while not os.path.isdir(path) and os.path.dirname(path) != path:
-        path = os.path.dirname(path)
-    if not os.access(path, os.W_OK | os.X_OK):
-        return "the log folder %s may not be written" % path
+    # Only writing shows whether it can be written: root may, by its rights, also where a disk is read-only.
+    probe = os.path.join(path, ".gputuner-%d" % os.getpid())
+    try:
+        os.makedirs(path, exist_ok=True)
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.unlink(probe)
+    except OSError as e:
+        return "the log folder %s: %s" % (path, e.strerror)
     room = room_below(path)
     if room is not None and room < LEAST_LOG_BYTES:
         return "only %d MB are free in %s, where the log goes" % (room // 1_000_000, path)

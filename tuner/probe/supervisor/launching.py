@@ -7,6 +7,7 @@ import os
 import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from ..agent.arguments import masked_argv
 from .members import TOKEN, stat_of_process
 from .orders import Launch, ProcessId
 from .pulse import Pulse, reset_signals
@@ -93,7 +94,8 @@ def spawn(
         os.close(fd)
     try:
         stat = stat_of_process(pid) or stat_of_process(pid, "/proc")
-        identity = ProcessId(pid, stat.ticks if stat is not None else 0, os.getuid(), " ".join(launch.argv)[:300])
+        title = " ".join(masked_argv(launch.argv, launch.secret_flags))[:300]
+        identity = ProcessId(pid, stat.ticks if stat is not None else 0, os.getuid(), title)
         recorded(identity)
         os.write(go_write, b"go")
     finally:

@@ -10,7 +10,7 @@ from ..agent.identity import boot_id
 from .aftermath import stay
 from .desk import Desk
 from .files import Folder
-from .members import stat_of_process
+from .members import HIDDEN, stat_of_process
 from .orders import Order, ProcessId
 from .pulse import Pulse
 from .record import Record
@@ -26,12 +26,15 @@ def main() -> None:
         order = Order(data or {})
     except (KeyError, ValueError, TypeError) as e:
         sys.exit("gputuner: %s is no order: %r" % (folder.file("order.json"), e))
+    for launch in (order.start, order.back):
+        HIDDEN.extend(launch.secret_flags if launch is not None else ())
     before = folder.read("state.json")
-    other = folder.take_lock()
     record = Record(folder, order, before)
+    other = folder.take_lock() if record.going_on else None
     if other is not None:
         if before is None:
             record.end("refused", "another run is going on: %s" % other)
+            return
         sys.exit("gputuner: another run is going on: %s" % other)
     record.process("supervisor", _self())
     record.data["boot_id"] = record.data["boot_id"] or boot_id() or ""
@@ -39,7 +42,9 @@ def main() -> None:
     if before is not None:
         desk.resume()
     run = Run(desk)
-    if record.going_on:
+    if not record.going_on:
+        run.watch_again()
+    else:
         try:
             run.carry_out()
         except Exception as e:

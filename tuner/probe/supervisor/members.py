@@ -11,6 +11,7 @@ import re
 import signal
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set
 
+from ..agent.arguments import masked_argv
 from ..agent.base import HOST_ROOT, PROC, Json, glance, text_of
 from ..agent.identity import NO_PROCESS, boot_id, why_not
 from ..agent.identity import send as identity_send
@@ -59,10 +60,14 @@ def process_table() -> Dict[int, Stat]:
     return out
 
 
+HIDDEN: List[str] = []
+"""Flags whose values are masked in titles, beside those that are named like secrets."""
+
+
 def title_of(pid: int) -> str:
-    """Return the command line of a process as one text, at most 300 characters; empty where unknown."""
-    line = (text_of("%s/%d/cmdline" % (PROC, pid), 8192) or "").rstrip("\0").replace("\0", " ").strip()
-    return line[:300] or (text_of("%s/%d/comm" % (PROC, pid)) or "").strip()
+    """Return the command line of a process as one text, secrets masked, at most 300 characters; empty where unknown."""
+    argv = (text_of("%s/%d/cmdline" % (PROC, pid), 8192) or "").rstrip("\0").split("\0")
+    return " ".join(masked_argv(argv, HIDDEN)).strip()[:300] or (text_of("%s/%d/comm" % (PROC, pid)) or "").strip()
 
 
 def run_of(pid: int) -> Optional[str]:
@@ -188,7 +193,14 @@ class Members:
         below: Dict[int, List[int]] = {}
         for pid, stat in table.items():
             below.setdefault(stat.ppid, []).append(pid)
-        roots = [member.id.pid for member in self.living] + ([os.getpid()] if self.child else [])
+        roots = [member.id.pid for member in self.living]
+        if self.child:
+            # Orphans of a server that we started come to us. What we run ourselves is in our own session.
+            session = os.getsid(0)
+            roots += [pid for pid in below.get(os.getpid(), ()) if table[pid].session != session]
+            for pid in roots:
+                if self._is_new(pid, table[pid]):
+                    self._add(pid, table[pid])
         while roots:
             for pid in below.get(roots.pop(), ()):
                 if self._is_new(pid, table[pid]):

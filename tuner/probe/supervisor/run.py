@@ -59,6 +59,12 @@ class Run:
         else:
             self._watch(self.start)
 
+    def watch_again(self) -> None:
+        """Find the server of a run that has its outcome, whose supervisor died while the server ran."""
+        back = bool(self._progress["back"])
+        launch = self._order.back if back else self._order.start
+        self.start = Start.found(self._desk, launch, back=back) if launch is not None else None
+
     def _go_on(self) -> None:
         """Start what is to be started, after the stop."""
         desk = self._desk
@@ -242,6 +248,3 @@ def _frame(pid: int) -> Dict[str, Any]:
     from .frames import frame_of
 
     return frame_of(pid)
-
-
-__all__ = ["Run"]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ..agent.arguments import masked_argv, masked_env
 from ..agent.base import ME
 from ..agent.processes import owner_of
-from .asking import Door, PortOwner
+from .asking import Door
 from .commands import Command, main_pid
 from .desk import Clock, Desk
 from .launching import LaunchFailed, environment, folder_of, log_of, spawn
-from .members import TOKEN, Members, process_table, run_of, stat_of_process, title_of
+from .members import Members, process_table, run_of, stat_of_process, title_of
 from .orders import Launch, ProcessId
 from .readiness import EVERY_S, Readiness
 
@@ -100,11 +100,11 @@ class Start:
                 return pid
         return 0
 
-    def _members_of(self, leader: ProcessId, *, child: bool) -> Members:
+    def _members_of(self, leader: ProcessId, others: Sequence[ProcessId] = (), *, child: bool) -> Members:
         desk, launch = self._desk, self.launch_order
         run = "" if launch.manager else desk.folder.run
         known = [ProcessId.of(each) for each in desk.record.progress.get("members") or ()]
-        members = Members(leader, known, launch.titles, run, pulse=desk.pulse, child=child)
+        members = Members(leader, known + list(others), launch.titles, run, pulse=desk.pulse, child=child)
 
         def found(_: Any) -> None:
             desk.record.progress["members"] = members.json
@@ -118,12 +118,11 @@ class Start:
         start = cls(desk, launch, back=back)
         start.launched_at = float(desk.record.progress.get("launched_at") or time.time())
         told = desk.record.data["new"]
-        leader = ProcessId.of(told) if told else None
-        if leader is None or not _alive(leader):
-            leader = _by_token(desk.folder.run, start.launched_at) or leader
-        if leader is None:
+        living = _by_token(desk.folder.run)
+        if not told and not living:
             return None
-        start.members = start._members_of(leader, child=False)
+        leader = ProcessId.of(told) if told else living[0]
+        start.members = start._members_of(leader, living, child=False)
         start.members.scan()
         if not start.members.living:
             return None
@@ -146,20 +145,13 @@ class Start:
         return self._desk.pulse.exits.get(self.members.leader.id.pid) if self.members.child else None
 
 
-def _alive(identity: ProcessId) -> bool:
-    stat = stat_of_process(identity.pid)
-    return stat is not None and stat.alive and stat.ticks == identity.ticks
-
-
-def _by_token(run: str, since: float) -> Optional[ProcessId]:
-    """Return the leader of the server that a run started, by the environment of its processes; None without one."""
-    mine: Dict[int, ProcessId] = {}
-    table = process_table()
-    for pid, stat in table.items():
+def _by_token(run: str) -> List[ProcessId]:
+    """Return the processes that a run started, by their environment: first those that lead a session, oldest first."""
+    out: List[Tuple[bool, ProcessId]] = []
+    for pid, stat in process_table().items():
         if stat.alive and pid != os.getpid() and owner_of(pid) == ME and run_of(pid) == run:
-            mine[pid] = ProcessId(pid, stat.ticks, ME, title_of(pid))
-    heads = [each for pid, each in mine.items() if table[pid].session == pid]
-    return min(heads or mine.values(), key=lambda each: each.ticks, default=None)
+            out.append((stat.session != pid, ProcessId(pid, stat.ticks, ME, title_of(pid))))
+    return [identity for _, identity in sorted(out, key=lambda each: (each[0], each[1].ticks))]
 
 
 def _adopt_orphans() -> None:
@@ -170,6 +162,3 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     except (OSError, AttributeError):
         pass  # its orphans are found by their session then
-
-
-__all__ = ["TOKEN", "PortOwner", "Start"]

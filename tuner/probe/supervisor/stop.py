@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, List, Sequence
 
 from ..agent.base import PROC, Json, text_of
@@ -10,7 +11,7 @@ from .asking import Door, PortOwner, work
 from .commands import Command
 from .desk import Clock, Desk
 from .helper import Helper
-from .ladder import LAST_S, Ladder, leftovers_of
+from .ladder import LAST_S, ORPHAN_GRACE_S, Ladder, leftovers_of
 from .members import Members
 from .memory import GpuMemory, Proof
 from .orders import Step, Stop
@@ -119,7 +120,12 @@ class Ending:
         desk.record.intend(words, argv=list(argv))
         command = Command(desk, argv)
         pause = 0.02
+        orphaned_at = 0.0
         while clock.left and members.living and command.code in (None, 0):
+            if command.code == 0 and not members.leader.alive:
+                orphaned_at = orphaned_at or time.monotonic()
+                if time.monotonic() - orphaned_at >= ORPHAN_GRACE_S:
+                    break
             desk.record.say(words, clock.until)
             desk.wait(min(pause, clock.left), members.fds)
             pause = min(LAST_S, 2 * pause)

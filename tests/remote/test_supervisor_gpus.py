@@ -1,0 +1,117 @@
+"""The proof that the GPUs have their memory back, with a driver that a test plays."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fixtures.runs.bench import Bench, benches, until
+from tuner.domain.runs import RunOutcome, RunStep
+
+SMI = Path(__file__).parents[1] / "fixtures" / "runs" / "nvidia_smi.py"
+MIB = 1 << 20
+
+
+class Driver:
+    """The driver: what it tells is a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def tell(self, gpus: list[int], users: list[tuple[int, int, int | str]], **more: Any) -> None:
+        """Tell MiB in use by GPU, and by GPU and PID."""
+        part = self._path.with_suffix(".part")
+        part.write_text(json.dumps({"gpus": gpus, "users": users, **more}))
+        part.rename(self._path)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    yield from benches(tmp_path)
+
+
+@pytest.fixture
+def driver(bench: Bench, tmp_path: Path) -> Driver:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "nvidia-smi"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -ISB {SMI} "$@"\n')
+    program.chmod(0o755)
+    bench.env.update(PATH=f"{folder}:{bench.env['PATH']}", TOY_GPUS=str(tmp_path / "gpus"))
+    return Driver(tmp_path / "gpus")
+
+
+def test_nothing_starts_before_the_memory_is_back(bench: Bench, driver: Driver) -> None:
+    old = bench.server("--ranks", "1")
+    rank = bench.enrolled()[1][0]
+    driver.tell([70_000, 900], [(0, rank, 69_000)])
+    run = bench.begin(stop=bench.stop(old.pid, gpus=("GPU-0",), memory_s=30.0), start=bench.serving())
+    run.until("memory")
+    until(lambda: "GiB" in run.record.detail)
+    assert run.record.detail == f"GPU memory: GPU 0: PID {rank} still holds 67.4 GiB"
+    driver.tell([70_000, 900], [])
+    until(lambda: run.record.detail == "GPU memory: GPU 0: 67.4 GiB are not free yet")
+    assert run.record.step is RunStep.MEMORY
+    assert not bench.living()
+    # Another tenant takes what was freed: that is not the server's.
+    driver.tell([51_000, 900], [(0, os.getpid(), 50_000)])
+    record = run.outcome()
+    assert record.outcome is RunOutcome.READY
+    (back,) = record.memory
+    assert (back.gpu, back.before_bytes, back.held_bytes) == (0, 70_000 * MIB, 69_000 * MIB)
+    assert back.after_bytes == 51_000 * MIB
+
+
+def test_memory_that_stays_is_told_with_who_holds_it(bench: Bench, driver: Driver) -> None:
+    old = bench.server()
+    driver.tell([40_000], [(0, old.pid, 30_000), (0, os.getpid(), 9_000)])
+    run = bench.begin(stop=bench.stop(old.pid, gpus=("GPU-0",), memory_s=1.0), start=bench.serving())
+    record = run.outcome()
+    assert record.outcome is RunOutcome.STUCK
+    assert f"PID {old.pid} still holds" in record.detail
+    left = {each.pid: each for each in record.leftovers}
+    assert set(left) == {old.pid, os.getpid()}
+    assert (left[old.pid].ours, left[os.getpid()].ours) == (True, False)
+    assert left[os.getpid()].gpu_bytes == 9_000 * MIB
+    assert left[os.getpid()].user
+    assert record.new is None
+
+
+def test_a_driver_that_does_not_tell_names_is_judged_by_the_amount(bench: Bench, driver: Driver) -> None:
+    old = bench.server()
+    driver.tell([40_000], [])
+    run = bench.begin(stop=bench.stop(old.pid, gpus=("GPU-0",), memory_s=20.0))
+    run.until("memory")
+    until(lambda: "does not tell by whom" in run.record.detail)
+    driver.tell([700], [])
+    assert run.outcome().outcome is RunOutcome.STOPPED
+
+
+def test_a_driver_that_hangs_proves_nothing_and_stops_nobody(bench: Bench, driver: Driver) -> None:
+    old = bench.server()
+    driver.tell([], [], hangs=True)
+    run = bench.begin(stop=bench.stop(old.pid, gpus=("GPU-0",), memory_s=1.0), start=bench.serving())
+    record = run.outcome()
+    assert record.outcome is RunOutcome.STUCK
+    assert "not answer" in record.detail
+    assert not bench.living()
+
+
+def test_a_failed_start_must_give_back_what_it_took(bench: Bench, driver: Driver, tmp_path: Path) -> None:
+    driver.tell([500], [])
+    ends = tmp_path / "ends"
+    run = bench.begin(
+        start=bench.serving("--exit-code", "3", "--exit-after", str(ends)), back=bench.serving(), auto_back=True
+    )
+    until(lambda: bench.living())
+    driver.tell([60_000], [])
+    ends.touch()
+    until(lambda: run.record.detail == "GPU memory: GPU 0: 58.1 GiB are not free yet")
+    driver.tell([600], [])
+    assert run.outcome().outcome is RunOutcome.BACK
