@@ -377,7 +377,7 @@ def test_leftovers_are_ended_only_if_the_run_calls_them_its_own(ann: Operator, t
         assert ours.wait(5.0) == -signal.SIGTERM
         assert foreign.poll() is None
         assert other.poll() is None
-        ann.probe.wait(lambda _: len(ann.run(RUN).leftovers) == 1)
+        assert len(ann.run(RUN).leftovers) == 1
         signals = [(x["signal"], x["pid"], x["outcome"]) for x in ann.audit() if "signal" in x]
         assert signals == [("TERM", ours.pid, "sent")]
 

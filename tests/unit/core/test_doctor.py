@@ -148,3 +148,14 @@ def test_a_problem_of_a_port_is_told_once_with_its_server() -> None:
     ]
     # Of a server that is gone nobody else tells it.
     assert "http-nonsense" in by_name(WELL, replace(STATE, problems=(nonsense,)))
+
+
+def test_the_folder_on_the_host_is_told() -> None:
+    value = {"path": "/home/ann/.gputuner", "bytes": 1_200_000, "runs": 1, "lease": None}
+    check = by_name({"folder": {"ok": None, "value": value, "detail": None}})["~/.gputuner"]
+    assert check.value == "1 run, 1.2 MB in /home/ann/.gputuner"
+    held = {**value, "runs": 3, "lease": "bob at laptop-2"}
+    check = by_name({"folder": {"ok": None, "value": held, "detail": None}})["~/.gputuner"]
+    assert check.value == "3 runs, 1.2 MB in /home/ann/.gputuner; bob at laptop-2 may change this host"
+    absent = by_name({"folder": {"ok": None, "value": None, "detail": None}})["~/.gputuner"]
+    assert (absent.verdict, absent.value) == (Verdict.OK, "not there: nothing was started from here")

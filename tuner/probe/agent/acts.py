@@ -65,7 +65,7 @@ class Door:
             order = self._waiting.get()
             answer = self._answer(order)
             try:
-                self.runs.tick()  # what the act changed is told before its answer
+                self.runs.tick(all_runs=True)  # what the act changed is told before its answer
             except Exception as e:  # this thread carries out the next act too
                 self.probe.fault("folder", e)
             self.probe.out.put({"t": "acted", "id": order.get("id", 0), "error": None, **answer})

@@ -35,6 +35,8 @@ class RunsWatch:
 
     NEWEST = 20
     TICK_S = 0.5
+    SETTLED_EVERY = 4
+    """Number of ticks between looks at the processes of a run that has an outcome."""
 
     def __init__(self, probe: Probe, lease: LeaseKeeper) -> None:
         self.probe = probe
@@ -42,6 +44,7 @@ class RunsWatch:
         self.looked = threading.Event()
         """Set after the first look."""
         self._runs: Dict[str, _Run] = {}
+        self._looks = 0
         self._guard = threading.Lock()
 
     def run(self) -> None:
@@ -59,11 +62,15 @@ class RunsWatch:
             if self.probe.pause(until_beat(self.TICK_S)):
                 return
 
-    def tick(self) -> None:
-        """Look once. Raises OSError, and Refused where another probe holds the lease's lock."""
+    def tick(self, *, all_runs: bool = False) -> None:
+        """Look once. Raises OSError, and Refused where another probe holds the lease's lock.
+
+        Args:
+            all_runs: Look at the processes of all runs, of those with an outcome too.
+        """
         self.lease.tick()
         with self._guard:
-            self._look()
+            self._look(all_runs)
 
     def record(self, ident: str) -> Optional[Json]:
         """Return the record of a run as it is now, with `supervised` and `alive`; None where there is no usable one.
@@ -74,8 +81,9 @@ class RunsWatch:
         run = _Run(ident, run_folder(ident))
         return run.line() if run.read() and run.why is None else None
 
-    def _look(self) -> None:
+    def _look(self, all_runs: bool) -> None:
         ids = run_ids()[: self.NEWEST] if os.path.isdir(our_folder()) else []
+        self._looks += 1
         for ident in self._runs.keys() - set(ids):
             self.probe.problems.forget(ident)
             del self._runs[ident]
@@ -83,11 +91,14 @@ class RunsWatch:
             run = self._runs.get(ident)
             if run is None:
                 run = self._runs[ident] = _Run(ident, run_folder(ident))
-            if run.read():
+            changed = run.read()
+            if changed:
                 if run.why:
                     self.probe.problems.note("run-damaged", ident, run.why)
                 else:
                     self.probe.problems.clear("run-damaged", ident)
+            if not (changed or all_runs) and run.settled and self._looks % self.SETTLED_EVERY:
+                continue
             line = run.line()
             if line is not None and line != run.told:
                 run.told = line
@@ -128,6 +139,12 @@ class _Run:
             self._record = {name: found[name] for name in _KNOWN if name in found}
             self._changed_at = time.monotonic()
         return True
+
+    @property
+    def settled(self) -> bool:
+        """Return whether the run has an outcome, and its record has not changed for a while."""
+        over = self._record is None or self._record["outcome"] != "running"
+        return over and time.monotonic() - self._changed_at > _SETTLING_S
 
     def line(self) -> Optional[Json]:
         """Return the record as it is sent, None where there is none."""
