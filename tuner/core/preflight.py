@@ -1,7 +1,7 @@
 """What is checked before a server is stopped: the verdicts, from the probe's facts and from what is known here.
 
-The probe brings facts (docs/protocol.md, Pre-flight); the judgement and the words are here and in `preflight_host`. A
-fact that is missing yields UNKNOWN, never OK.
+The probe brings facts (docs/protocol.md, Pre-flight); the judgement and the words are here, in `preflight_gpus` and in
+`preflight_host`. A fact that is missing yields UNKNOWN, never OK.
 """
 
 from __future__ import annotations
@@ -9,20 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tuner.core import plan_words
 from tuner.core.engine import Engine
 from tuner.core.preflight_case import Case, check, fail
+from tuner.core.preflight_gpus import memory, tenants
 from tuner.core.preflight_host import HOST_JUDGES
 from tuner.core.run_words import holder_words, operator_name
-from tuner.core.share import ON_CPU
-from tuner.domain.forecast import Fit, Forecast
+from tuner.domain.forecast import Forecast
 from tuner.domain.preflight import Check, PreflightAsk, Verdict
 from tuner.domain.recipe import Launch
 from tuner.domain.state import HostState, ServerState
 from tuner.units import format_gib, whole
-
-SMALL_TENANT_BYTES = 256 << 20
-"""256 MiB: at most this is a monitor's or a desktop's context, and no other load."""
 
 
 def ask(
@@ -259,74 +255,6 @@ def _port(case: Case) -> Iterator[Check]:
         yield check("port", title, Verdict.OK, "the server that is stopped listens on it" if owners else "free")
 
 
-def _tenants(case: Case) -> Iterator[Check]:
-    fact = case.fact("holders")
-    title = "GPU tenants"
-    if fact.missing:
-        yield fact.unknown("tenants", title)
-        return
-    gpus, all_used = case.gpus(), case.takes_all()
-    shares: dict[int, list[Mapping[str, Any]]] = {}
-    for each in fact.maps("processes"):
-        gpu = whole(each.get("gpu"))
-        if gpu is not None and (gpus is None or gpu in gpus):
-            shares.setdefault(gpu, []).append(each)
-    large = False
-    for gpu, tenants in sorted(shares.items()):
-        held = [whole(each.get("bytes")) for each in tenants]
-        total = sum(size for size in held if size is not None)
-        if None not in held and total < SMALL_TENANT_BYTES:
-            continue
-        large = True
-        first = max(tenants, key=lambda each: whole(each.get("bytes")) or 0)
-        more = f" and {len(tenants) - 1} more" if len(tenants) > 1 else ""
-        size = "memory" if None in held else f"{format_gib(total)} GiB"
-        detail = f"GPU {gpu}: pid {whole(first.get('pid'))} of {first.get('user') or '?'}{more} holds {size}"
-        detail += f" ({first.get('title')})" if first.get("title") else ""
-        out = "have its owner end it, choose other GPUs, or lower the fraction; it is not touched from here"
-        need, capacity = case.need_bytes(), case.capacity_bytes(gpu)
-        lacks = need is not None and capacity is not None and None not in held and need > capacity - total
-        if lacks and need is not None and capacity is not None and (gpus is not None or all_used):
-            left = f"{format_gib(capacity - total)} GiB are left and a rank needs {format_gib(need)} GiB"
-            yield fail("tenants", title, f"{detail}: {left}", out)
-        else:
-            yield check("tenants", title, Verdict.WARN, detail, out)
-    if not large:
-        count = sum(len(tenants) for tenants in shares.values())
-        few = f"{count} small ones, less than {SMALL_TENANT_BYTES >> 20} MiB a GPU" if count else "nobody else"
-        yield check("tenants", title, Verdict.OK, few)
-
-
-def _memory(case: Case) -> Iterator[Check]:
-    plan = case.forecast
-    title = "Memory forecast"
-    if plan is None:
-        out = "`gputuner plan` forecasts it from the log of a start of this LLM"
-        yield check("memory", title, Verdict.UNKNOWN, "the memory of this start is not forecast", out)
-        return
-    detail = f"{plan_words.verdict(plan)}: {plan_words.reason(plan)}"
-    if plan.fit is Fit.UNKNOWN and ON_CPU in plan.unknown:
-        yield check("memory", title, Verdict.NOTE, ON_CPU)
-    elif plan.fit is Fit.UNKNOWN:
-        missing = "; ".join(plan_words.missing(plan))
-        yield check("memory", title, Verdict.UNKNOWN, detail, f"missing: {missing}" if missing else "")
-    elif plan.fit is not Fit.FITS:
-        yield fail("memory", title, detail, _safe(plan))
-    elif not plan_words.good(plan):
-        yield check("memory", title, Verdict.WARN, detail, _safe(plan))
-    else:
-        yield check("memory", title, Verdict.OK, detail)
-
-
-def _safe(plan: Forecast) -> str:
-    """Return the safe interval of the fraction, in words."""
-    if plan.f_min is None or plan.f_max is None:
-        return "lower what takes memory: context, running requests, graphs"
-    if plan.f_max <= plan.f_min:
-        return "no fraction works: take fewer or smaller graphs, fewer requests, or more GPUs"
-    return f"a fraction above {plan.f_min:.4f} and up to {plan.f_max:.3f} is safe"
-
-
 def _lease(case: Case) -> Iterator[Check]:
     lease = case.state.lease
     title = "Lease"
@@ -348,8 +276,8 @@ _JUDGES = {
     "flags": _flags,
     "llm": _llm,
     "port": _port,
-    "tenants": _tenants,
-    "memory": _memory,
+    "tenants": tenants,
+    "memory": memory,
     **HOST_JUDGES,
     "lease": _lease,
 }

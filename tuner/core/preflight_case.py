@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tuner.core.engine import Engine
 from tuner.core.logtext import clean
-from tuner.domain.forecast import Fit, Forecast
+from tuner.domain.forecast import Forecast
 from tuner.domain.preflight import Check, Verdict
 from tuner.domain.recipe import Launch
 from tuner.domain.server import ServerIdentity
@@ -93,16 +93,18 @@ class Case(Struct, frozen=True, kw_only=True):
         """Return a fact of the probe by its id."""
         return Fact(self.facts.get(ident), self.asked)
 
-    def ranks(self) -> int | None:
-        """Return the number of ranks of the new server; None: not known."""
-        if self.engine is None or self.launch is None:
-            return None
-        if not self.launch.argv:
-            return None
+    def settings(self) -> dict[str, Any]:
+        """Return the server args on the command line of the new server; empty where only the host knows it."""
+        if self.engine is None or self.launch is None or not self.launch.argv:
+            return {}
         base = self.server.identity if self.server is not None and self.same_engine else None
         base = base or ServerIdentity(key="", engine=self.engine.name, pid=0, start_ticks=0)
-        identity = replace(base, argv=self.launch.argv, env=dict(self.launch.env))
-        return self.engine.layout(self.engine.settings_from_argv(identity)).world
+        return self.engine.settings_from_argv(replace(base, argv=self.launch.argv, env=dict(self.launch.env)))
+
+    def ranks(self) -> int | None:
+        """Return the number of ranks of the new server; None: not known."""
+        settings = self.settings()
+        return self.engine.layout(settings).world if self.engine is not None and settings else None
 
     def gpus(self) -> frozenset[int] | None:
         """Return the GPUs on which the new server will run; None: any.
@@ -124,17 +126,6 @@ class Case(Struct, frozen=True, kw_only=True):
         """Return the memory of a GPU, as the driver counts it; None: not known."""
         table = self.state.gpu_table
         return next((each.memory_total_bytes for each in table.gpus if each.index == gpu), None) if table else None
-
-    def need_bytes(self) -> int | None:
-        """Return the most memory that a rank of the new server takes, as forecast; None: not known."""
-        plan = self.forecast
-        if plan is None or plan.fit is Fit.UNKNOWN:
-            return None
-        sums: dict[int, int] = {}
-        for row in plan.rows:
-            if row.what != "free" and row.size_bytes is not None:
-                sums[row.rank] = sums.get(row.rank, 0) + row.size_bytes
-        return max(sums.values(), default=None)
 
 
 def one_line(value: object) -> str:

@@ -21,7 +21,8 @@ from tuner.domain.state import HostState, ServerState
 from tuner.engines import load_engines
 from tuner.units import from_gib
 
-SGLANG: Engine = load_engines()["sglang"]
+ENGINES = load_engines()
+SGLANG: Engine = ENGINES["sglang"]
 GIB = 1 << 30
 LAUNCH = Launch(
     argv=(*states.ARGV, "--chunked-prefill-size", "4096"),
@@ -274,8 +275,23 @@ def test_a_tenant_that_leaves_room_is_a_warning_with_its_name() -> None:
 def test_a_tenant_that_leaves_too_little_is_refused_with_the_numbers() -> None:
     check = only(judged(facts=tenant(20.0)), "tenants")
     assert check.verdict is Verdict.FAIL
-    assert "75.6 GiB are left and a rank needs 85.3 GiB" in check.detail
+    assert "75.6 GiB are left, 0.88 of which is 66.5 GiB, and the weights take 72.3 GiB" in check.detail
     assert "not touched" in check.way_out
+    check = only(judged(facts=tenant(30.0), forecast=None), "tenants")
+    assert "65.6 GiB are left, and the weights take 72.3 GiB" in check.detail
+    tight = msgspec.structs.replace(FITS, fraction=0.98)
+    check = only(judged(facts=tenant(2.4), forecast=tight), "tenants")
+    assert "0.98 leaves 1.9 GiB for 2.6 GiB of graphs and activations" in check.detail
+
+
+def test_a_fraction_of_the_whole_card_is_asked_for_at_the_start() -> None:
+    argv = ("vllm", "serve", "/models/x", "--tensor-parallel-size", "8", "--gpu-memory-utilization", "0.9")
+    launch = msgspec.structs.replace(LAUNCH, argv=argv)
+    for size, verdict in ((5.0, Verdict.WARN), (12.0, Verdict.FAIL)):
+        checks = judge(states.serving(), None, launch, ENGINES["vllm"], tenant(size), flag_problems=())
+        check = only(checks, "tenants")
+        assert check.verdict is verdict
+    assert "83.6 GiB are left, and a fraction of 0.9 asks for 86.0 GiB" in check.detail
 
 
 def test_a_tenant_whose_memory_is_not_told_is_a_warning() -> None:
