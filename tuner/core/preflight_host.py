@@ -178,7 +178,7 @@ def _manager(case: Case) -> Iterator[Check]:
     elif found.stop:
         how = f"{found.words}: it is stopped by `{' '.join(found.stop)}`"
         back = f", and started again by `{' '.join(found.start)}`" if found.start else ""
-        yield check("manager", title, Verdict.NOTE, how + back)
+        yield check("manager", title, Verdict.NOTE, how + back, "it stays stopped while the new server runs")
     else:
         yield check("manager", title, Verdict.OK, found.words or "nothing starts it again by itself")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -113,6 +115,11 @@ def test_a_switch_that_is_fine_has_one_line_a_check_in_a_fixed_order() -> None:
     assert tuple(check.id for check in checks) == ORDER
     assert {check.verdict for check in checks} == {Verdict.OK}, checks
     assert not refused(checks)
+
+
+def test_every_check_is_described() -> None:
+    page = (Path(__file__).parents[3] / "docs/preflight.md").read_text()
+    assert re.findall(r"^\| `([\w-]+)` \|", page, re.M) == list(ORDER)
 
 
 def test_to_stop_a_server_only_what_concerns_its_stop_is_checked() -> None:
