@@ -192,7 +192,7 @@ class _Change:
             )
 
         tuning = await asyncio.to_thread(made, None)
-        if tuning.ask is None or tuning.refused:
+        if tuning.ask is None or (wish.start and tuning.launch is None):
             return tuning
         facts = (await self._session.preflight(tuning.ask)).facts
         return await asyncio.to_thread(made, facts)

@@ -190,7 +190,7 @@ def _step_lines(
         took = max(0.0, step.ended - step.at)
         yield "end", f"{at + took:7.1f} s  {name} done in {took:.1f} s" + (f": {step.detail}" if step.detail else "")
         return
-    detail = plain(step.detail or (run.detail if last else ""))
+    detail = step.detail or (run.detail if last else "")
     left = words.left_s(run, state.now) if last else None
     more = f"{detail}, {words.wait_words(left)} at most" if detail and left is not None else detail
     yield _NUMBER.sub("#", detail), f"{at:7.1f} s  {name}" + (f": {more}" if more else "")

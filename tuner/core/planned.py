@@ -13,10 +13,13 @@ from tuner.core.engine import Engine
 from tuner.core.forecast import on_gpus
 from tuner.core.knobs import read_value
 from tuner.core.report_plan import as_seen
+from tuner.core.switching import settings_of
 from tuner.domain.knobs import Knob, KnobKind
 from tuner.domain.planning import PlanKnob, Planned
+from tuner.domain.recipe import Launch
 from tuner.domain.starts import Start
 from tuner.domain.state import HostState, ServerState
+from tuner.domain.tuning import Change
 
 NO_SERVER = "there is no server to plan from"
 NO_START = "its log does not tell how much memory its start took, and no earlier start of it is known"
@@ -35,11 +38,48 @@ def worked_starts(state: HostState, server: ServerState) -> list[Start]:
     return [start for start in alike if start.worked]
 
 
-def base_of(state: HostState, server: ServerState) -> Start | None:
-    """Return the start from which a server's next one is forecast; None if none tells its memory."""
+def base_of(state: HostState, server: ServerState | None, past: Sequence[Start] = ()) -> Start | None:
+    """Return the start from which a server's next one is forecast; None if none tells its memory.
+
+    Args:
+        state: State of the host.
+        server: The server; None: the first of `past` is taken.
+        past: Earlier starts on this host, newest first.
+    """
+    if server is None:
+        return next((each for each in past if each.ranks), None)
     if server.start is not None and server.start.ranks:
         return server.start
     return next(iter(worked_starts(state, server)), None)
+
+
+def forecast_changes(
+    launch: Launch | None, changes: Sequence[Change], engine: Engine | None, base: Start | None = None
+) -> dict[str, Any]:
+    """Return what a launch changes as the forecast wants it: canonical knob name to value, None where it is unset.
+
+    Args:
+        launch: The new start.
+        changes: What it changes of the running server.
+        engine: Its engine.
+        base: The start that is changed. It may be another than the running server's, or its log may tell other values:
+            what the launch sets and this start had otherwise is a change as well.
+    """
+    if launch is None or engine is None:
+        return {}
+    table = engine.knobs()
+    moved = {each.name: each.then for each in changes if each.changed and each.name in table}
+    moved = {name: launch.values.get(name, value) for name, value in moved.items()}
+    if base is None or base.engine != engine.name:
+        return moved
+    settings = settings_of(launch.argv, engine)
+    for name, knob in table.items():
+        if not knob.forecast or knob.kind is not KnobKind.FLAG or name in moved:
+            continue
+        had, asked = table.value(base.settings, name, base.version), table.value(settings, name, base.version)
+        if had is not None and asked is not None and str(had) != str(asked):
+            moved[name] = asked
+    return moved
 
 
 def planned(
@@ -63,7 +103,7 @@ def planned(
     Returns:
         The forecasts, or in words why there are none.
     """
-    base = base_of(state, server) if server is not None else next((each for each in past if each.ranks), None)
+    base = base_of(state, server, past)
     engine = engines.get(base.engine) if base is not None else None
     if base is None or engine is None:
         return NO_START if server is not None else NO_SERVER

@@ -18,7 +18,7 @@ from tuner.core.engine import Engine
 from tuner.core.gates import hardware_of
 from tuner.core.helptext import flag_problems, parse_help
 from tuner.core.knobs import read_value
-from tuner.core.planned import planned
+from tuner.core.planned import base_of, forecast_changes, planned
 from tuner.core.preflight import ask as asked_of
 from tuner.core.preflight import judge
 from tuner.core.presets import overlay, resolve, unmet
@@ -40,6 +40,8 @@ from tuner.errors import TunerError
 
 BARE = Preset(id="", title="", why="")
 """Stands for no preset: overrides alone are laid over it."""
+UNSEEN = "the command line is kept on the host"
+"""Why there is no forecast of what a run would have gone back to."""
 
 
 class _Known(Struct, frozen=True, kw_only=True):
@@ -107,7 +109,12 @@ def tune(
         else:
             troubles += _secret_troubles(start.launch)
             changes = _changes(state, server, start, facts)
-            plan = planned(state, server, forecast_changes(start.launch, changes, start.engine), engines, past)
+            plan = UNSEEN
+            if start.launch is not None and start.launch.argv:
+                base = base_of(state, server, past)
+                plan = planned(
+                    state, server, forecast_changes(start.launch, changes, start.engine, base), engines, past
+                )
     made = plan if isinstance(plan, Planned) else None
     checks = (*troubles, *_judged(state, alive, start, made, facts))
     if wish.ignore_forecast:
@@ -300,15 +307,6 @@ def _changes(
     same = server if server is not None and server.identity.engine == start.engine.name else None
     hardware = hardware_of(state, server) if server is not None else Hardware()
     return changes_of(start.launch, same, start.engine, known, hardware)
-
-
-def forecast_changes(launch: Launch | None, changes: Sequence[Change], engine: Engine | None) -> dict[str, Any]:
-    """Return what a launch changes as the forecast wants it: canonical knob name to value, None where it is unset."""
-    if launch is None or engine is None:
-        return {}
-    table = engine.knobs()
-    moved = {each.name: each.then for each in changes if each.changed and each.name in table}
-    return {name: launch.values.get(name, value) for name, value in moved.items()}
 
 
 def _judged(

@@ -165,3 +165,47 @@ def test_after_a_lost_link_runs_stay_until_the_new_probe_has_not_told_them() -> 
 
 def test_a_cleaned_host_has_no_runs() -> None:
     assert folded(e.HostCleaned(), state=told(record(1), record(2))).runs == ()
+
+
+# What can be gone back to.
+
+
+def named(found: runs.Earlier | None) -> tuple[str, str] | None:
+    return None if found is None else (found.again, found.title)
+
+
+def test_from_a_good_server_one_goes_back_to_the_good_run_before_it() -> None:
+    state = states.serving()
+    first = record(0, new=OLD, outcome=RunOutcome.READY, port=30000, title="First", back="as it was")
+    known = with_runs(state, first, of_server(state, port=30000, back="First"))
+    assert named(runs.earlier(known, known.servers[0])) == ("run-0", "First")
+    other_port = with_runs(state, states.REPLACE(first, port=1), of_server(state, port=30000, back="as it was"))
+    assert named(runs.earlier(other_port, other_port.servers[0])) == ("back:run-1", "as it was")
+
+
+def test_from_what_was_gone_back_to_one_goes_further_back_and_not_in_a_circle() -> None:
+    state = states.serving()
+    identity = state.servers[0].identity
+    now = ProcessId(pid=identity.pid, start_ticks=identity.start_ticks)
+    first = record(1, new=OLD, outcome=RunOutcome.READY, title="First", back="as it was")
+    back = record(2, old=OLD, new=now, back="First", going_back=True, outcome=RunOutcome.BACK)
+    known = with_runs(state, first, back)
+    assert named(runs.earlier(known, known.servers[0])) == ("back:run-1", "as it was")
+
+
+def test_from_a_failed_or_foreign_server_one_goes_back_to_the_last_good_run() -> None:
+    state = states.serving()
+    good = record(1, new=OLD, outcome=RunOutcome.READY, port=30000, title="Good")
+    known = with_runs(state, good)
+    assert named(runs.earlier(known, known.servers[0])) == ("run-1", "Good")
+    assert named(runs.earlier(known, None)) == ("run-1", "Good")
+    identity = state.servers[0].identity
+    own = ProcessId(pid=identity.pid, start_ticks=identity.start_ticks)
+    failed = with_runs(known, record(2, new=own, outcome=RunOutcome.FAILED, port=30000))
+    assert named(runs.earlier(failed, failed.servers[0])) == ("run-1", "Good")
+    assert runs.earlier(state, state.servers[0]) is None
+
+
+def test_what_was_gone_back_to_is_started_again_as_the_way_back_of_its_run() -> None:
+    assert runs.like(record(1, outcome=RunOutcome.READY)) == "run:run-1"
+    assert runs.like(record(1, outcome=RunOutcome.BACK, going_back=True)) == "back:run-1"

@@ -1,0 +1,181 @@
+"""A wish put together: recipe, preset, what changes, forecast, checks, order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support import states
+from tests.unit.core.test_runs import ME, OLD, record, with_runs
+from tuner.core.tuning import tune
+from tuner.domain.preflight import Verdict
+from tuner.domain.presets import Preset
+from tuner.domain.runs import Lease, Operator, ProcessId, RunOutcome
+from tuner.domain.state import HostState
+from tuner.domain.tuning import Tuning, Wish
+from tuner.engines import load_engines
+
+ENGINES = load_engines()
+REPLACE = msgspec.structs.replace
+PRESETS = {
+    "two": Preset(id="two", title="Two channels", why="w", env={"NCCL_MAX_NCHANNELS": "2"}, path="two.toml"),
+    "more": Preset(
+        id="more", title="More", why="w", extends=("two",), args={"max_running_requests": 64}, path="more.toml"
+    ),
+    "low": Preset(id="low", title="Low", why="w", args={"mem_fraction_static": 0.5}, path="low.toml"),
+    "vllm": Preset(id="vllm", title="V", why="w", engine="vllm", args={"enforce_eager": True}, path="vllm.toml"),
+}
+
+
+def tuned(state: HostState, wish: Wish, **more: Any) -> Tuning:
+    return tune(state, wish, ENGINES, PRESETS, run="run-9", operator=ME, **more)
+
+
+def refusing(tuning: Tuning) -> list[str]:
+    return [check.id for check in tuning.checks if check.verdict is Verdict.FAIL]
+
+
+def test_a_preset_and_overrides_become_one_start_and_one_order() -> None:
+    state = states.serving()
+    made = tuned(state, Wish(server=states.KEY, preset="more", overrides={"max_running_requests": 32}))
+    assert made.launch is not None
+    assert made.order is not None
+    argv = made.launch.argv
+    assert argv[: len(states.ARGV) - 2] == states.ARGV[:-2]
+    assert argv[argv.index("--max-running-requests") + 1] == "32"
+    assert made.launch.env["NCCL_MAX_NCHANNELS"] == "2"
+    moved = {change.name: (change.now, change.then) for change in made.changes if change.changed}
+    assert moved["max_running_requests"] == (48, 32)
+    assert {str(value) for value in moved["NCCL_MAX_NCHANNELS"]} == {"16", "2"}
+    assert (made.order.run, made.order.operator) == ("run-9", ME)
+    assert made.order.start is not None
+    assert (made.order.start.argv, made.order.start.preset) == (argv, "more")
+    assert made.order.stop is not None
+    assert made.ask is not None
+    assert made.ask.key == states.KEY
+
+
+def test_the_bare_recipe_changes_nothing() -> None:
+    made = tuned(states.serving(), Wish(server=states.KEY))
+    assert made.launch is not None
+    assert made.launch.argv == states.ARGV
+    assert [change for change in made.changes if change.changed] == []
+    assert made.refused == ()
+
+
+def test_a_stop_alone_starts_nothing() -> None:
+    made = tuned(states.serving(), Wish(server=states.KEY, start=False, drain_s=30.0))
+    assert made.order is not None
+    assert (made.order.start, made.order.back, made.launch) == (None, None, None)
+    assert made.order.stop is not None
+    assert made.order.stop.steps[0].wait_s == 30.0
+
+
+@pytest.mark.parametrize(
+    ("wish", "refused"),
+    [
+        (Wish(server=states.KEY, preset="nope"), ["preset"]),
+        (Wish(server=states.KEY, preset="vllm"), ["preset"]),
+        (Wish(server="1:1", start=False), ["server"]),
+        (Wish(server="1:1"), ["server", "preset"]),
+        (Wish(), ["preset"]),
+        (Wish(server=states.KEY, again="run-77"), ["preset"]),
+    ],
+)
+def test_what_cannot_be_put_together_refuses_with_a_reason(wish: Wish, refused: list[str]) -> None:
+    made = tuned(states.serving(), wish)
+    assert set(refused) <= set(refusing(made))
+    assert made.order is None
+    assert all(made.refused)
+
+
+def test_a_start_that_does_not_fit_is_refused_unless_the_operator_overrules_the_forecast() -> None:
+    state = states.explained()
+    gone = state.servers[0]
+    assert gone.gone
+    good = with_runs(state, record(1, new=ProcessId(pid=gone.identity.pid, start_ticks=gone.identity.start_ticks)))
+    wish = Wish(server=gone.identity.key, preset="low")
+    made = tuned(good, wish)
+    assert refusing(made) == ["memory"]
+    assert made.planned is not None
+    tried = tuned(good, REPLACE(wish, ignore_forecast=True))
+    assert tried.refused == ()
+    assert tried.order is not None
+
+
+def test_a_server_that_ended_is_started_as_it_was_with_the_secrets_of_its_run() -> None:
+    state = states.explained()
+    gone = state.servers[0].identity
+    own = ProcessId(pid=gone.pid, start_ticks=gone.start_ticks)
+    wish = Wish(server=gone.key, overrides={"mem_fraction_static": 0.88})
+    made = tuned(with_runs(state, record(1, new=own, outcome=RunOutcome.FAILED)), wish)
+    assert made.refused == ()
+    assert made.order is not None
+    assert made.order.stop is None
+    assert made.order.start is not None
+    assert made.order.start.like == "run:run-1"
+    alone = tuned(state, wish)
+    assert refusing(alone) == ["secrets"]
+
+
+def test_what_fits_after_a_failure_is_offered_with_its_interval() -> None:
+    state = states.explained()
+    made = tuned(state, Wish(server=state.servers[0].identity.key, overrides={"mem_fraction_static": 0.88}))
+    assert made.planned is not None
+    assert made.planned.then.f_min is not None
+    assert made.planned.then.f_max is not None
+    assert made.planned.then.f_min < 0.88 < made.planned.then.f_max
+    assert "memory" not in refusing(made)
+
+
+def test_another_operator_or_a_run_that_goes_on_refuses_it() -> None:
+    state = states.serving()
+    other = REPLACE(state, lease=Lease(holder=Operator(session="s2", name="bob"), beat_at=states.WALL))
+    assert refusing(tuned(other, Wish(server=states.KEY))) == ["lease"]
+    busy = with_runs(state, record(1, supervised=True))
+    assert refusing(tuned(busy, Wish(server=states.KEY))) == ["run"]
+    left = tuned(with_runs(state, record(1)), Wish(server=states.KEY))
+    assert [check.verdict for check in left.checks if check.id == "run"] == [Verdict.WARN]
+    assert left.refused == ()
+
+
+def test_an_earlier_run_is_started_again_exactly_as_it_was() -> None:
+    state = states.serving()
+    argv = (*states.ARGV[:-2], "--max-running-requests", "8", *states.ARGV[-2:])
+    run = record(1, new=OLD, outcome=RunOutcome.READY, argv=argv, port=30000, preset="p", title="P", back="old")
+    known = with_runs(state, run)
+    made = tuned(known, Wish(server=states.KEY, again="run-1"))
+    assert made.order is not None
+    assert made.order.start is not None
+    assert (made.order.start.argv, made.order.start.like, made.order.start.preset) == (argv, "run:run-1", "p")
+    assert {change.name: change.then for change in made.changes if change.changed} == {"max_running_requests": 8}
+    before = tuned(known, Wish(server=states.KEY, again="back:run-1"))
+    assert before.order is not None
+    assert before.order.start is not None
+    assert (before.order.start.argv, before.order.start.like, before.order.start.title) == ((), "back:run-1", "old")
+    assert before.planned is None
+
+
+def test_flags_that_the_installed_engine_lacks_refuse_it_but_not_those_that_the_running_one_took() -> None:
+    state = states.serving()
+    known = frozenset(
+        {"--model-path", "--tp-size", "--mem-fraction-static", "--host", "--port", "--max-running-requests"}
+    )
+    made = tuned(state, Wish(server=states.KEY, overrides={"max_running_requests": 4}), flags=known)
+    assert "flags" not in refusing(made)
+    lacking = tuned(state, Wish(server=states.KEY, overrides={"kv_cache_dtype": "fp8_e5m2"}), flags=known)
+    assert refusing(lacking) == ["flags"]
+
+
+def test_the_installed_version_decides_how_a_knob_is_spelled() -> None:
+    state = states.serving()
+    wish = Wish(server=states.KEY, overrides={"cuda_graph_max_bs": 64})
+    old = tuned(state, wish)
+    new = tuned(state, wish, facts={"version": {"package": "sglang", "version": "0.5.23"}})
+    assert old.launch is not None
+    assert new.launch is not None
+    assert "--cuda-graph-max-bs" in old.launch.argv
+    assert "--cuda-graph-max-bs-decode" in new.launch.argv
+    assert (old.version, new.version) == ("0.5.9", "0.5.23")
