@@ -6,11 +6,12 @@ The probe brings facts (docs/protocol.md, Pre-flight); the judgement and the wor
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tuner.core.engine import Engine
-from tuner.core.preflight_case import Case, check, fail
+from tuner.core.preflight_case import Case, Fact, check, fail, settings_of
 from tuner.core.preflight_gpus import memory, tenants
 from tuner.core.preflight_host import HOST_JUDGES
 from tuner.core.run_words import holder_words, operator_name
@@ -53,6 +54,7 @@ def ask(
         like=launch.like,
         package=engine.plan().package,
         llm=llm,
+        draft=draft_of(settings_of(launch, server, engine)),
         port=launch.port,
         log_dir=launch.log_dir,
     )
@@ -193,42 +195,62 @@ def _flags(case: Case) -> Iterator[Check]:
 
 def _llm(case: Case) -> Iterator[Check]:
     fact = case.fact("llm")
-    title = "LLM"
     if fact.missing and case.again:
-        yield check("llm", title, Verdict.NOTE, "it is that of an earlier start, and was not looked for")
+        yield check("llm", "LLM", Verdict.NOTE, "it is that of an earlier start, and was not looked for")
+    elif fact.missing:
+        yield fact.unknown("llm", "LLM")
+    else:
+        yield _files(case, fact, "LLM")
+    if not draft_of(case.settings()):
         return
-    if fact.missing:
-        yield fact.unknown("llm", title)
-        return
+    fact = case.fact("draft")
+    yield fact.unknown("llm", "Draft") if fact.missing else _files(case, fact, "Draft")
+
+
+def draft_of(settings: Mapping[str, Any]) -> str:
+    """Return the draft that server args name for speculative decoding; empty if they name none."""
+    config = settings.get("speculative_config")
+    try:
+        told = json.loads(config) if isinstance(config, str) else config
+    except ValueError:
+        told = None
+    named = told.get("model") if isinstance(told, Mapping) else None
+    for name in ("speculative_draft_model_path", "speculative_config.model", "speculative_model"):
+        named = named or settings.get(name)
+    return named if isinstance(named, str) and not named.startswith("[") else ""
+
+
+def _files(case: Case, fact: Fact, title: str) -> Check:
+    """Return the check of an LLM's files."""
     name, kind = fact.text("name"), fact.text("kind")
     size = whole(fact.value("bytes"))
     told = f", {format_gib(size)} GiB" if size else ""
     if kind == "path":
         missing = fact.texts("missing")
         if not fact.value("exists"):
-            yield fail("llm", title, f"{name} does not exist on the host", "correct the path in the recipe")
+            return fail("llm", title, f"{name} does not exist on the host", "correct the path in the recipe")
         elif fact.value("config") is False:
             detail = f"{name} has no config.json that {case.user} may read"
-            yield fail("llm", title, detail, "name the folder that holds config.json, or make it readable")
+            return fail("llm", title, detail, "name the folder that holds config.json, or make it readable")
         elif missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             detail = f"{name} lacks {missing[0]}{more}, which its index names"
-            yield fail("llm", title, detail, "finish the download")
+            return fail("llm", title, detail, "finish the download")
         else:
-            yield check("llm", title, Verdict.OK, f"{name}{told}")
+            return check("llm", title, Verdict.OK, f"{name}{told}")
     elif kind == "hub":
         cache = fact.text("cache") or "?"
         if fact.value("cached"):
-            yield check("llm", title, Verdict.OK, f"{name} is in {cache}{told}")
+            return check("llm", title, Verdict.OK, f"{name} is in {cache}{told}")
         elif fact.value("offline"):
             detail = f"{name} is not in {cache}, and {fact.text('offline')} forbids to download it"
-            yield fail("llm", title, detail, f"download it first (hf download {name}), or correct the name")
+            return fail("llm", title, detail, f"download it first (hf download {name}), or correct the name")
         else:
             free = whole(fact.value("free_bytes"))
             detail = f"{name} is not in {cache}: the start downloads it first ({format_gib(free)} GiB free there)"
-            yield check("llm", title, Verdict.WARN, detail, f"download it before the switch: hf download {name}")
+            return check("llm", title, Verdict.WARN, detail, f"download it before the switch: hf download {name}")
     else:
-        yield check("llm", title, Verdict.UNKNOWN, f"whether {name} can be had is not known: {fact.text('note')}")
+        return check("llm", title, Verdict.UNKNOWN, f"whether {name} can be had is not known: {fact.text('note')}")
 
 
 def _port(case: Case) -> Iterator[Check]:

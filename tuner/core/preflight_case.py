@@ -95,11 +95,9 @@ class Case(Struct, frozen=True, kw_only=True):
 
     def settings(self) -> dict[str, Any]:
         """Return the server args on the command line of the new server; empty where only the host knows it."""
-        if self.engine is None or self.launch is None or not self.launch.argv:
+        if self.engine is None or self.launch is None:
             return {}
-        base = self.server.identity if self.server is not None and self.same_engine else None
-        base = base or ServerIdentity(key="", engine=self.engine.name, pid=0, start_ticks=0)
-        return self.engine.settings_from_argv(replace(base, argv=self.launch.argv, env=dict(self.launch.env)))
+        return settings_of(self.launch, self.server, self.engine)
 
     def ranks(self) -> int | None:
         """Return the number of ranks of the new server; None: not known."""
@@ -126,6 +124,15 @@ class Case(Struct, frozen=True, kw_only=True):
         """Return the memory of a GPU, as the driver counts it; None: not known."""
         table = self.state.gpu_table
         return next((each.memory_total_bytes for each in table.gpus if each.index == gpu), None) if table else None
+
+
+def settings_of(launch: Launch, server: ServerState | None, engine: Engine) -> dict[str, Any]:
+    """Return the server args on a new server's command line; empty where only the host knows it."""
+    if not launch.argv:
+        return {}
+    base = server.identity if server is not None and server.identity.engine == engine.name else None
+    base = base or ServerIdentity(key="", engine=engine.name, pid=0, start_ticks=0)
+    return engine.settings_from_argv(replace(base, argv=launch.argv, env=dict(launch.env)))
 
 
 def one_line(value: object) -> str:

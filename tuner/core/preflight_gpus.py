@@ -43,10 +43,13 @@ def tenants(case: Case) -> Iterator[Check]:
         first = max(there, key=lambda each: whole(each.get("bytes")) or 0)
         more = f" and {len(there) - 1} more" if len(there) > 1 else ""
         size = "memory" if total is None else f"{format_gib(total)} GiB"
-        detail = f"GPU {gpu}: pid {whole(first.get('pid'))} of {first.get('user') or '?'}{more} holds {size}"
+        # What cannot be seen is in another container; or it is the server itself, by the number it has on the host.
+        hidden = all(each.get("title") is None and each.get("user") is None for each in there)
+        owner = "that cannot be seen from here" if hidden else f"of {first.get('user') or '?'}"
+        detail = f"GPU {gpu}: pid {whole(first.get('pid'))} {owner}{more} holds {size}"
         detail += f" ({first.get('title')})" if first.get("title") else ""
         out = "have its owner end it, choose other GPUs, or lower the fraction; it is not touched from here"
-        lacking = _lacking(case, gpu, total) if total is not None and sure else ""
+        lacking = _lacking(case, gpu, total) if total is not None and sure and not hidden else ""
         if lacking:
             yield fail("tenants", title, f"{detail}: {lacking}", out)
         else:

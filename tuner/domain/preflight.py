@@ -54,6 +54,8 @@ class PreflightAsk(Struct, frozen=True, kw_only=True):
     """Distribution whose version beside the interpreter is wanted."""
     llm: str = ""
     """Path or name of the LLM."""
+    draft: str = ""
+    """Path or name of the draft for speculative decoding; empty: none."""
     port: int | None = None
     log_dir: str | None = None
     managers: bool = True

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support import states
 from tuner.core.engine import Engine
-from tuner.core.preflight import ask, judge, refused
+from tuner.core.preflight import ask, draft_of, judge, refused
 from tuner.domain.forecast import Fit, Forecast, ForecastRow
 from tuner.domain.preflight import Check, Verdict
 from tuner.domain.recipe import Launch
@@ -229,6 +229,31 @@ def test_what_may_go_wrong_is_a_warning(name: str) -> None:
         assert word in f"{warned[0].detail} {warned[0].way_out}"
 
 
+def test_a_draft_is_looked_for_like_the_llm() -> None:
+    launch = msgspec.structs.replace(LAUNCH, argv=(*LAUNCH.argv, "--speculative-draft-model-path", "/models/draft"))
+    assert ask(launch, states.server(), SGLANG).draft == "/models/draft"
+    facts = {**FACTS, "draft": {"name": "/models/draft", "kind": "path", "exists": False}}
+    checks = [check for check in judged(launch=launch, facts=facts) if check.id == "llm"]
+    assert [check.verdict for check in checks] == [Verdict.OK, Verdict.FAIL]
+    assert "/models/draft does not exist" in checks[1].detail
+    assert [check.verdict for check in judged(launch=launch) if check.id == "llm"] == [Verdict.OK, Verdict.UNKNOWN]
+
+
+@pytest.mark.parametrize(
+    ("settings", "draft"),
+    [
+        ({"speculative_config": '{"model": "org/draft", "num_speculative_tokens": 3}'}, "org/draft"),
+        ({"speculative_config": {"model": "org/draft"}}, "org/draft"),
+        ({"speculative_config": '{"method": "ngram"}'}, ""),
+        ({"speculative_config": "torn {"}, ""),
+        ({"speculative_model": "[ngram]"}, ""),
+        ({}, ""),
+    ],
+)
+def test_which_draft_server_args_name(settings: dict[str, Any], draft: str) -> None:
+    assert draft_of(settings) == draft
+
+
 def test_unknown_and_ambiguous_flags_are_refused_one_by_one() -> None:
     checks = judged(flag_problems=("--cuda-graf is unknown: --cuda-graph-bs?", "--cuda-graph-max-bs is ambiguous"))
     assert [check.detail for check in checks if check.verdict is Verdict.FAIL] == [
@@ -303,6 +328,13 @@ def test_a_fraction_of_the_whole_card_is_asked_for_at_the_start() -> None:
 
 def test_a_tenant_whose_memory_is_not_told_is_a_warning() -> None:
     assert only(judged(facts=tenant(None)), "tenants").verdict is Verdict.WARN
+
+
+def test_a_process_that_cannot_be_seen_may_be_the_server_itself() -> None:
+    hidden = fact("holders", processes=[{"gpu": 2, "pid": 9120, "user": None, "title": None, "bytes": 86 << 30}])
+    check = only(judged(facts=hidden), "tenants")
+    assert check.verdict is Verdict.WARN
+    assert "pid 9120 that cannot be seen from here holds 86.0 GiB" in check.detail
 
 
 def test_small_tenants_are_none() -> None:

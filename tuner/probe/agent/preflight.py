@@ -134,6 +134,10 @@ def _llm(look: Look) -> Json:
     return llm_facts(look.ask["llm"], look.env, look.cwd, look.home)
 
 
+def _draft(look: Look) -> Json:
+    return llm_facts(look.ask["draft"], look.env, look.cwd, look.home)
+
+
 def _port(look: Look) -> Json:
     port = int(look.ask["port"])
     ours = look.members()
@@ -312,6 +316,7 @@ _FACTS: Tuple[Tuple[str, Callable[[Look], Json], float, Callable[[Look], bool]],
     ("help", _help, HELP_S, lambda look: bool(look.ask.get("help_argv"))),
     ("cwd", _cwd, FACT_S, _starts),
     ("llm", _llm, FACT_S, lambda look: bool(look.ask.get("llm"))),
+    ("draft", _draft, FACT_S, lambda look: bool(look.ask.get("draft"))),
     ("port", _port, FACT_S, lambda look: look.ask.get("port") is not None),
     ("log", _log, FACT_S, _starts),
     ("disks", _disks, FACT_S, _starts),
