@@ -162,6 +162,9 @@ def _version(case: Case) -> Iterator[Check]:
     if not installed:
         detail = f"no metadata of {package} beside the interpreter: it is not installed there, or runs from sources"
         yield check("version", title, Verdict.WARN, detail, "look whether the command starts there at all")
+    elif running and not _same_version(running, installed) and not _same_place(case):
+        detail = f"{package} {installed} is installed there, and the running server is {running} of another place"
+        yield check("version", title, Verdict.WARN, detail, "compare the two after the start: more than a knob differs")
     elif running and not _same_version(running, installed):
         detail = f"{package} {installed} is installed, and the running server is {running}: it was replaced meanwhile"
         out = f"a restart runs {installed}, and so does the way back; pip install {package}=={running} to keep it"
@@ -171,6 +174,13 @@ def _version(case: Case) -> Iterator[Check]:
         yield check("version", title, Verdict.WARN, detail, "read the recipe from the host again")
     else:
         yield check("version", title, Verdict.OK, f"{package} {installed}")
+
+
+def _same_place(case: Case) -> bool:
+    """Return whether the new server runs in the installation of the one that is stopped."""
+    running = case.server.identity.interpreter if case.server is not None else None
+    path = case.fact("interpreter").text("path")
+    return not running or not path or running.rpartition("/")[0] == path.rpartition("/")[0]
 
 
 def _same_version(one: str, other: str) -> bool:

@@ -229,6 +229,14 @@ def test_what_may_go_wrong_is_a_warning(name: str) -> None:
         assert word in f"{warned[0].detail} {warned[0].way_out}"
 
 
+def test_another_installation_is_no_replaced_one() -> None:
+    facts = {**fact("interpreter", path="/opt/new/bin/python"), "version": {"package": "sglang", "version": "0.5.23"}}
+    check = only(judged(facts=facts), "version")
+    assert check.verdict is Verdict.WARN
+    assert "0.5.9 of another place" in check.detail
+    assert "way back" not in check.way_out
+
+
 def test_a_draft_is_looked_for_like_the_llm() -> None:
     launch = msgspec.structs.replace(LAUNCH, argv=(*LAUNCH.argv, "--speculative-draft-model-path", "/models/draft"))
     assert ask(launch, states.server(), SGLANG).draft == "/models/draft"
