@@ -47,6 +47,18 @@ def test_an_identity_is_complete(tree: ProcTree, tmp_path: Path) -> None:
         assert "topsecret" not in repr(probe.events)
 
 
+def test_what_its_environment_has_become_shows_in_pythons_helper(tree: ProcTree) -> None:
+    """The leader's own never changes in /proc, and the title of a rank overwrites the rank's."""
+    toy_server(tree, env={"CUDA_VISIBLE_DEVICES": "0,1", "NCCL_ALGO": "Ring"})
+    helper = ["python", "-B", "-c", "from multiprocessing.resource_tracker import main;main(36)"]
+    tree.add(110, helper, ppid=100, env={"CUDA_VISIBLE_DEVICES": "1,0", "NCCL_ALGO": "Tree"})
+    tree.add(111, ["nvcc", "x.cu"], ppid=100, env={"CUDA_VISIBLE_DEVICES": "7"})
+    with running(tree.root, toy_plan()) as probe:
+        server = probe.server(lambda s: {110, 111} <= {m.pid for m in s.members})
+        env = {m.pid: m.env for m in server.members}
+        assert (env[110], env[111]) == ({"CUDA_VISIBLE_DEVICES": "1,0"}, None)
+
+
 @pytest.mark.parametrize(
     ("flags", "port", "given"),
     [(["--port", "7005"], 7005, True), (["--port=7006"], 7006, True), ([], 7000, False), (["--port"], 7000, False)],

@@ -257,11 +257,14 @@ class _Sides:
         return knob if knob is not None and knob.kind is KnobKind.ENV else None
 
     def _inner_env(self) -> dict[str, str]:
-        """Return the variables in which all processes that tell them differ from the main one alike."""
+        """Return the variables in which processes differ from the main one alike; ranks have some of their own."""
         found: dict[str, set[str]] = {}
-        for member in self.server.identity.members if self.server is not None else ():
-            for name, value in (member.env or {}).items():
-                found.setdefault(name, set()).add(value)
+        if self.server is not None:
+            ranks = {rank.pid for rank in self.server.ranks}
+            for member in self.server.identity.members:
+                if member.pid not in ranks:
+                    for name, value in (member.env or {}).items():
+                        found.setdefault(name, set()).add(value)
         return {name: values.pop() for name, values in found.items() if len(values) == 1}
 
     # --- Both ------------------------------------------------------------------------------------------------------

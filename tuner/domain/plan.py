@@ -54,7 +54,8 @@ class EnginePlan(Struct, frozen=True, kw_only=True):
     api_key_flags: tuple[str, ...] = ("--api-key",)
     api_key_env: tuple[str, ...] = ()
     rank_env: tuple[str, ...] = ()
-    """Environment variables of ranks worth sending when they differ from the leader's."""
+    """Environment variables of ranks, and of a helper that inherits the leader's present environment, worth sending
+    where they differ from what the leader began with."""
     endpoints: tuple[EndpointPlan, ...] = ()
     start_markers: tuple[str, ...] = ()
     """Plain substrings; a log line with one of them belongs to the start-up section of a log."""

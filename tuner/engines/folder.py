@@ -20,6 +20,15 @@ from tuner.engines.knobs import load_knobs
 from tuner.engines.reader import LogReader
 from tuner.engines.signs import COMMON, SignSet, read_signs
 
+INHERITED = (
+    "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING", "NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_CUMEM_ENABLE",
+    "NCCL_DEBUG", "NCCL_GRAPH_MIXING_SUPPORT", "NCCL_GRAPH_REGISTER", "NCCL_IB_DISABLE", "NCCL_MAX_CTAS",
+    "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MNNVL_ENABLE", "NCCL_NVLS_ENABLE",
+    "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_PROTO", "NCCL_SHM_DISABLE", "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCH_NCCL_AVOID_RECORD_STREAMS",
+)  # fmt: skip
+"""Variables that an engine, or a file behind the scenes, may set after the process began: its ranks inherit them."""
+
 
 class EngineFolder:
     """Base class of engines: the methods of `core.engine.Engine` that data files answer, read at first use."""

@@ -16,7 +16,7 @@ from tuner.domain.presets import Overlay, Preset
 from tuner.domain.recipe import Launch
 from tuner.domain.server import Member
 from tuner.domain.starts import Sign, Start
-from tuner.domain.state import ServerState
+from tuner.domain.state import RankState, ServerState
 from tuner.domain.tuning import Change
 from tuner.engines import load_engines
 
@@ -185,6 +185,13 @@ class TestVariables:
         ]
         (change,) = drift(one, ENGINES["sglang"], files)
         assert change.drift.endswith("have 16: /v/sitecustomize.py:3 sets it to 16")
+
+    def test_what_a_rank_has_of_its_own_is_none(self) -> None:
+        member = Member(pid=2, ppid=1, start_ticks=1, title="sglang::scheduler", env={"CUDA_VISIBLE_DEVICES": "1"})
+        one = sglang(env={"CUDA_VISIBLE_DEVICES": "0,1"})
+        identity = REPLACE(one.identity, members=(member,))
+        one = REPLACE(one, identity=identity, ranks=(RankState(tag="TP0", pid=2),))
+        assert drift(one, ENGINES["sglang"]) == ()
 
     def test_what_the_log_says_was_read_counts_where_the_process_has_it_not(self) -> None:
         """Somebody set it inside the process: it is in no environment that can be seen."""

@@ -18,7 +18,7 @@ from tuner.domain.recipe import CommandLine
 from tuner.domain.server import ServerIdentity
 from tuner.domain.starts import Start
 from tuner.engines.argv import as_int, command_line, read_arguments, read_flags
-from tuner.engines.folder import EngineFolder
+from tuner.engines.folder import INHERITED, EngineFolder
 from tuner.engines.sglang import forecast, http, lines, memory
 from tuner.engines.sglang.routine import ROUTINE
 from tuner.engines.sglang.versions import TRAITS
@@ -54,7 +54,7 @@ _PLAN = EnginePlan(
     titles=_TITLES,
     package="sglang",
     default_port=30000,
-    rank_env=("CUDA_VISIBLE_DEVICES", "SGLANG_DP_RANK"),
+    rank_env=("CUDA_VISIBLE_DEVICES", "SGLANG_DP_RANK", *INHERITED),
     tls_flags=("--ssl-certfile",),
     endpoints=http.ENDPOINTS,
     start_markers=(

@@ -23,7 +23,7 @@ from tuner.domain.recipe import CommandLine
 from tuner.domain.server import Member, ServerIdentity
 from tuner.domain.starts import Start
 from tuner.engines.argv import as_int, command_line, read_arguments, read_flags
-from tuner.engines.folder import EngineFolder
+from tuner.engines.folder import INHERITED, EngineFolder
 from tuner.engines.vllm import forecast, http, lines, memory
 from tuner.engines.vllm.routine import ROUTINE
 from tuner.engines.vllm.versions import TRAITS
@@ -79,7 +79,7 @@ _PLAN = EnginePlan(
     package="vllm",
     default_port=8000,
     api_key_env=("VLLM_API_KEY",),
-    rank_env=("CUDA_VISIBLE_DEVICES",),
+    rank_env=("CUDA_VISIBLE_DEVICES", *INHERITED),
     tls_flags=("--ssl-certfile", "--ssl_certfile"),
     endpoints=http.ENDPOINTS,
     start_markers=(

@@ -190,11 +190,18 @@ class Server(Followed):
         member: Json = {"pid": proc.pid, "ppid": proc.ppid, "start_ticks": proc.ticks, "title": title, "state": state}
         if old is not None and old.get("env") is not None and old["title"] == title:
             member["env"] = old["env"]
-        elif proc.pid != self.leader.pid and proc.titled is not None and self.engine.rank_env:
+        elif self.engine.rank_env and (proc.titled is not None or self._inherits(proc)) and proc is not self.leader:
             env = masked_env(environ_of(proc.pid) or {})
             wanted = {name: env[name] for name in self.engine.rank_env if name in env}
             member["env"] = {name: value for name, value in wanted.items() if self.env.get(name) != value} or None
         return member
+
+    def _inherits(self, proc: Proc) -> bool:
+        """Return whether a process's environment is what the leader's has become, which the leader's own never shows.
+
+        Python starts this helper with its present environment, and no title overwrites it.
+        """
+        return proc.ppid == self.leader.pid and "multiprocessing.resource_tracker" in proc.line
 
     def look_at_ports_soon(self) -> None:
         """Read the ports at the next scan: an endpoint did not answer, so its port may be gone."""
