@@ -18,6 +18,7 @@ from tests.fixtures.proc.acting import (
     ANN,
     BOB,
     KEY,
+    SUPERVISOR,
     TOKEN,
     Operator,
     boot_id,
@@ -224,6 +225,16 @@ def test_a_supervisor_that_fails_at_once_gives_its_words(ann: Operator) -> None:
     assert operator.refused("switch", order={"run": "20261130-2"}).endswith("exit status 3")
 
 
+@pytest.mark.timeout(60)
+def test_a_supervisor_that_writes_nothing_is_told_to_end(ann: Operator) -> None:
+    ann.done("take-lease")
+    slow = "import os, sys, time\nwhile not os.path.exists(sys.argv[1] + '/cancel'):\n    time.sleep(0.05)\n"
+    operator = Operator(ann.probe, code=slow + SUPERVISOR)
+    operator._last = 100
+    assert operator.refused("switch", order={"run": RUN}).endswith("for 15 s, and was told to end")
+    assert ann.run(RUN, outcome="cancelled")
+
+
 def test_no_run_begins_while_another_goes_on(ann: Operator) -> None:
     import fcntl
 
@@ -346,6 +357,16 @@ def test_bytes_that_are_no_text_are_passed_on_as_they_are(home: Path, tmp_path: 
         assert os.fsencode(order["start"]["base"]["ODD"]) == b"caf\xe9"
         assert order["start"]["base"]["ÜMLAUT"] == "ü"
         ann.done("cancel-run", run=RUN)
+
+
+def test_what_a_dead_server_left_is_no_model_for_another(home: Path, tmp_path: Path) -> None:
+    tree = ProcTree(tmp_path / "root")
+    tree.add(4_000_100, ["toy::rank_0"], ticks=5)
+    with operating(home, root=tree.root) as ann:
+        key = ann.probe.server(lambda s: s.orphaned).key
+        ann.done("take-lease")
+        words = ann.refused("switch", order={"run": RUN, "start": {"like": f"server:{key}"}})
+        assert "what a dead server left" in words
 
 
 # -- leftovers and cleaning --------------------------------------------------------------------------------------------

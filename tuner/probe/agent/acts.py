@@ -143,7 +143,7 @@ class Door:
         make_folder(place)
         write_json(os.path.join(place, "order.json"), switch, sync=True)
         write_bytes(os.path.join(place, "supervisor.py"), code, sync=True)
-        start_supervisor(self.probe, run, place)
+        self._start(run, place, operator)
         return {"run": run, "argv": _argv_of(switch)}
 
     def _cancel_run(self, act: Json, operator: Json, order: Json) -> Json:
@@ -171,8 +171,17 @@ class Door:
         write_json(os.path.join(place, "resume"), {"operator": operator, "back": bool(act.get("back"))})
         write_bytes(os.path.join(place, "supervisor.py"), code, sync=True)
         # What the first supervisor started may still live in its unit, so that its name is taken.
-        start_supervisor(self.probe, "%s-again-%d" % (run, time.time()), place)
+        self._start("%s-again-%d" % (run, time.time()), place, operator)
         return {"run": run}
+
+    def _start(self, name: str, place: str, operator: Json) -> None:
+        """Start the supervisor of a run. Raises Refused, OSError."""
+        try:
+            start_supervisor(self.probe, name, place)
+        except TimeoutError as e:
+            # On a host that crawls it may begin later, when nobody expects it.
+            write_json(os.path.join(place, "cancel"), {"operator": operator, "back": True})
+            raise Refused("%s, and was told to end" % e, "look into %s" % place) from None
 
     def _end_leftovers(self, act: Json, operator: Json, order: Json) -> Json:
         return {"hint": end_leftovers(self.probe, act, operator, self._record(act)), "run": act["run"]}
@@ -244,6 +253,8 @@ class Door:
             raise Refused("there is no server %s to start one like" % key, "look again")
         pid = server.leader.pid
         who = "the server with PID %d" % pid
+        if server.orphaned:
+            raise Refused("%s is what a dead server left: it has no command line" % who, "start a kept recipe")
         living = not why_not(pid, server.leader.ticks)
         if server.uid != ME:
             raise Refused(

@@ -34,7 +34,8 @@ def start_supervisor(probe: Probe, name: str, place: str) -> str:
         place: The folder of the run.
 
     Raises:
-        Refused: It ended before that, or wrote nothing in time; its words are in the text.
+        Refused: It ended before that; its words are in the text.
+        TimeoutError: It wrote nothing in time, and may still begin.
         OSError: It cannot be started.
     """
     state = os.path.join(place, "state.json")
@@ -63,7 +64,7 @@ def start_supervisor(probe: Probe, name: str, place: str) -> str:
         if ended and _mark(state) == before:
             raise Refused("the run's supervisor ended at once: %s" % _words(place, child), "nothing was touched")
         if time.monotonic() > until:
-            raise Refused("the run's supervisor has written nothing for %g s" % START_S, "look into %s" % place)
+            raise TimeoutError("the run's supervisor has written nothing for %g s" % START_S)
         probe.pause(0.02)
 
 
