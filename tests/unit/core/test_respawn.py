@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tuner.core.respawn import STOP_WAIT_S, Keeper, keeper
 from tuner.domain.server import Manager
@@ -145,6 +147,23 @@ def test_a_watcher_is_refused_by_name() -> None:
 def test_an_unknown_starter_is_a_doubt() -> None:
     found = of(starters=[{"pid": 8, "command": "python launch.py"}])
     assert (found.refusal, "launch.py" in found.doubt) == ("", True)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 1 << 70) | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(sorted(UNIT)), inner, max_size=5),
+    max_leaves=9,
+)
+KINDS = ("systemd", "container", "slurm", "supervisord", "loops", "watchers", "starters")
+
+
+@given(st.dictionaries(st.sampled_from(KINDS), JSON))
+def test_whatever_is_told_a_server_is_stopped_one_way_or_refused_with_a_way_out(parts: dict[str, Any]) -> None:
+    found = of(**parts)
+    assert not (found.refusal and found.stop)
+    assert not (found.refusal and not found.way_out)
+    assert not (found.start and not found.stop)
+    assert found.wait_s >= STOP_WAIT_S
 
 
 @pytest.mark.parametrize("facts", [{}, {"manager": {"problem": "no answer within 10 s"}}, {"manager": None}])

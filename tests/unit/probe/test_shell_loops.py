@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tuner.probe.agent.shell_loops import find_loop, launch_words
 
@@ -53,6 +55,49 @@ def test_a_loop_is_found(name: str) -> None:
 @pytest.mark.parametrize("name", NONE)
 def test_what_is_no_loop_round_the_server(name: str) -> None:
     assert find_loop(NONE[name], launch_words(LEADER)) is None
+
+
+COMMANDS = st.sampled_from(
+    [
+        "export NCCL_ALGO=Ring",
+        "cd /srv",
+        "# while it lasts; do not touch",
+        "echo 'for now'",
+        "mkdir -p logs && date > logs/began",
+        "if [ -f x ]; then\n  rm x\nfi",
+        "source /venv/bin/activate",
+        "ulimit -n 65535",
+    ]
+)
+LAUNCHES = st.sampled_from(
+    [
+        "python -m sglang.launch_server --port 1",
+        "exec python \\\n  -m sglang.launch_server \\\n  --port 1",
+        "numactl -N 0 python -m sglang.launch_server > log 2>&1",
+        "nohup python -m sglang.launch_server &\nwait",
+    ]
+)
+HEADS = st.sampled_from(["while true", "while :", "until false", "for i in 1 2 3", "while sleep 5"])
+
+
+@given(st.lists(COMMANDS, max_size=4), LAUNCHES, st.lists(COMMANDS, max_size=3), HEADS, st.booleans())
+def test_a_script_put_into_a_loop_is_found_and_without_it_is_none(
+    before: list[str], launch: str, after: list[str], head: str, one_line: bool
+) -> None:
+    words = launch_words(LEADER)
+    assert find_loop("\n".join([*before, launch, *after]), words) is None
+    body = "\n".join([*before, launch])
+    looped = f"{head}; do {launch}\ndone" if one_line else f"{head}\ndo\n{body}\ndone"
+    found = find_loop("\n".join([*before, looped, *after]), words)
+    assert found is not None
+    assert found[2], "it surely holds the server"
+    assert found[0] == "\n".join([*before, ""]).count("\n") + 1
+
+
+@given(st.text("abdo while until for done;&|(){}$\"'#\\\n<", max_size=80))
+def test_no_script_stops_the_search(text: str) -> None:
+    found = find_loop(text, ["sglang.launch_server"])
+    assert found is None or 1 <= found[0] <= text.count("\n") + 1
 
 
 def test_a_server_is_known_by_its_module_or_program() -> None:
