@@ -112,6 +112,19 @@ def test_all_facts_of_a_start(tree: ProcTree, tmp_path: Path, python: str) -> No
     assert keeper(facts).refusal == ""
 
 
+def test_files_of_the_host_that_set_variables(tree: ProcTree, tmp_path: Path) -> None:
+    (tree.root / "etc").mkdir()
+    (tree.root / "etc/nccl.conf").write_text("# all hosts\nNCCL_P2P_LEVEL=SYS\n")
+    (tree.root / "etc/environment").write_text("CUDA_MODULE_LOADING=LAZY\nEDITOR=vi\n")
+    python = make_venv(tmp_path / "venv")
+    env = {"HOME": str(tmp_path)}
+    with facts_of(tree, toy_server(tree, python=python, env=env), command=[str(python)], env=env) as facts:
+        assert [(each["path"], each["line"], each["name"], each["how"]) for each in facts["env_files"]["settings"]] == [
+            ("/etc/nccl.conf", 2, "NCCL_P2P_LEVEL", "default"),
+            ("/etc/environment", 1, "CUDA_MODULE_LOADING", "login"),
+        ]
+
+
 def test_nothing_is_written_on_the_host(tree: ProcTree, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

@@ -8,7 +8,7 @@ import re
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from .arguments import masked_env
-from .base import Json, names_in, text_of
+from .base import HOST_ROOT, Json, names_in, text_of
 from .installation import package_folders
 
 _WANTED = re.compile(
@@ -40,9 +40,10 @@ def settings_in_files(python: Optional[str], env: Dict[str, str], home: str) -> 
         text = text_of(path, FILE_LIMIT)
         if text is not None:
             out += told(path, in_pth(text) if path.endswith(".pth") else in_python(text))
-    for path in (env.get("NCCL_CONF_FILE") or home + "/.nccl.conf", "/etc/nccl.conf"):
-        out += told(path, in_pairs(text_of(path, FILE_LIMIT) or "", "default"))
-    out += told("/etc/environment", in_pairs(text_of("/etc/environment", FILE_LIMIT) or "", "login"))
+    own = env.get("NCCL_CONF_FILE") or home + "/.nccl.conf"
+    out += told(own, in_pairs(text_of(own, FILE_LIMIT) or "", "default"))
+    for path, how in (("/etc/nccl.conf", "default"), ("/etc/environment", "login")):
+        out += told(path, in_pairs(text_of(HOST_ROOT + path, FILE_LIMIT) or "", how))
     return out[:MOST]
 
 
