@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,12 @@ def read_preset(path: Path) -> Preset:
     for name in ("title", "why"):
         if not str(content.get(name, "")).strip():
             raise CatalogError(path, lines.get(name, 1), f"it has no {name}", f'Write {name} = "..."')
+    for table in ("env", "flags"):
+        values = content.get(table)
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if not isinstance(value, str | int | float):
+                line = lines.get(f"{table}.{key}", lines.get(table))
+                raise CatalogError(path, line, f"{table}.{key} is no text", "Write one text or number")
     if isinstance(content.get("extends"), str):
         content["extends"] = [content["extends"]]
     return _preset(path, _converted(path, content, lines), text, lines)
@@ -243,23 +249,26 @@ def check_preset(
     fits = [engine for engine, wrong in by_engine.items() if not wrong]
     if whole.engine == ANY_ENGINE and fits and len(fits) < len(by_engine):
         hint = f'Write engine = "{fits[0]}"'
-        return [Wrong(_error(fault, path, hint)) for wrong in by_engine.values() for fault in wrong]
-    return [
-        Wrong(_error(fault, path), fault.harms)
-        for fault in dict.fromkeys(each for wrong in by_engine.values() for each in wrong)
-    ]
+        return [
+            Wrong(_error(msgspec.structs.replace(fault, what=f"{name}: {fault.what}", way_out=hint), path))
+            for name, wrong in by_engine.items()
+            for fault in wrong
+        ]
+    once = {(fault.path, fault.line, fault.what): fault for wrong in by_engine.values() for fault in wrong}
+    return [Wrong(_error(fault, path), fault.harms) for fault in once.values()]
 
 
 def _least(preset: Preset, engine: Engine) -> tuple[Fault, ...]:
     """Return the faults in the version of an engine that has the fewest; of two with as many, in the newer."""
-    return min(_by_version(preset, engine), key=len)
-
-
-def _by_version(preset: Preset, engine: Engine) -> Iterator[tuple[Fault, ...]]:
-    table = engine.knobs()
+    table, least = engine.knobs(), None
     for version in reversed(table.versions):
-        yield faults(preset, table, engine.name, version)
+        found = faults(preset, table, engine.name, version)
+        if not found:
+            return ()
+        if least is None or len(found) < len(least):
+            least = found
+    return least or ()
 
 
-def _error(fault: Fault, path: Path, hint: str = "") -> CatalogError:
-    return CatalogError(Path(fault.path) if fault.path else path, fault.line, fault.what, hint or fault.way_out)
+def _error(fault: Fault, path: Path) -> CatalogError:
+    return CatalogError(Path(fault.path) if fault.path else path, fault.line, fault.what, fault.way_out)

@@ -27,7 +27,7 @@ EXIT_CODES = (
 
 def command_line() -> click.Group:
     """Return the root command with all subcommands."""
-    from tuner.cli import change_commands, commands  # noqa: F401 - importing the first adds its commands
+    from tuner.cli import change_commands, commands, preset_commands  # noqa: F401 - importing them adds their commands
 
     return commands.cli
 

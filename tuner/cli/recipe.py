@@ -58,7 +58,7 @@ def read(target: Target, *, server: str | None, save: str | None, replace: bool,
             chosen = choose(state, server)
             engine = engines[chosen.identity.engine]
             recipe = read_recipe(state, chosen, engine, save or "")
-            files = await _behind_the_scenes(session, recipe, chosen)
+            files = await behind_the_scenes(session, recipe, chosen)
             return recipe, drift(chosen, engine, files, hardware_of(state, chosen))
 
     recipe, drifted = run(reading())
@@ -111,7 +111,7 @@ def _listed(servers: Sequence[ServerState]) -> str:
     )
 
 
-async def _behind_the_scenes(session: Session, recipe: Recipe, server: ServerState) -> Sequence[Mapping[str, Any]]:
+async def behind_the_scenes(session: Session, recipe: Recipe, server: ServerState) -> Sequence[Mapping[str, Any]]:
     """Return the variables that files set behind the scenes; empty where the probe cannot tell."""
     ask = PreflightAsk(
         key=server.identity.key, command=recipe.command, cwd=recipe.cwd, like=recipe.like, managers=False

@@ -1,0 +1,82 @@
+"""What a preset would change on a server that runs: put together as `apply` does it, and nothing is done."""
+
+from __future__ import annotations
+
+import json
+
+import click
+import msgspec
+
+from tuner.catalog import Presets
+from tuner.cli import FINE, PROBLEM
+from tuner.cli.change_lines import change_words
+from tuner.cli.headless import connected, settled
+from tuner.cli.paper import Paper
+from tuner.cli.recipe import behind_the_scenes, choose
+from tuner.cli.running import run
+from tuner.cli.targets import parse
+from tuner.core.presets import unmet
+from tuner.core.recipes import read_recipe
+from tuner.core.tuning import tune
+from tuner.domain.presets import Preset
+from tuner.domain.runs import Operator
+from tuner.domain.tuning import Tuning, Wish
+from tuner.engines import load_engines
+from tuner.errors import TunerError
+
+_LABEL = 10
+"""Width of the column of labels, in characters."""
+_NOBODY = Operator(session="", name="")
+"""Operator of an order that is made to be looked at only."""
+
+
+def diff(preset: Preset, presets: Presets, host: str, pid: str | None, *, as_json: bool) -> int:
+    """Print what a preset would change on the server of a host; exit code 1 if it must not be applied there.
+
+    Args:
+        preset: The preset, with all that it extends.
+        presets: All presets.
+        host: The host as on every command line.
+        pid: Key or PID of the server, where several run.
+        as_json: Print one JSON object instead of text.
+    """
+    engines = load_engines()
+    target = parse(host)
+
+    async def looked() -> tuple[Tuning, tuple[str, ...]]:
+        async with connected(target) as (session, ask):
+            state = await settled(session, ask)
+            server = choose(state, pid)
+            engine = engines.get(server.identity.engine)
+            if engine is None:
+                raise TunerError(f"This version does not know the engine {server.identity.engine}", state.name)
+            files = await behind_the_scenes(session, read_recipe(state, server, engine), server)
+            wish = Wish(server=server.identity.key, preset=preset.id)
+            facts = {"env_files": {"settings": list(files)}}
+            put_together = tune(session.state, wish, engines, presets.found, run="", operator=_NOBODY, facts=facts)
+            return put_together, unmet(preset, session.state, engine.name, server.version)
+
+    tuning, lacking = run(looked())
+    launch = tuning.launch
+    problems = launch.problems if launch is not None else tuple(check.detail for check in tuning.checks)
+    notes = launch.notes if launch is not None else ()
+    if as_json:
+        answer = {
+            "preset": preset.id,
+            "host": host,
+            "changes": [{**msgspec.to_builtins(each), "changed": each.changed} for each in tuning.changes],
+            "notes": list(notes),
+            "unmet": list(lacking),
+            "problems": list(problems),
+        }
+        click.echo(json.dumps(answer, ensure_ascii=False))
+    else:
+        paper = Paper.of()
+        rows = [("change" if each.changed else "drift", change_words(each)) for each in tuning.changes]
+        rows = rows or [("change", "nothing: the server has all of it")]
+        rows += [("note", note) for note in notes] + [("unmet", each) for each in lacking]
+        lines = [line for label, text in rows for line in paper.wrapped(text, label=label, hang=_LABEL)]
+        click.echo("\n".join(lines), color=True)
+    for problem in problems:
+        click.echo(f"gputuner: {problem}", err=True)
+    return PROBLEM if problems else FINE
