@@ -27,7 +27,7 @@ from tests.fixtures.proc.acting import (
     process_id,
     toy_process,
 )
-from tests.fixtures.proc.running import RunningProbe, is_alive, toy_plan
+from tests.fixtures.proc.running import RunningProbe, is_alive, pythons, toy_plan
 from tests.fixtures.proc.tree import ProcTree
 from tuner.domain import events as e
 from tuner.probe.bootstrap import supervisor
@@ -535,11 +535,17 @@ def test_where_systemd_runs_the_supervisor_is_a_unit_of_its_own(home: Path, tmp_
 # -- the whole way -----------------------------------------------------------------------------------------------------
 
 
-def test_a_start_that_fails_is_followed_by_the_old_server_with_its_secrets(home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("python", pythons())
+def test_a_start_that_fails_is_followed_by_the_old_server_with_its_secrets(
+    home: Path, tmp_path: Path, python: str
+) -> None:
     """With the real supervisor. Bytes that are no text, in the old command line, do not stop it."""
     odd = os.fsdecode(b"caf\xe9")
     ladder = [{"signal": "TERM", "wait_s": 5.0}, {"signal": "KILL", "to": "tree", "wait_s": 5.0}]
-    with toy_process(tmp_path / "toy", "--name", odd) as server, operating(home, code=supervisor()) as ann:
+    with (
+        toy_process(tmp_path / "toy", "--name", odd) as server,
+        operating(home, code=supervisor(), python=python) as ann,
+    ):
         key = ann.probe.server(lambda s: s.pid == server.pid).key
         ann.done("take-lease")
         back = {"like": f"server:{key}", "steady_s": 0.3, "stop": ladder, "title": "as before"}
