@@ -123,6 +123,29 @@ PRESETS: dict[str, Preset] = {
 }
 
 
+RECIPE = Recipe(
+    name="kimi",
+    host="root@gpu-box-1",
+    engine="sglang",
+    version="0.5.9",
+    command=("/opt/venv/bin/python", "-m", "sglang.launch_server"),
+    args=(
+        "--model-path",
+        "/models/kimi-k2.5-int4",
+        "--tp-size",
+        "8",
+        "--mem-fraction-static",
+        "0.88",
+        "--port",
+        "30000",
+    ),
+    cwd="/data",
+    log_dir="/data/logs",
+    model="/models/kimi-k2.5-int4",
+    port=30000,
+)
+
+
 class FakeLibrary:
     """Presets in memory; remembers what was saved."""
 
@@ -287,9 +310,8 @@ def broken() -> HostState:
     held = base.servers[0]
     argv = tuple("0.55" if word == "0.88" else word for word in held.identity.argv)
     identity = REPLACE(held.identity, key="60311:9100000", pid=NEW.pid, start_ticks=NEW.start_ticks, argv=argv)
-    return REPLACE(
-        base, servers=(REPLACE(held, identity=identity),), runs=(FAILED,), lease=Lease(holder=MIA, mine=True)
-    )
+    server = REPLACE(held, identity=identity, settings={**held.settings, "mem_fraction_static": 0.55})
+    return REPLACE(base, servers=(server,), runs=(FAILED,), lease=MINE)
 
 
 def interrupted() -> HostState:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import states
+from tests.support import changing, states
 from tuner.screens import SCREENS
 from tuner.screens.base import TunerScreen
 from tuner.widgets.keybar import KeyBar
@@ -15,6 +15,7 @@ from tuner.widgets.rows import Rows
 from tuner.widgets.spans import width_of
 
 AppOn = Callable[..., tuple[Any, list[Any]]]
+ALL = {**states.ALL, **changing.ALL}
 SIZES = ((80, 24), (160, 48))
 
 
@@ -30,9 +31,9 @@ def painted(app: Any) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("name", states.ALL)
+@pytest.mark.parametrize("name", ALL)
 async def test_every_screen_draws_every_state_at_every_size(app_on: AppOn, name: str) -> None:
-    app, _ = app_on(states.ALL[name]())
+    app, _ = app_on(ALL[name](), library=changing.FakeLibrary())
     async with app.run_test(size=SIZES[0]) as pilot:
         for size in SIZES:
             await pilot.resize_terminal(*size)

@@ -43,7 +43,7 @@ async def test_the_overview_shows_a_failure_at_once_on_a_small_screen(app_on: Ap
         await pilot.pause()
         lines = card_text(app).splitlines()
         assert "✖ FAILED in kv-alloc · mem-fraction-too-low · all 8 ranks" in lines[0]
-        assert "A copies --mem-fraction-static 0.88" in lines[-1]
+        assert "A applies --mem-fraction-static 0.88" in lines[-1]
         assert "FAILED while" not in app.screen.query_one("#notes", Rows).text, "said once"
         # Nothing is cut: the card, the log and the keys are all on the screen.
         assert app.screen.query_one("#card").region.bottom <= app.screen.query_one("#tail").region.y
@@ -123,12 +123,12 @@ async def test_without_findings_there_is_no_card_and_no_key(app_on: AppOn) -> No
         assert card_text(app) == ""
         assert app.current_mode == "overview"
         assert "Unfold" not in app.screen.query_one(KeyBar).text
-        assert "Copy remedy" not in app.screen.query_one(KeyBar).text
+        assert "Remedy" not in app.screen.query_one(KeyBar).text
 
 
 @pytest.mark.parametrize("keys", [(), ("l",)], ids=["overview", "logs"])
 async def test_a_key_copies_a_remedy_and_the_key_bar_says_which(app_on: AppOn, keys: tuple[str, ...]) -> None:
-    app, _ = app_on(states.explained())
+    app, _ = app_on(FakeSession(states.explained(), read_only=True))
     async with app.run_test(size=WIDE) as pilot:
         await pilot.press(*keys)
         await pilot.pause()
@@ -159,7 +159,7 @@ async def test_in_the_log_a_card_stands_under_its_line(app_on: AppOn) -> None:
         lines = drawn(log_of(app))
         at = next(index for index, line in enumerate(lines) if "RuntimeError: Not enough memory" in line)
         assert "FAILED in kv-alloc" in lines[at + 1]
-        assert "A copies" in lines[at + 4]
+        assert "A applies" in lines[at + 4]
         args = next(index for index, line in enumerate(lines) if "server_args" in line)
         assert "i NOTE · env-ignored" in lines[args + 1]
 
@@ -185,7 +185,7 @@ async def test_keys_move_in_an_unfolded_card_and_enter_jumps_to_the_evidence(app
 
 
 async def test_enter_on_a_remedy_copies_it(app_on: AppOn) -> None:
-    app, _ = app_on(states.explained())
+    app, _ = app_on(FakeSession(states.explained(), read_only=True))
     async with app.run_test(size=NARROW) as pilot:
         await pilot.press("l", "u", "down", "enter")
         await pilot.pause()
@@ -193,7 +193,7 @@ async def test_enter_on_a_remedy_copies_it(app_on: AppOn) -> None:
 
 
 async def test_the_cards_keys_are_those_of_the_current_line(app_on: AppOn) -> None:
-    app, _ = app_on(states.slowed())
+    app, _ = app_on(FakeSession(states.slowed(), read_only=True))
     async with app.run_test(size=NARROW) as pilot:
         await pilot.press("l", "home")
         await pilot.pause()

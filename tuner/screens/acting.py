@@ -96,7 +96,8 @@ class Acting(TunerScreen):
             return
         self._asked = None
         self.waiting(False)
-        if message.tuning is None or message.tuning.order is None:
+        # Nothing is done on guesses: without the host's facts there is nothing to confirm.
+        if message.tuning is None or message.tuning.order is None or not message.checked:
             self.refused(message)
             return
         self._confirm(message.tuning)
@@ -104,7 +105,7 @@ class Acting(TunerScreen):
     def refused(self, message: TuneArrived) -> None:
         """Tell why a wish cannot be carried out."""
         reasons = message.tuning.refused if message.tuning is not None else ()
-        words = reasons[0] if reasons else message.error or "it cannot be put together"
+        words = message.error or (reasons[0] if reasons else "it cannot be put together")
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
         self.notify(clean(f"{words}{more}"), title="Not possible", severity="error", timeout=10, markup=False)
 

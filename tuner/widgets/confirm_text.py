@@ -130,6 +130,8 @@ def _changes(tuning: Tuning) -> list[Fact]:
     made = [each for each in tuning.changes if each.changed]
     if tuning.launch is None:
         return []
+    if tuning.wish.again:
+        return [Fact("starts", f"{clean(tuning.launch.title) or 'it'}, exactly as it was")]
     if not made:
         return [Fact("changes", "none: it is started as it runs")]
     knobs = {each.knob.name: each for each in tuning.planned.knobs} if tuning.planned is not None else {}
