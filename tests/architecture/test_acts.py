@@ -9,6 +9,7 @@ from typing import get_args
 
 import pytest
 
+import tuner
 from tuner.domain.acts import AnyAct
 from tuner.domain.runs import RunRecord
 from tuner.probe.agent import acts, runs_watch
@@ -126,3 +127,82 @@ def test_the_door_knows_every_act() -> None:
 def test_every_field_of_a_run_is_sent() -> None:
     by_the_probe = {"supervised", "alive"}
     assert set(runs_watch._KNOWN) | by_the_probe == set(RunRecord.__struct_fields__)
+
+
+# The laptop's side.
+
+LAPTOP = Path(tuner.__file__).parent
+READING = {"plan", "ping", "search", "cancel", "read", "checks", "nvml", "bye", "preflight"}
+"""Orders that change nothing on a host."""
+
+
+def _sources() -> dict[str, ast.Module]:
+    paths = (path for path in LAPTOP.rglob("*.py") if "probe/agent" not in str(path) and "simhost" not in path.parts)
+    return {str(path.relative_to(LAPTOP)): ast.parse(path.read_text()) for path in paths}
+
+
+def test_the_order_that_changes_a_host_is_made_in_one_place() -> None:
+    """Every order is a literal, so that each can be listed; the one that changes something is in `session/acts.py`."""
+    found: dict[str, set[str]] = {}
+    for name, tree in _sources().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Dict):
+                for key, value in zip(node.keys, node.values, strict=True):
+                    if isinstance(key, ast.Constant) and key.value == "op":
+                        assert isinstance(value, ast.Constant), f"{name}:{node.lineno}: an order that cannot be listed"
+                        found.setdefault(str(value.value), set()).add(name)
+            if isinstance(node, ast.keyword) and node.arg == "op":
+                raise AssertionError(f"{name}:{node.value.lineno}: an order that cannot be listed")
+            if isinstance(node, ast.Assign) and any(
+                isinstance(target, ast.Subscript) and ast.unparse(target.slice) == "'op'" for target in node.targets
+            ):
+                raise AssertionError(f"{name}:{node.lineno}: an order that is changed")
+    assert set(found) == READING | {"act"}
+    assert found["act"] == {"session/acts.py"}
+
+
+def test_orders_leave_through_the_session_alone() -> None:
+    """The link's `send` is called by the session, whose `_send` only requests have, whose `order` only acts have."""
+    senders: dict[str, set[str]] = {"_send": set(), "order": set(), "Acts": set(), "Requests": set()}
+    for name, tree in _sources().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Acts", "Requests", "acts.Acts"):
+                senders[ast.unparse(node.func).rpartition(".")[2]].add(name)
+            if isinstance(node, ast.Attribute) and ast.unparse(node).endswith(("_link.send", "link.send")):
+                senders["_send"].add(name)
+            if isinstance(node, ast.Attribute) and ast.unparse(node) in ("self._requests.order", "requests.order"):
+                senders["order"].add(name)
+    everything = {"session/session.py"}
+    assert senders == {"_send": everything, "order": everything, "Acts": everything, "Requests": everything}
+
+
+def test_every_act_is_confirmed_where_it_is_asked_for() -> None:
+    """Whoever calls `act` says whether the operator confirmed it: as a value, or as True after a question."""
+    callers: set[str] = set()
+    for name, tree in _sources().items():
+        for node in ast.walk(tree):
+            # A screen's own `self.act` posts a message, which `screens/tune_requests.py` carries out.
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".act"):
+                if ast.unparse(node.func) == "self.act":
+                    continue
+                assert [word.arg for word in node.keywords] == ["confirmed"], f"{name}:{node.lineno}"
+                callers.add(name)
+    assert callers == {
+        "cli/apply.py",
+        "cli/following.py",
+        "screens/tune_requests.py",
+        "session/session.py",
+    }
+
+
+def test_every_act_is_made_where_an_operator_asks_for_it() -> None:
+    """No act is made by the core on its own: `core.runs` offers some as options, which a person chooses."""
+    names = {kind.__name__ for kind in get_args(AnyAct)}
+    makers: dict[str, set[str]] = {name: set() for name in names}
+    for name, tree in _sources().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in names:
+                makers[ast.unparse(node.func).rpartition(".")[2]].add(name.partition("/")[0])
+    assert all(places <= {"cli", "screens", "session", "core"} for places in makers.values()), makers
+    assert {name for name, places in makers.items() if "core" in places} == {"ResumeRun", "EndLeftovers"}
+    assert {name for name, places in makers.items() if "session" in places} == {"TakeLease"}

@@ -105,7 +105,10 @@ def clean(target: Target, options: Options) -> int:
             if options.take_over and (refusal := await _taken_over(session)) is not None:
                 return _refused(told, refusal)
             done = await session.act(Clean(), confirmed=True)
-            return told if done.error is None else _refused(told, done, dry_run=options.dry_run)
+            if done.error is not None:
+                return _refused(told, done, dry_run=options.dry_run)
+            told.reason = done.hint
+            return told
 
     return ended(run(whole()), printer, as_json=options.as_json)
 
