@@ -544,8 +544,10 @@ async def test_where_no_server_runs_a_recipe_starts_one(app_on: AppOn) -> None:
     library = changing.FakeLibrary(recipes=(changing.RECIPE,))
     app, host = tuned(app_on, states.empty(), library)
     async with app.run_test(size=WIDE) as pilot:
-        await press(pilot, "t", "3", "enter")
+        await press(pilot, "t", "4", "enter")
         assert "Start graph-bs-512?" in "\n".join(painted(app))
+        assert "cuda_graph_max_bs not set -> 512" in rows(app, "#question")
+        assert "model_path" not in rows(app, "#question")
         await press(pilot, "Y")
     (act,) = host.acts
     assert isinstance(act, Switch)

@@ -15,7 +15,7 @@ from tuner.domain.tuning import Tuning
 from tuner.units import format_duration
 from tuner.widgets.spans import Line, clean, wrap_parts, wrap_words
 from tuner.widgets.status import age, server_name
-from tuner.widgets.tune_text import in_words
+from tuner.widgets.tune_text import changes_of, in_words
 
 DRAIN_S = 300.0
 """Longest wait for the requests in flight where the operator wants them to end first, seconds."""
@@ -127,13 +127,13 @@ def _stop(stop: StopOrder, *, drain: bool) -> str:
 
 
 def _changes(tuning: Tuning) -> list[Fact]:
-    made = [each for each in tuning.changes if each.changed]
+    made = [each for each in changes_of(tuning) if each.changed]
     if tuning.launch is None:
         return []
     if tuning.wish.again:
         return [Fact("starts", f"{clean(tuning.launch.title) or 'it'}, exactly as it was")]
     if not made:
-        return [Fact("changes", "none: it is started as it runs")]
+        return [Fact("changes", "none: it is started as it was" if tuning.wish.server else "none beside the recipe")]
     knobs = {each.knob.name: each for each in tuning.planned.knobs} if tuning.planned is not None else {}
     words = [f"{clean(e.name)} {in_words(e, e.now, knobs)} -> {in_words(e, e.then, knobs)}" for e in made[:_CHANGES]]
     more = [f"{len(made) - _CHANGES} more"] if len(made) > _CHANGES else []

@@ -20,6 +20,7 @@ from tuner.widgets.status import phase_piece
 from tuner.widgets.tune_knobs import knob_lines
 from tuner.widgets.tune_text import (
     change_lines,
+    changes_of,
     check_lines,
     checks_word,
     command_lines,
@@ -145,7 +146,7 @@ def sections(
     parts: list[Section] = []
     changed = _wrapped(waits, width)
     if tuning is not None:
-        changed = change_lines(tuning.changes, view.knobs, width, glyphs, running=server is not None)
+        changed = change_lines(changes_of(tuning), view.knobs, width, glyphs, running=server is not None)
         if tuning.launch is None and tuning.wish.start:
             changed = order_lines(tuning, width, glyphs)
     old: Span | None = (glyphs.ellipsis, "dim") if view.old else None

@@ -107,6 +107,14 @@ def change_lines(
     return lines
 
 
+def changes_of(tuning: Tuning) -> list[Change]:
+    """Return what is worth showing of the changes: without a server, only what preset and overrides set."""
+    launch = tuning.launch
+    if tuning.wish.server or launch is None:
+        return list(tuning.changes)
+    return [each for each in tuning.changes if each.name in launch.values]
+
+
 def in_words(each: Change, value: Any, knobs: Mapping[str, PlanKnob]) -> str:
     """Return a value of a change in a few words, with its unit where the knob is known."""
     knob = knobs.get(each.name)
