@@ -38,6 +38,8 @@ class Kernel:
         self._let_go: set[tuple[int, int]] = set()
         """Leader and member whose memory is being released, or is."""
         self._port: int | None = None
+        self._open: dict[int, int | None] = {}
+        """The port that each leader was last shown with."""
         self._at = time.time()
 
     def fact(self, pid: int) -> dict[str, Any] | None:
@@ -54,8 +56,11 @@ class Kernel:
         return found[1] if found else None
 
     def news(self) -> bool:
-        """Return whether a launched server came or went since the last tick, so that it is shown without delay."""
-        return bool(self._arrivals()) or any(not self._runs(pid) for pid in self.launched)
+        """Return whether a launched server came, went, or opened its port, all of which is shown without delay."""
+        if self._arrivals():
+            return True
+        return any(not self._runs(pid) or (self.fact(pid) or {}).get("port") != self._open.get(pid)
+                   for pid in self.launched)  # fmt: skip
 
     def tick(self) -> None:
         """Update /proc and the driver from the processes there are."""
@@ -157,12 +162,14 @@ class Kernel:
         self.world.servers.pop(pid, None)
         self.world.logged.pop(pid, None)
         self.facts.pop(pid, None)
+        self._open.pop(pid, None)
         self._let_go = {pair for pair in self._let_go if pair[0] != pid}
         if self.launched.pop(pid, None) is not None:
             (Path(self.world.run_dir) / f"{pid}.json").unlink(missing_ok=True)
 
     def _show_leader(self, pid: int, fact: dict[str, Any], state: str = "S") -> None:
         world = self.world
+        self._open[pid] = fact["port"]
         self.world.tree.put(
             Process(
                 pid, fact["ppid"], "\0".join(fact["argv"]).encode(errors="surrogateescape") + b"\0",

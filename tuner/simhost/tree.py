@@ -100,13 +100,15 @@ class Tree:
             (folder / "cpulist").write_text(("0-31,64-95", "32-63,96-127")[node] + "\n")
         self.put(Process(1, 0, b"/sbin/init\0", self.boot, comm="systemd", exe="/sbin/init", cwd="/",
                          cgroup="/init.scope", rss_kb=14_000))  # fmt: skip
+        self._sockets()
 
     def put(self, process: Process) -> None:
         """Add a process, or change it."""
         if self._known.get(process.pid) == process:
             return
-        folder = f"{process.pid}"
         old = self._known.get(process.pid)
+        # A new process appears at once with all its files, as in a real /proc.
+        folder = f"{process.pid}" if old is not None else f".{process.pid}"
         self._known[process.pid] = process
         if old is None or old.cmdline != process.cmdline or old.state != process.state:
             self._write(f"{folder}/cmdline", b"" if process.state == "Z" else process.cmdline)
@@ -116,23 +118,32 @@ class Tree:
             self._write(f"{folder}/environ", pairs.encode(errors="surrogateescape"))
         if old is None:
             self._write(f"{folder}/cgroup", f"0::{process.cgroup}\n")
-            self._link(f"{folder}/cwd", process.cwd)
-            self._link(f"{folder}/exe", process.exe)
             self._link(f"{folder}/root", "/")
             self._link(f"{folder}/fd/0", "/dev/null")
+        if old is None or (old.cwd, old.exe, old.log) != (process.cwd, process.exe, process.log):
+            self._link(f"{folder}/cwd", process.cwd)
+            self._link(f"{folder}/exe", process.exe)
             for number in (1, 2):
                 self._link(f"{folder}/fd/{number}", process.log or "/dev/null")
         if process.port is not None and (old is None or old.port != process.port):
             self._link(f"{folder}/fd/31", f"socket:[{_inode(process.pid)}]")
-        self._sockets()
-        self._stat(process)
+        self._stat(process, folder)
+        if old is None:
+            self._write(f"{folder}/net/tcp", self._table())
+            (self.proc / folder).rename(self.proc / str(process.pid))
+        if process.port != (old.port if old is not None else None):
+            self._sockets()
 
     def remove(self, pid: int) -> None:
         """Remove a process."""
         self._parents.pop(pid, None)
-        if self._known.pop(pid, None) is not None:
-            shutil.rmtree(self.proc / str(pid), ignore_errors=True)
-            self._sockets()
+        process = self._known.pop(pid, None)
+        if process is not None:
+            gone = self.proc / f".{pid}.gone"
+            (self.proc / str(pid)).rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+            if process.port is not None:
+                self._sockets()
 
     def _others(self) -> list[tuple[str, int]]:
         """Return the other users, whose ids are not that of root's processes here."""
@@ -176,7 +187,8 @@ class Tree:
         }  # fmt: skip
         self._write("meminfo", "".join(f"{name + ':':<15} {size:>10} kB\n" for name, size in sizes.items()))
 
-    def _stat(self, process: Process) -> None:
+    def _stat(self, process: Process, folder: str = "") -> None:
+        folder = folder or str(process.pid)
         ticks = round((process.started_at - self.boot) * _HZ)
         cpu = int(self._cpu.get(process.pid, 0.0) * _HZ)
         rss = process.rss_kb // 4
@@ -187,17 +199,24 @@ class Tree:
             f"42 0 {ticks} {process.rss_kb * 9 * 1024} {rss} 18446744073709551615 1 1 0 0 0 0 0 16781312 17642 "
             "0 0 0 17 5 0 0 0 0 0 0 0 0 0 0 0 0 0"
         )
-        self._write(f"{process.pid}/stat", f"{process.pid} ({process.comm[:15]}) {tail}\n")
+        self._write(f"{folder}/stat", f"{process.pid} ({process.comm[:15]}) {tail}\n")
         uid = process.uid
         self._write(
-            f"{process.pid}/status",
+            f"{folder}/status",
             f"Name:\t{process.comm[:15]}\nState:\t{process.state}\nTgid:\t{process.pid}\nPid:\t{process.pid}\n"
             f"PPid:\t{ppid}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nGid:\t{uid}\t{uid}\t{uid}\t{uid}\n"
             f"NSpid:\t{process.pid}\nVmRSS:\t{process.rss_kb} kB\nThreads:\t42\n",
         )
 
     def _sockets(self) -> None:
-        """Write the table of listening sockets; addresses are in the machine's byte order."""
+        """Write the table of listening sockets wherever it is read."""
+        table = self._table()
+        self._write("net/tcp", table)
+        for pid in self._known:
+            self._write(f"{pid}/net/tcp", table)
+
+    def _table(self) -> str:
+        """Return the table of listening sockets; addresses are in the machine's byte order."""
         rows = ["  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"]
         for process in self._known.values():
             if process.port is not None:
@@ -207,10 +226,7 @@ class Tree:
                     f"00:00000000 00000000 {process.uid:5d}        0 {_inode(process.pid)} 1 0000000000000000 "
                     "100 0 0 10 0\n"
                 )
-        table = "".join(rows)
-        self._write("net/tcp", table)
-        for pid in self._known:
-            self._write(f"{pid}/net/tcp", table)
+        return "".join(rows)
 
     def _write(self, name: str, content: str | bytes) -> None:
         path = self.proc / name
@@ -222,8 +238,10 @@ class Tree:
     def _link(self, name: str, target: str) -> None:
         path = self.proc / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        path.symlink_to(target)
+        temporary = path.with_name(f".{path.name}.new")
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(target)
+        temporary.replace(path)
 
 
 def _inode(pid: int) -> int:
