@@ -204,6 +204,41 @@ def test_one_that_ended_while_nobody_watched_has_failed(bench: Bench, tmp_path: 
     assert not bench.living()
 
 
+FAULTY = """
+import sys
+from gputuner_run.supervisor import readiness
+real = readiness.Readiness._steady
+def steady(self):
+    if {always} or "--again" not in sys.argv:
+        raise KeyError("ours")
+    real(self)
+readiness.Readiness._steady = steady
+"""
+
+
+def test_a_fault_of_the_supervisor_ends_no_run(bench: Bench) -> None:
+    run = bench.begin(start=bench.serving(), fault=FAULTY.format(always=False))
+    until(lambda: run.known and run.record.outcome is RunOutcome.READY)
+    assert "KeyError" in run.errors
+    assert len(new_ones(bench, run)) == 1
+    # It is the same process, so the server is still its child.
+    os.kill(run.record.new.pid, signal.SIGKILL)  # type: ignore[union-attr]
+    assert run.supervisor.wait(20) == 0
+    assert run.record.exit_code == -9
+
+
+def test_a_fault_that_comes_again_leaves_the_run_to_another(bench: Bench) -> None:
+    run = bench.begin(start=bench.serving(), fault=FAULTY.format(always=True))
+    assert run.supervisor.wait(20) == 1
+    assert run.record.outcome is RunOutcome.RUNNING
+    assert "can be resumed" in run.record.detail
+    assert len(new_ones(bench, run)) == 1
+    (run.folder / "supervisor.err").unlink()
+    run.resume()
+    assert run.outcome().outcome is RunOutcome.READY
+    assert len(new_ones(bench, run)) == 1
+
+
 def test_the_lock_dies_with_the_supervisor(bench: Bench) -> None:
     old = bench.server("--stubborn")
     run = bench.begin(stop=bench.stop(old.pid, (StopStep(signal="TERM", wait_s=60.0),)))

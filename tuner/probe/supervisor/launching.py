@@ -8,6 +8,7 @@ import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..agent.arguments import masked_argv
+from ..agent.base import HOST_ROOT
 from .members import TOKEN, stat_of_process
 from .orders import Launch, ProcessId
 from .pulse import Pulse, reset_signals
@@ -23,6 +24,8 @@ def environment(launch: Launch, run: str) -> Dict[str, str]:
     env = {name: value for name, value in base.items() if name not in launch.unset}
     env.update(launch.env)
     env[TOKEN] = run
+    if HOST_ROOT:
+        env["HOST_ROOT"] = HOST_ROOT  # a simulated host knows its processes by it
     return env
 
 

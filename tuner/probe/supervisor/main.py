@@ -10,11 +10,14 @@ from ..agent.identity import boot_id
 from .aftermath import stay
 from .desk import Desk
 from .files import Folder
-from .members import HIDDEN, stat_of_process
+from .members import HIDDEN, own_stat
 from .orders import Order, ProcessId
 from .pulse import Pulse
 from .record import Record
 from .run import Run
+
+_AGAIN = "--again"
+"""Argument of a supervisor that begins anew after a fault."""
 
 
 def main() -> None:
@@ -36,7 +39,7 @@ def main() -> None:
             record.end("refused", "another run is going on: %s" % other)
             return
         sys.exit("gputuner: another run is going on: %s" % other)
-    record.process("supervisor", _self())
+    record.process("supervisor", _self(pulse))
     record.data["boot_id"] = record.data["boot_id"] or boot_id() or ""
     desk = Desk(folder, order, record, pulse)
     if before is not None:
@@ -48,10 +51,7 @@ def main() -> None:
         try:
             run.carry_out()
         except Exception as e:
-            import traceback
-
-            record.journal("fault", trace=traceback.format_exc())
-            record.end("failed", "a fault of the supervisor: %s: %s" % (type(e).__name__, e))
+            _fault(desk, run, e)
     run.gpus.end()
     folder.free_reserve()
     folder.flush()
@@ -60,7 +60,24 @@ def main() -> None:
     stay(desk, run.start)
 
 
-def _self() -> ProcessId:
+def _fault(desk: Desk, run: Run, error: Exception) -> None:
+    """Begin anew from the record after a fault of ours; if that happens again, leave the run to a new supervisor.
+
+    A server that was started stays our child, since the process is the same. Never returns.
+    """
+    import traceback
+
+    words = "a fault of the supervisor: %s: %s" % (type(error).__name__, error)
+    desk.record.journal(words, trace=traceback.format_exc())
+    traceback.print_exc()
+    run.gpus.end()
+    if _AGAIN not in sys.argv:
+        os.execv(sys.executable, [sys.executable, "-ISB", *sys.argv, _AGAIN])  # noqa: S606
+    desk.record.say(words + "; the run can be resumed")
+    sys.exit(1)
+
+
+def _self(pulse: Pulse) -> ProcessId:
     pid = os.getpid()
-    stat = stat_of_process(pid) or stat_of_process(pid, "/proc")
+    stat = own_stat(pid, pulse)
     return ProcessId(pid, stat.ticks if stat is not None else 0, ME, "gputuner supervisor")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set
 
 from ..agent.arguments import masked_argv
@@ -21,6 +22,8 @@ from .pulse import Pulse
 
 TOKEN = "GPUTUNER_RUN"  # noqa: S105 - the name of a variable
 """Variable in the environment of a server that was started by a run: the run's id."""
+SHOWN_S = 2.0
+"""Most seconds until a simulated process table shows a new process."""
 MAX_SIGNALLED = 4096
 """Most processes that one server may have; more are a fault of ours."""
 
@@ -47,6 +50,19 @@ def stat_of_process(pid: int, proc: str = PROC) -> Optional[Stat]:
         return Stat(fields[0].decode("ascii"), int(fields[1]), int(fields[3]), int(fields[19]))
     except (OSError, ValueError, IndexError):
         return None
+
+
+def own_stat(pid: int, pulse: Pulse) -> Optional[Stat]:
+    """Return the entry of this process or of a child of it, which is certainly there.
+
+    A simulated process table has ticks of its own, and shows a process a moment later.
+    """
+    clock = time.monotonic() + (SHOWN_S if HOST_ROOT else 0.0)
+    while True:
+        stat = stat_of_process(pid)
+        if stat is not None or time.monotonic() >= clock:
+            return stat or stat_of_process(pid, "/proc")
+        pulse.wait(0.02)
 
 
 def process_table() -> Dict[int, Stat]:
@@ -193,19 +209,16 @@ class Members:
         below: Dict[int, List[int]] = {}
         for pid, stat in table.items():
             below.setdefault(stat.ppid, []).append(pid)
-        roots = [member.id.pid for member in self.living]
+        found = [pid for member in self.living for pid in below.get(member.id.pid, ())]
         if self.child:
             # Orphans of a server that we started come to us. What we run ourselves is in our own session.
             session = os.getsid(0)
-            roots += [pid for pid in below.get(os.getpid(), ()) if table[pid].session != session]
-            for pid in roots:
-                if self._is_new(pid, table[pid]):
-                    self._add(pid, table[pid])
-        while roots:
-            for pid in below.get(roots.pop(), ()):
-                if self._is_new(pid, table[pid]):
-                    self._add(pid, table[pid])
-                    roots.append(pid)
+            found += [pid for pid in below.get(os.getpid(), ()) if table[pid].session != session]
+        while found:
+            pid = found.pop()
+            if self._is_new(pid, table[pid]):
+                self._add(pid, table[pid])
+                found += below.get(pid, ())
         if self.run:
             session = self.leader.id.pid
             head = table.get(session)

@@ -7,13 +7,13 @@ import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ..agent.arguments import masked_argv, masked_env
-from ..agent.base import ME
+from ..agent.base import HOST_ROOT, ME
 from ..agent.processes import owner_of
 from .asking import Door
 from .commands import Command, main_pid
 from .desk import Clock, Desk
 from .launching import LaunchFailed, environment, folder_of, log_of, spawn
-from .members import Members, process_table, run_of, stat_of_process, title_of
+from .members import Members, own_stat, process_table, run_of, stat_of_process, title_of
 from .orders import Launch, ProcessId
 from .readiness import EVERY_S, Readiness
 
@@ -59,6 +59,10 @@ class Start:
         else:
             _adopt_orphans()
             leader = spawn(launch, self._env, log, desk.pulse, self._recorded, frame)
+            stat = own_stat(leader.pid, desk.pulse) if HOST_ROOT else None
+            if stat is not None and stat.ticks != leader.ticks:
+                leader.ticks = stat.ticks
+                self._recorded(leader)
             self.members = self._members_of(leader, child=True)
         record.progress["launched"] = True
         record.audit("launch", argv=record.data["argv"] or launch.manager, pid=self.members.leader.id.pid, log=log)
@@ -122,7 +126,8 @@ class Start:
         if not told and not living:
             return None
         leader = ProcessId.of(told) if told else living[0]
-        start.members = start._members_of(leader, living, child=False)
+        stat = stat_of_process(leader.pid, "/proc")
+        start.members = start._members_of(leader, living, child=stat is not None and stat.ppid == os.getpid())
         start.members.scan()
         if not start.members.living:
             return None
