@@ -264,11 +264,20 @@ class PresetsArrived(Message):
 class TuneRequested(Asked):
     """Ask what a wish would change, and whether it can be done; answered by `TuneArrived`, with `check` twice."""
 
-    def __init__(self, reply_to: MessagePump, host: str, wish: Wish, *, check: bool = False) -> None:
+    def __init__(
+        self, reply_to: MessagePump, host: str, wish: Wish, *, check: bool = False, purpose: str = ""
+    ) -> None:
         super().__init__(reply_to, host)
         self.wish = wish
         self.check = check
         """True: also ask the host for the facts of the checks."""
+        self.purpose = purpose
+        """The caller's name for the request; it comes back with the answer."""
+
+    @property
+    def topic(self) -> str:
+        """Name of the topic, one per purpose: what is shown may change while an answer is to be confirmed."""
+        return f"{type(self).__name__} {self.purpose}"
 
 
 class TuneArrived(Message):

@@ -41,8 +41,8 @@ def stop_words(stop: StopOrder) -> list[str]:
 
 
 def ladder_words(stop: StopOrder) -> str:
-    """Return the ladder of signals alone: `TERM to its main process, 30 s; then KILL to each process of it ...`."""
-    return "; then ".join(signal_words(step) for step in stop.steps)
+    """Return the ladder of signals alone: `TERM to its main process (30 s), KILL to each process of it ...`."""
+    return ", ".join(f"{step.signal} to {_TARGETS.get(step.to, step.to)} ({_time(step.wait_s)})" for step in stop.steps)
 
 
 def signal_words(step: StopStep) -> str:
@@ -54,9 +54,12 @@ def start_words(launch: LaunchOrder) -> str:
     """Return how a server is started."""
     if launch.manager:
         return shlex.join(launch.manager)
-    what = launch.preset or launch.title or "the server"
-    where = f", its log in {launch.log_dir}" if launch.log_dir else ", its log in the folder of the run"
-    return f"start {what}, detached from this terminal{where}"
+    return f"start {launch.preset or launch.title or 'the server'}, {detached_words(launch)}"
+
+
+def detached_words(launch: LaunchOrder) -> str:
+    """Return that a server is started apart from this terminal, and where its log goes."""
+    return f"detached from this terminal, log in {launch.log_dir or 'the folder of the run'}"
 
 
 def ready_words(launch: LaunchOrder) -> str:

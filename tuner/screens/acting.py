@@ -161,7 +161,7 @@ class Acting(TunerScreen):
         if message.run and self.ENTRY != "tune" and self.is_current:
             self.post_message(ScreenRequested("tune"))
         if not message.run:
-            self.notify(clean(f"{message.asked.words}: done"), timeout=4, markup=False)
+            self.notify(clean(f"{message.asked.words}: {message.hint or 'done'}"), timeout=6, markup=False)
 
     # Acts ---------------------------------------------------------------------------------------------------------
 
