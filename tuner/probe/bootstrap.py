@@ -70,8 +70,9 @@ def argv() -> tuple[str, ...]:
 
 # The modules become real ones, so that what is tested in its folder is what runs on a host. Each is found in
 # sys.modules when another imports it, without a look at the file system. Their file names have angle brackets, so that
-# a traceback does not look for source lines either.
-_LOADER = """
+# a traceback does not look for source lines either. Those that only functions import are compiled when one first does.
+_LOADER = """\
+later = {later!r}
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -81,16 +82,39 @@ def add(name, is_package):
     module.__spec__ = ModuleSpec(name, None, is_package=is_package)
     return module
 
+def run(module, source):
+    exec(compile(source, "<gputuner-probe/%s.py>" % module.__name__.partition(".")[2], "exec"), module.__dict__)
+
+class Later:
+    sources = {{}}
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return ModuleSpec(name, cls) if name in cls.sources else None
+
+    @staticmethod
+    def create_module(spec):
+        return None
+
+    @classmethod
+    def exec_module(cls, module):
+        run(module, cls.sources[module.__name__])
+
+sys.meta_path.insert(0, Later)
 add("gputuner_probe", True).__path__ = []
 while parts:
-    name = parts.pop(0).decode()
-    module = add("gputuner_probe." + name, False)
-    exec(compile(parts.pop(0), "<gputuner-probe/%s.py>" % name, "exec"), module.__dict__)
-module.main()
+    name = "gputuner_probe." + parts.pop(0).decode()
+    if name in later:
+        Later.sources[name] = parts.pop(0)
+    else:
+        run(add(name, False), parts.pop(0))
+sys.modules[name].main()
 """
 
 _IMPORT = re.compile(r"^from \.(\w+) import ", re.M)
-"""Matches the imports of other modules that are executed. Indented imports are for the type checker only."""
+"""Matches the imports of other modules that are executed at once. Indented ones are for the type checker only, or in a
+function that few probes call."""
+_MAIN = "probe"
 
 
 @lru_cache(maxsize=1)
@@ -101,8 +125,15 @@ def payload() -> bytes:
     time: the parser takes a hundred bytes for each byte of source, and Python returns little of that. All at once would
     be a third of the probe's memory on the host.
     """
-    parts = [_LOADER]
-    for name, source in modules().items():
+    sources = modules()
+    at_once, wanted = set[str](), [_MAIN]
+    while wanted:
+        name = wanted.pop()
+        if name not in at_once:
+            at_once.add(name)
+            wanted += _IMPORT.findall(sources[name])
+    parts = [_LOADER.format(later=[f"gputuner_probe.{name}" for name in sources if name not in at_once])]
+    for name, source in sources.items():
         parts += name, source
     packed = zlib.compress("\0".join(parts).encode())
     return b"%d\n" % len(packed) + packed
@@ -116,7 +147,7 @@ def modules() -> dict[str, str]:
     """
     sources = _sources("tuner.probe.agent")
     order = TopologicalSorter({name: sorted(_IMPORT.findall(source)) for name, source in sources.items()})
-    return {name: sources[name] for name in order.static_order()}
+    return {name: sources[name] for name in sorted(order.static_order(), key=lambda name: name == _MAIN)}
 
 
 # The program of a run's supervisor. It is a file on the host, so that it can be started again. Its modules are
