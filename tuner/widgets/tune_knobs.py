@@ -23,6 +23,7 @@ _HARMS = {
     Harm.SLOW: "known to be slow",
     Harm.IGNORED: "has no effect",
     Harm.CONFLICT: "contradicts another value",
+    Harm.SILENT: "hides what gputuner reads",
 }
 _COMPLETIONS = 6
 """Most knobs that are offered while a name is typed."""
@@ -162,7 +163,8 @@ def said_of(each: PlanKnob, value: Any) -> Said:
     harm = next((one for one in alone if describes(one, value)), None)
     if harm is None:
         return Said(bounds(each))
-    return Said(f"{_HARMS[harm.outcome]}: {clean(harm.why)}", "bad" if harm.outcome in _SERIOUS else "warn")
+    words = _HARMS.get(harm.outcome, f"known to do harm ({harm.outcome})")
+    return Said(f"{words}: {clean(harm.why)}", "bad" if harm.outcome in _SERIOUS else "warn")
 
 
 def bounds(each: PlanKnob) -> str:
