@@ -27,7 +27,8 @@ class Change(Struct, frozen=True, kw_only=True):
     then: Any = None
     """Value after the change; None: left to the engine."""
     source: str = ""
-    """Where `now` comes from: `argv`, `environment`, `settings` or `default`; empty: no server runs."""
+    """Where `now` comes from: `argv`, `environment`, `settings` (which the engine resolved), `file` (one that sets it
+    behind the scenes), `log` (which says so), or `default`; empty: no server runs."""
     drift: str = ""
     """What of it is not as set, in words: set but ignored, set elsewhere. Empty: nothing."""
 
