@@ -24,6 +24,8 @@ _SOURCES = {
     "argv": "from its arguments",
     "environment": "from its environment",
     "settings": "resolved by the engine",
+    "file": "set by a file",
+    "log": "as its log says",
     "default": "the default",
 }
 _VERDICTS: dict[Verdict, tuple[str, str]] = {
