@@ -35,8 +35,8 @@ class _File(Struct, frozen=True, kw_only=True):
     expect: tuple[Expectation, ...] = ()
     extends: tuple[str, ...] = ()
     args: dict[str, Any] = {}
-    env: dict[str, str | int | float] = {}
-    flags: dict[str, str | int | float] = {}
+    env: dict[str, str | bool | int | float] = {}
+    flags: dict[str, str | bool | int | float] = {}
     unset: tuple[str, ...] = ()
 
 

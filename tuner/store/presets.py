@@ -79,9 +79,7 @@ def _fill(document: tomlkit.TOMLDocument, preset: Preset) -> None:
 
 def _fields(preset: Preset) -> dict[str, Any]:
     """Return the fields in the order in which they are written: tables last, as TOML wants it."""
-    needs = {
-        name: value for name, value in msgspec.to_builtins(preset.requires).items() if value not in (None, "", [], {})
-    }
+    needs = {name: value for name, value in msgspec.to_builtins(preset.requires).items() if value}
     return {
         "title": preset.title,
         "engine": preset.engine,

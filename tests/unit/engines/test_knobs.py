@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.support.golden_starts import last_start
 from tuner.core.engine import Engine
+from tuner.core.knobs import flags_of
 from tuner.core.versions import in_range, parse_version
 from tuner.domain.knobs import KnobKind
 from tuner.engines import load_engines
@@ -48,6 +50,8 @@ def test_every_entry_proves_itself(path: Path) -> None:
         (GOOD.replace('title = "what it is"', 'title = "x"\ncolour = 1'), 2, "colour"),
         (GOOD.replace('version = "1.1"', 'version = "new"'), 2, "no version"),
         (GOOD.replace('newest = "1.2"', "newest ="), 1, "is not TOML"),
+        (GOOD + '[[knob.hazard]]\noutcome = "hang"\nwhy = "w"\n', 2, "a hazard of knob a names no values"),
+        (GOOD + '[[knob.hazard]]\nvalue = 1\noutcome = "boom"\nwhy = "w"\n', 2, "boom"),
     ],
 )
 def test_what_is_wrong_is_refused_with_its_line(tmp_path: Path, text: str, line: int, words: str) -> None:
@@ -56,6 +60,56 @@ def test_what_is_wrong_is_refused_with_its_line(tmp_path: Path, text: str, line:
     with pytest.raises(CatalogError, match=words) as caught:
         read_knobs(path)
     assert caught.value.line == line
+
+
+def test_a_hazard_that_names_no_knob_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "knobs.toml"
+    hazard = '[[knob.hazard]]\nvalue = 1\noutcome = "hang"\nwhy = "w"\ngiven = { b = true }\n'
+    path.write_text(GOOD.replace("[[knob.example]]", hazard + "[[knob.example]]"), "utf-8")
+    with pytest.raises(CatalogError, match="names b, which is no knob") as caught:
+        load_knobs(path)
+    assert caught.value.line == 2
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
+def test_versions_are_in_order_and_end_with_the_newest(engine: Engine) -> None:
+    knobs = engine.knobs()
+    assert list(knobs.versions) == sorted(knobs.versions, key=lambda version: parse_version(version) or ())
+    assert knobs.versions[-1] == knobs.newest
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
+def test_a_flag_means_one_knob(engine: Engine) -> None:
+    """Two knobs of one flag would leave it to their order which one a command line sets."""
+    meant: dict[str, str] = {}
+    for knob in engine.knobs().values():
+        for flag in flags_of(knob):
+            assert meant.setdefault(flag, knob.name) == knob.name, flag
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
+def test_an_opposite_is_no_name_of_another_knob(engine: Engine) -> None:
+    knobs = engine.knobs()
+    for knob in knobs.values():
+        if knob.opposite:
+            assert knob.opposite not in knobs
+            named = knobs.named(knob.opposite)
+            assert named is not None
+            assert (named.knob.name, named.opposite, named.turned(True)) == (knob.name, True, False)
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
+def test_hazards_read_as_sentences_and_each_can_be_met(engine: Engine) -> None:
+    for knob in engine.knobs().values():
+        for hazard in knob.hazards:
+            text = f"{knob.name}: {hazard.why}"
+            assert not hazard.why.endswith("."), text
+            assert not hazard.way_out.endswith("."), text
+            assert len(hazard.why) < 160, text
+            assert re.compile(hazard.pattern)
+            spans = [spelled.versions for spelled in knob.spellings]
+            meets = [v for v in engine.knobs().versions if in_range(parse_version(v) or (), hazard.versions)]
+            assert any(in_range(parse_version(v) or (), span) for v in meets for span in spans), text
 
 
 def test_a_missing_file_is_a_catalogue_error(tmp_path: Path) -> None:
