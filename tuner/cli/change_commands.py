@@ -22,8 +22,8 @@ _drain = click.option(
 
 
 @example(
-    "gputuner apply root@gpu-box-1 nccl-2-channels",
-    "gputuner apply root@gpu-box-1 base-88 --set max_running_requests=64 --yes --auto-rollback --json",
+    "gputuner apply root@gpu-box-1 nccl-two-channels",
+    "gputuner apply root@gpu-box-1 sglang-fraction-88 --set max_running_requests=64 --yes --auto-rollback --json",
     "gputuner apply root@gpu-box-1 --set mem_fraction_static=0.9 --dry-run",
     "gputuner apply root@gpu-box-1 --back",
 )
