@@ -55,7 +55,7 @@ def apply(target: Target, options: Options) -> int:
 
     async def whole() -> Told:
         async with connected(target, retry=True, dry_run=options.dry_run) as (session, ask):
-            state = await settled(session, ask)
+            state = await settled(session, ask, speed=False)
             return await _Change(session, ask, printer, options, presets, recipe).carried_out(state)
 
     return ended(run(whole()), printer, as_json=options.as_json)
@@ -68,7 +68,7 @@ def resume(target: Target, *, back: bool, options: Options) -> int:
 
     async def whole() -> Told:
         async with connected(target, retry=True, dry_run=options.dry_run) as (session, ask):
-            state = await settled(session, ask)
+            state = await settled(session, ask, speed=False)
             left = next(iter(runs.interrupted(state)), None)
             if left is None:
                 return Told(host=state.name, code=PROBLEM, outcome="refused", reason="no run was interrupted there")
@@ -97,7 +97,7 @@ def clean(target: Target, options: Options) -> int:
 
     async def whole() -> Told:
         async with connected(target, retry=True, dry_run=options.dry_run) as (session, ask):
-            state = await settled(session, ask)
+            state = await settled(session, ask, speed=False)
             about = f"{state.name}: removes ~/.gputuner: {len(state.runs)} runs with their logs, lease and audit"
             if not await _confirmed(ask, options, about, "Remove it? y or n [n]: "):
                 return Told(host=state.name, code=PROBLEM, outcome="declined")
@@ -184,7 +184,7 @@ class _Change:
     async def _tuned(self, state: HostState, wish: Wish) -> Tuning:
         """Return the wish put together, with the host's facts."""
         run_id, operator = new_run_id(), self._session.operator
-        past = await asyncio.to_thread(past_of, state, self._recipe) if not wish.server else ()
+        past = await asyncio.to_thread(past_of, self._session) if not wish.server else ()
         if self._options.take_over and not state.lease.mine:
             # It is taken over before the order is sent, so its present holder refuses nothing.
             state = msgspec.structs.replace(state, lease=Lease(holder=operator, mine=True))

@@ -8,18 +8,18 @@ from typing import Any
 
 from tuner.cli.paper import Paper
 from tuner.cli.plan import table_lines, verdict_lines
+from tuner.core import run_words as words
 from tuner.core.finding_words import sureness
 from tuner.core.order_words import steps_of
 from tuner.core.remedies import as_typed, order, typed
 from tuner.core.report_plan import plan_report
-from tuner.core.run_words import leftover_words, operator_name
 from tuner.domain.findings import Finding
 from tuner.domain.knobs import KnobKind
 from tuner.domain.preflight import Check, Verdict
 from tuner.domain.runs import RunRecord
 from tuner.domain.state import HostState, ServerState
 from tuner.domain.tuning import Change, Tuning
-from tuner.units import format_duration
+from tuner.units import format_duration, format_gib
 
 _LABEL = 10
 _INKS = {Verdict.OK: "good", Verdict.WARN: "warn", Verdict.FAIL: "bad", Verdict.UNKNOWN: "warn", Verdict.NOTE: "note"}
@@ -33,7 +33,7 @@ def tuning_lines(tuning: Tuning, state: HostState, server: ServerState | None, p
         yield from paper.wrapped(server_words(state, server), label="server", hang=_LABEL)
     if tuning.launch is not None:
         yield from paper.wrapped(tuning.launch.title or "as it was", label="start", hang=_LABEL)
-    for change in tuning.changes:
+    for change in tuning.changes if server is not None else ():
         yield from paper.wrapped(change_words(change), label="change" if change.changed else "drift", hang=_LABEL)
     notes = tuning.launch.notes if tuning.launch is not None else ()
     for note in notes:
@@ -149,11 +149,16 @@ def finding_lines(findings: Sequence[Finding], paper: Paper) -> Iterator[str]:
 
 def end_lines(run: RunRecord, paper: Paper) -> Iterator[str]:
     """Yield what a run left: memory that came back, processes that did not go."""
-    for gpu in run.memory:
-        after = "not read" if gpu.after_bytes is None else f"{(gpu.before_bytes - gpu.after_bytes) / (1 << 30):.2f}"
-        text = f"GPU {gpu.gpu}: {after} GiB came back of {gpu.held_bytes / (1 << 30):.2f}"
+    if words.memory_is_back(run):
+        held = sum(gpu.held_bytes for gpu in run.memory)
+        gpus = f"{len(run.memory)} GPUs" if len(run.memory) > 1 else f"GPU {run.memory[0].gpu}"
+        yield from paper.wrapped(f"{gpus}: all {format_gib(held)} GiB came back", label="memory", hang=_LABEL)
+    for gpu in run.memory if not words.memory_is_back(run) else ():
+        back = None if gpu.after_bytes is None else max(0, gpu.before_bytes - gpu.after_bytes)
+        told = "it was not read how much" if back is None else f"{format_gib(back)} GiB"
+        text = f"GPU {gpu.gpu}: {told} came back of {format_gib(gpu.held_bytes)} GiB"
         yield from paper.wrapped(text, label="memory", hang=_LABEL)
     for left in run.leftovers:
-        yield from paper.wrapped(leftover_words(left), label="left over", hang=_LABEL)
+        yield from paper.wrapped(words.leftover_words(left), label="left over", hang=_LABEL)
     if run.cancelled_by is not None:
-        yield from paper.wrapped(operator_name(run.cancelled_by), label="cancelled", hang=_LABEL)
+        yield from paper.wrapped(words.operator_name(run.cancelled_by), label="cancelled", hang=_LABEL)

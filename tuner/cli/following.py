@@ -123,8 +123,20 @@ class Follower:
         return None
 
     def _tell(self, run: RunRecord, state: HostState) -> None:
-        if run.new is not None and not run.going_back:
-            self._failed = (run.new.pid, run.new.start_ticks)
+        self._tell_steps(run, state)
+        if run.new is not None:
+            if not run.going_back:
+                self._failed = (run.new.pid, run.new.start_ticks)
+            self._once(f"           started: pid {run.new.pid}" + (f", log {run.log}" if run.log else ""))
+        if run.failure:
+            self._once(f"           failed: {run.failure}")
+
+    def _once(self, line: str) -> None:
+        if (-1, line) not in self._told:
+            self._told.add((-1, line))
+            self._say(plain(line))
+
+    def _tell_steps(self, run: RunRecord, state: HostState) -> None:
         for number, step in enumerate(run.steps):
             last = number == len(run.steps) - 1
             for key, line in _step_lines(run, number, step, state, last=last):

@@ -154,9 +154,19 @@ async def until(session: Session, ask: TerminalAsk, true: Callable[[HostState], 
     raise ConnectionFailed(f"{session.state.name} was not reached", link.reason or "", ask.refusal or "")
 
 
-async def settled(session: Session, ask: TerminalAsk) -> HostState:
-    """Return the first complete state, or an incomplete one after `SETTLE_S` seconds."""
+async def settled(session: Session, ask: TerminalAsk, *, speed: bool = True) -> HostState:
+    """Return the first complete state, or an incomplete one after `SETTLE_S` seconds.
+
+    Args:
+        session: A session that runs.
+        ask: What asks its questions.
+        speed: False: it is complete without the speed of a server, for which two readings are needed.
+    """
+
+    def complete(state: HostState) -> bool:
+        return not any(speed or part.what != "speed" for part in missing(state))
+
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SETTLE_S):
-            return await until(session, ask, lambda state: not missing(state))
+            return await until(session, ask, complete)
     return session.state

@@ -21,6 +21,7 @@ from tuner.domain.state import HostState, ServerState
 from tuner.domain.tuning import Wish
 from tuner.errors import TunerError, UsageProblem
 from tuner.paths import history_file
+from tuner.session.session import Session
 from tuner.store.history import History
 from tuner.store.recipes import load_recipe, load_recipes
 
@@ -101,16 +102,10 @@ def server_meant(state: HostState, options: Options, recipe: Recipe | None) -> S
     return ended
 
 
-def past_of(state: HostState, recipe: Recipe | None) -> tuple[Start, ...]:
-    """Return the starts of a recipe's LLM that were watched on the host, newest first."""
-    if recipe is None:
-        return ()
-    kept = History(history_file()).memories(state.name)
-    return tuple(
-        each.start
-        for each in kept
-        if each.engine == recipe.engine and recipe.model in (None, each.model, each.start.model)
-    )
+def past_of(session: Session) -> tuple[Start, ...]:
+    """Return the starts that were watched on the host, newest first."""
+    file = Path(session.target.options.get("history") or history_file())
+    return tuple(record.start for record in History(file).memories(session.state.name))
 
 
 def wish_of(

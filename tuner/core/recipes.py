@@ -260,6 +260,8 @@ def _folder(path: str | None) -> str | None:
     """Return the folder of a log; None for what is no file that a folder has."""
     if path is None or not path.startswith("/") or path.startswith(("/dev/", "/proc/")) or path.endswith(_DELETED):
         return None
+    if "/.gputuner/" in path:
+        return None  # the folder of the run that started it: the next run has one of its own
     return posixpath.dirname(path)
 
 

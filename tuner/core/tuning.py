@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from tuner.core import runs
+from tuner.core.differences import llm
 from tuner.core.drift import changes as changes_of
 from tuner.core.engine import Engine
 from tuner.core.gates import hardware_of
@@ -33,7 +34,7 @@ from tuner.domain.preflight import Check, Verdict
 from tuner.domain.presets import Preset
 from tuner.domain.recipe import MASK, Launch, Recipe
 from tuner.domain.runs import Operator, RunRecord
-from tuner.domain.starts import Start
+from tuner.domain.starts import Start, named_model
 from tuner.domain.state import HostState, ServerState
 from tuner.domain.tuning import Change, Tuning, Wish
 from tuner.errors import TunerError
@@ -111,6 +112,7 @@ def tune(
             changes = _changes(state, server, start, facts)
             plan = UNSEEN
             if start.launch is not None and start.launch.argv:
+                past = _of_the_llm(past, start)
                 base = base_of(state, server, past)
                 plan = planned(
                     state, server, forecast_changes(start.launch, changes, start.engine, base), engines, past
@@ -261,6 +263,18 @@ def _version(recipe: Recipe, server: ServerState | None) -> str | None:
     return running or recipe.version
 
 
+def _of_the_llm(past: Sequence[Start], start: _Start) -> tuple[Start, ...]:
+    """Return the earlier starts of the LLM that a launch serves."""
+    if start.launch is None or start.engine is None:
+        return ()
+    named = named_model(settings_of(start.launch.argv, start.engine))
+    return tuple(
+        each
+        for each in past
+        if each.engine == start.engine.name and named and each.model and llm(each.model) == llm(named)
+    )
+
+
 def _installed(facts: Mapping[str, Any] | None) -> str | None:
     fact = (facts or {}).get("version")
     told = fact.get("version") if isinstance(fact, Mapping) else None
@@ -344,12 +358,12 @@ def _taken(server: ServerState | None, start: _Start) -> frozenset[str]:
 def _ask(server: ServerState | None, start: _Start) -> Any:
     launch, engine = start.launch, start.engine
     command: tuple[str, ...] = ()
-    llm = ""
+    model = ""
     if launch is not None and engine is not None and launch.argv:
         command = engine.command_line(launch.argv).command
-        llm = str(next((settings_of(launch.argv, engine).get(name) for name in ("model_path", "model")), None) or "")
-        llm = llm or (start.recipe.model if start.recipe is not None else None) or ""
-    return asked_of(launch, server, engine, command=command, llm=llm, flags_known=start.flags is not None)
+        model = named_model(settings_of(launch.argv, engine)) or ""
+        model = model or (start.recipe.model if start.recipe is not None else None) or ""
+    return asked_of(launch, server, engine, command=command, llm=model, flags_known=start.flags is not None)
 
 
 def _server_troubles(wish: Wish, server: ServerState | None) -> list[Check]:
