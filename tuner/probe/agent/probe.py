@@ -12,9 +12,8 @@ import sys
 import threading
 import time
 import zlib
-from typing import Callable, Dict, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Set, Tuple
 
-from .acts import Door
 from .base import ME, PROC, Json, text_of, until_beat, user_name
 from .checks import checks, hidepid
 from .children import Children
@@ -30,6 +29,9 @@ from .runs_watch import RunsWatch
 from .search import Searches, read_part
 from .server import Server
 from .tail import Tail
+
+if TYPE_CHECKING:
+    from .acts import Door
 
 PROTOCOL = 1
 
@@ -48,7 +50,8 @@ class Probe:
         self.host = HostReader(self)
         self.lease = LeaseKeeper(self.out)
         self.runs = RunsWatch(self, self.lease)
-        self.door = Door(self, self.lease, self.runs)
+        self._door: Optional[Door] = None
+        self._door_lock = threading.Lock()
         self.ending = False
         self.interval_s = 1.0
         self.tail_bytes = 262_144
@@ -130,6 +133,16 @@ class Probe:
         if server is None or server.tail is None:
             raise OSError("there is no such server")
         return server.tail
+
+    @property
+    def door(self) -> Door:
+        """Return what carries out acts. It is compiled when it is first asked for: most probes only watch."""
+        from .acts import Door
+
+        with self._door_lock:
+            if self._door is None:
+                self._door = Door(self, self.lease, self.runs)
+            return self._door
 
     def server_of(self, key: str) -> Optional[Server]:
         """Return a server that runs or has ended; None where there is none."""
