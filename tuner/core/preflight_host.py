@@ -144,10 +144,10 @@ def _rights(case: Case) -> Iterator[Check]:
     if fact.missing:
         yield fact.unknown("rights", title)
         return
-    owner = fact.text("server_user")
+    owner, me = fact.text("server_user"), fact.text("user") or case.user
     may = fact.value("may")
     if case.server is not None and may is False:
-        detail = f"{case.user} may not stop the server of {owner or 'another user'} ({fact.text('why')})"
+        detail = f"{me} may not stop the server of {owner or 'another user'} ({fact.text('why')})"
         yield fail("rights", title, detail.replace(" ()", ""), f"connect as {owner or 'its user'} or as root")
         return
     if case.server is not None and may is None:
@@ -157,12 +157,12 @@ def _rights(case: Case) -> Iterator[Check]:
         detail = f"{fact.text('folder')} may not be written: no run can be recorded there"
         yield fail("rights", title, detail, "give this user a home folder that it may write, or make room there")
         return
-    if case.server is not None and owner and owner != case.user and case.launch is not None:
-        detail = f"the running server is {owner}'s, and the new one would be {case.user}'s, with other files and limits"
-        yield fail("rights", title, detail, f"connect as {owner}; as {case.user} it can only be stopped")
+    if case.server is not None and owner and owner != me and case.launch is not None:
+        detail = f"the running server is {owner}'s, and the new one would be {me}'s, with other files and limits"
+        yield fail("rights", title, detail, f"connect as {owner}; as {me} it can only be stopped")
         return
-    detail = "" if case.server is None else f"{case.user} may stop it"
-    yield check("rights", title, Verdict.OK, detail or f"as {case.user}")
+    detail = "" if case.server is None else f"{me} may stop it"
+    yield check("rights", title, Verdict.OK, detail or f"as {me}")
 
 
 def _manager(case: Case) -> Iterator[Check]:
