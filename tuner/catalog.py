@@ -117,8 +117,8 @@ def read_preset(path: Path) -> Preset:
         values = content.get(table)
         for key, value in values.items() if isinstance(values, dict) else ():
             if not isinstance(value, str | int | float):
-                line = lines.get(f"{table}.{key}", lines.get(table))
-                raise CatalogError(path, line, f"{table}.{key} is no text", "Write one text or number")
+                at_key = lines.get(f"{table}.{key}", lines.get(table))
+                raise CatalogError(path, at_key, f"{table}.{key} is no text", "Write one text or number")
     if isinstance(content.get("extends"), str):
         content["extends"] = [content["extends"]]
     return _preset(path, _converted(path, content, lines), text, lines)

@@ -91,17 +91,17 @@ def overlay(
         version: Its version; None: the newest known.
         changes: Overrides that win over the preset: knob name to value; None leaves it to the engine.
         base: As in `core.hazards.dangers`: the other values of the server; None: not known.
-        hardware: The GPUs of the host; None: what the preset itself requires.
+        hardware: The GPUs of the host; what is not known of them is taken to be as the preset requires.
     """
     speller = _spelled(preset, table, engine, version, changes)
-    speller.judge(base, [hardware] if hardware is not None else _assumed(preset.requires))
+    speller.judge(base, _cards(preset.requires, hardware or Hardware()))
     return speller.overlay()
 
 
 def faults(preset: Preset, table: KnobTable, engine: str, version: str | None) -> tuple[Fault, ...]:
     """Return why a resolved preset must not be applied to one version of an engine; empty: it may be."""
     speller = _spelled(preset, table, engine, version, {})
-    speller.judge(None, _assumed(preset.requires))
+    speller.judge(None, _cards(preset.requires, Hardware()))
     return tuple(dict.fromkeys(speller.faults))
 
 
@@ -121,15 +121,19 @@ def _spelled(
     return speller
 
 
-def _assumed(needs: Requires) -> list[Hardware]:
-    """Return the GPUs that a preset asks for, as far as it does: one value for each compute capability."""
+def _cards(needs: Requires, known: Hardware) -> list[Hardware]:
+    """Return the GPUs that hazards are judged for: as they are known, else as the preset requires them.
+
+    There is one value for each compute capability that the preset allows, unless it is known.
+    """
+    nvlink = {"nvlink": True, "pcie": False}.get(needs.interconnect)
     return [
         Hardware(
-            full_nvlink={"nvlink": True, "pcie": False}.get(needs.interconnect),
+            full_nvlink=nvlink if known.full_nvlink is None else known.full_nvlink,
             capability=capability,
-            iommu=False if needs.iommu == "off" else None,
+            iommu=(False if needs.iommu == "off" else None) if known.iommu is None else known.iommu,
         )
-        for capability in needs.compute or ("",)
+        for capability in ((known.capability,) if known.capability else needs.compute or ("",))
     ]
 
 
@@ -270,6 +274,8 @@ class _Speller:
 
     def judge(self, base: Mapping[str, Any] | None, hardware: Sequence[Hardware]) -> None:
         """Add what the known hazards say of the values on any of some hosts."""
+        if self._preset.requires.iommu and any(card.iommu is False for card in hardware):
+            self._notes.append("that IOMMU and ACS are off is the operator's word: the host does not tell it")
         met = [
             danger
             for card in hardware

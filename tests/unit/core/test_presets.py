@@ -315,6 +315,12 @@ class TestHazards:
         assert sglang(one, hardware=Hardware(iommu=True)).problems
         assert sglang(preset(env={"NCCL_PROTO": "LL128"}), hardware=Hardware(full_nvlink=True)).problems == ()
 
+    def test_what_is_not_known_of_the_host_is_as_the_preset_requires_it(self) -> None:
+        one = preset(env={"NCCL_P2P_LEVEL": "SYS"}, requires=Requires(iommu="off"))
+        laid = sglang(one, hardware=Hardware(full_nvlink=False, capability="12.0"))
+        assert laid.problems == ()
+        assert any("the operator's word" in note for note in laid.notes)
+
     def test_a_backend_for_another_card_ends_the_start(self) -> None:
         one = preset(args={"attention_backend": "fa3"})
         assert sglang(one).problems == ()
