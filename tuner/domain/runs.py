@@ -11,6 +11,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from tuner.domain.recipe import Recipe
+
 
 class Operator(Struct, frozen=True, kw_only=True):
     """Who acts."""
@@ -138,6 +140,8 @@ class LaunchOrder(Struct, frozen=True, kw_only=True):
     """Seconds that starts usually take, for the countdown."""
     preset: str = ""
     title: str = ""
+    recipe: Recipe | None = None
+    """The recipe over which the preset was laid, so that the next one is laid over the same; None: it is not known."""
     stop: tuple[StopStep, ...] = ()
     """The ladder that ends it if it fails or is cancelled."""
 
@@ -231,7 +235,7 @@ class MemoryBack(Struct, frozen=True, kw_only=True):
     before_bytes: int
     """Before the first signal."""
     held_bytes: int
-    """Of that, what the stopped server held."""
+    """Part of `before_bytes` that the stopped server held."""
     after_bytes: int | None = None
     """After its end, at the last look."""
 
@@ -243,6 +247,8 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     operator: Operator
     preset: str = ""
     title: str = ""
+    recipe: Recipe | None = None
+    """As `LaunchOrder.recipe` of what was to be started."""
     began_at: float
     """Host wall clock, as all times here."""
     updated_at: float
