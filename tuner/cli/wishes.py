@@ -68,7 +68,7 @@ def named(options: Options) -> tuple[Mapping[str, Preset], Recipe | None]:
     wrong = next((each for each in recipes.problems if each.path.stem == options.recipe), None)
     if wrong is not None:
         raise wrong
-    there = ", ".join(recipes.found) or "none yet: `gputuner recipe HOST` reads one off a running server"
+    there = ", ".join(recipes.found) or "none yet: `gputuner recipe read HOST --save` makes one"
     raise UsageProblem(f"There is no recipe {plain(options.recipe, 60)}", "", f"There are {there}")
 
 

@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from tuner.core.arguments import flag_key, spellings
 from tuner.core.engine import Engine
 from tuner.core.knobs import KnobTable
@@ -129,15 +131,10 @@ def lay_over(
     kept = [each for each in line.arguments if not gone.takes(each)]
     argv = (*line.command, *_words(kept), *overlay.argv)
     env = {name: value for name, value in recipe.env.items() if name not in overlay.unset_env} | overlay.env
-    unset = dict.fromkeys(name for name in overlay.unset_env if name not in overlay.env)
-    if server is not None and recipe.like == f"server:{server.identity.key}":
-        for name, value in (server.identity.env or {}).items():
-            if name not in env and not of_session(name) and len(value) < _LONGEST_VALUE:
-                unset[name] = None
-    return Launch(
+    launch = Launch(
         argv=argv,
         env=env,
-        unset=tuple(unset),
+        unset=tuple(name for name in overlay.unset_env if name not in overlay.env),
         cwd=recipe.cwd,
         log_dir=recipe.log_dir,
         port=_port(argv, recipe, engine),
@@ -148,6 +145,22 @@ def lay_over(
         notes=(*overlay.notes, *gone.notes, *_of_file(kept, overlay)),
         problems=overlay.problems,
     )
+    return launch if server is None else without_rest(launch, server)
+
+
+def without_rest(launch: Launch, server: ServerState) -> Launch:
+    """Return a launch that takes no variable from the server that it is `like`, beside those of its own recipe.
+
+    Those of the login session, and those that are too long for a recipe, are still inherited.
+    """
+    if launch.like != f"server:{server.identity.key}":
+        return launch
+    rest = {
+        name: None
+        for name, value in (server.identity.env or {}).items()
+        if name not in launch.env and not of_session(name) and len(value) < _LONGEST_VALUE
+    }
+    return msgspec.structs.replace(launch, unset=tuple(dict.fromkeys(launch.unset) | rest))
 
 
 class _Gone:

@@ -23,7 +23,7 @@ from tuner.core.planned import base_of, forecast_changes, planned
 from tuner.core.preflight import ask as asked_of
 from tuner.core.preflight import judge
 from tuner.core.presets import overlay, resolve, unmet
-from tuner.core.recipes import lay_over, read_recipe
+from tuner.core.recipes import lay_over, read_recipe, without_rest
 from tuner.core.respawn import keeper
 from tuner.core.run_words import aim, way_on
 from tuner.core.switching import settings_of, switch_order
@@ -185,6 +185,7 @@ def _composed(state: HostState, wish: Wish, server: ServerState | None, known: _
     )
     launch = lay_over(recipe, laid, preset, engine, known=flags or (), server=server)
     launch = msgspec.structs.replace(launch, like=_like(state, launch, server))
+    launch = without_rest(launch, server) if server is not None else launch
     lacking = unmet(preset, state, engine.name, version) if preset is not None else ()
     return _Start(
         engine=engine,

@@ -161,12 +161,23 @@ def _recipe(path: Path, file: _File, lines: Mapping[str, int]) -> Recipe:
         cwd=file.cwd,
         log_dir=file.log_dir,
         model=file.model,
-        port=file.port,
+        port=_port(words["args"]) if file.port is None else file.port,
         manager=file.manager,
         ready_s=file.ready_s,
         origin=file.origin,
         like=file.like,
     )
+
+
+def _port(args: Sequence[str]) -> int | None:
+    """Return the port that arguments name; both engines call it so."""
+    port = None
+    for at, word in enumerate(args):
+        flag, equals, value = word.partition("=")
+        given = value if equals else "".join(args[at + 1 : at + 2])
+        if flag == "--port" and given.isdecimal():
+            port = int(given)
+    return port
 
 
 def _refuse_secrets(path: Path, recipe: Recipe, text: str, lines: Mapping[str, int]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.support import states
 from tuner.core.helptext import parse_help
 from tuner.core.presets import overlay
-from tuner.core.recipes import lay_over, of_session, read_recipe
+from tuner.core.recipes import lay_over, of_session, read_recipe, without_rest
 from tuner.core.reduce import initial, reduce
 from tuner.domain.history import UsualTimes
 from tuner.domain.presets import Overlay, Preset
@@ -307,3 +307,13 @@ def test_a_launch_has_the_recipes_place() -> None:
     assert launch == Launch(
         argv=(*base.command, "--tp", "2"), cwd="/srv", log_dir="/logs", port=30000, like="run:x", title="r"
     )
+
+
+def test_a_recipe_from_a_file_that_becomes_like_a_server_takes_only_its_secrets() -> None:
+    one = server("sglang serve --model m", env={"NCCL_PROTO": "LL", "HF_TOKEN": "***", "SSH_TTY": "x"})
+    base = REPLACE(recipe("--model m"), env={"HF_TOKEN": "***"})
+    launch = lay_over(base, Overlay(unset_env=("A",)), None, ENGINES["sglang"], server=one)
+    assert launch.unset == ("A",)
+    like = REPLACE(launch, like=f"server:{one.identity.key}")
+    assert without_rest(like, one).unset == ("A", "NCCL_PROTO")
+    assert without_rest(without_rest(like, one), one) == without_rest(like, one)

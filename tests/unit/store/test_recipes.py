@@ -126,6 +126,19 @@ class TestRead:
         assert got.args == ("--model-path", "/m/my llm", "--tp", "8")
         assert got.env == {"NCCL_BUFFSIZE": "4194304"}
 
+    @pytest.mark.parametrize(
+        ("more", "port"),
+        [
+            ("args = ['--port', '30001']", 30001),
+            ("args = '--port=30001 --x'", 30001),
+            ("args = ['--port', 30001]\nport = 8000", 8000),
+            ("args = ['--port']", None),
+            ("", None),
+        ],
+    )
+    def test_the_port_may_stand_in_the_arguments_alone(self, more: str, port: int | None, tmp_path: Path) -> None:
+        assert load_recipe(written(tmp_path, SMALL + more)).port == port
+
     def test_numbers_may_stand_among_arguments(self, tmp_path: Path) -> None:
         got = load_recipe(written(tmp_path, SMALL + 'args = ["--tp", 8, "--mem-fraction-static", 0.9]\n'))
         assert got.args == ("--tp", "8", "--mem-fraction-static", "0.9")
