@@ -7,6 +7,7 @@ says so in its `drift`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -174,8 +175,10 @@ class _Sides:
     def _resolved(self, given: Asked) -> Any:
         """Return the value of a setting that the engine resolved; None if it does not tell."""
         if given.knob is not None:
-            return self.table.value(self.settings, given.name, self.version)
-        return self.settings.get(given.name)
+            value = self.table.value(self.settings, given.name, self.version)
+        else:
+            value = self.settings.get(given.name)
+        return None if isinstance(value, float) and math.isnan(value) else value
 
     # --- Variables -------------------------------------------------------------------------------------------------
 
@@ -334,7 +337,7 @@ def _same(knob: Knob | None, one: Any, other: Any) -> bool:
         return [str(each) for each in _listed(one)] == [str(each) for each in _listed(other)]
     try:
         first, second = float(one), float(other)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return str(one).strip().lower() == str(other).strip().lower()
     if abs(first - second) <= _CLOSE * max(abs(first), abs(second)):
         return True
