@@ -11,6 +11,7 @@ from typing import Any
 from tuner.catalog import load_presets
 from tuner.cli.tables import plain
 from tuner.core import runs
+from tuner.core.base_recipe import base_of
 from tuner.core.engine import Engine
 from tuner.core.knobs import read_value
 from tuner.core.overlays import near
@@ -97,7 +98,7 @@ def server_meant(state: HostState, options: Options, recipe: Recipe | None) -> S
     if not options.start:
         raise TunerError("No server runs there", state.name)
     ended = next((each for each in state.servers if each.identity.argv), None)
-    if ended is None and not options.back:
+    if ended is None and not options.back and not state.runs:
         raise TunerError("No server runs there", state.name, "Name a recipe with --recipe, or go back with --back")
     return ended
 
@@ -132,7 +133,10 @@ def wish_of(
         again = before.again
     overrides: dict[str, Any] = {}
     if options.start and not again:
-        engine, version = _engine(server, recipe, engines)
+        base = base_of(state, Wish(recipe=recipe, preset=options.preset), server, engines).recipe
+        engine = engines[base.engine]
+        same = server is not None and server.identity.engine == base.engine
+        version = (server.version if server is not None and same else None) or base.version
         for text in options.overrides:
             name, value = override(engine, version, text)
             if name in overrides and overrides[name] != value:
@@ -149,17 +153,6 @@ def wish_of(
         auto_back=options.auto_back,
         ignore_forecast=options.ignore_forecast,
     )
-
-
-def _engine(
-    server: ServerState | None, recipe: Recipe | None, engines: Mapping[str, Engine]
-) -> tuple[Engine, str | None]:
-    name = recipe.engine if recipe is not None else server.identity.engine if server is not None else ""
-    engine = engines.get(name)
-    if engine is None:
-        raise UsageProblem(f"The engine {name or 'of the server'} is not known")
-    version = server.version if server is not None and server.identity.engine == name else None
-    return engine, version or (recipe.version if recipe is not None else None)
 
 
 def override(engine: Engine, version: str | None, text: str) -> tuple[str, Any]:

@@ -11,6 +11,7 @@ from msgspec import Struct
 from tuner.domain import events as e
 from tuner.domain.acts import AnyAct, EndLeftovers, ResumeRun
 from tuner.domain.commands import AnyCommand
+from tuner.domain.recipe import Recipe
 from tuner.domain.runs import Lease, ProcessId, RunOutcome, RunRecord, RunStep
 from tuner.domain.state import HostState, ServerState
 
@@ -22,6 +23,8 @@ SERVED = frozenset({RunOutcome.READY, RunOutcome.BACK})
 """Outcomes with a server that answered."""
 _LEASE = "lease"
 """Name of the lease in `HostState.seen`."""
+ENDED_WITHOUT = frozenset({RunOutcome.FAILED, RunOutcome.STOPPED, RunOutcome.STUCK})
+"""Outcomes after which what ran before does not run any more."""
 UNTOUCHED = frozenset({RunStep.CHECK, RunStep.DRAIN})
 """Steps in which no process was signalled yet."""
 
@@ -119,6 +122,15 @@ def preset_of(state: HostState, server: ServerState) -> tuple[str, str]:
     return ("", first.back) if first.going_back else (first.preset, first.title)
 
 
+def recipe_of(state: HostState, server: ServerState) -> Recipe | None:
+    """Return the recipe over which the preset of a server was laid; None if gputuner did not start it with one."""
+    run = run_of(state, server)
+    if run is None:
+        return None
+    first = _first(state, run)
+    return None if first.going_back else first.recipe
+
+
 def server_of(state: HostState, run: RunRecord) -> ServerState | None:
     """Return the server that a run started last; None if it is not known (any more)."""
     return next((server for server in state.servers if run_of(state, server) is run), None)
@@ -155,7 +167,8 @@ def earlier(state: HostState, server: ServerState | None) -> Earlier | None:
     """Return what can be gone back to from what runs, or ran last; None if nothing is known.
 
     From a server that a run started, and that serves, it is the last good run before that one, or what that one had
-    replaced. From any other it is the last good run.
+    replaced. From any other it is what served before the newest run, if that failed or only stopped it; else the last
+    good run.
 
     Args:
         state: State of the host.
@@ -163,7 +176,11 @@ def earlier(state: HostState, server: ServerState | None) -> Earlier | None:
     """
     own = run_of(state, server) if server is not None else None
     if own is None or own.outcome not in SERVED:
-        good = last_good(state, server.identity.port if server is not None else None)
+        port = server.identity.port if server is not None else None
+        newest = next((run for run in state.runs if port is None or run.port in (None, port)), None)
+        if newest is not None and newest.back and newest.outcome in ENDED_WITHOUT:
+            return Earlier(again=f"back:{newest.id}", title=newest.back)
+        good = last_good(state, port)
         return None if good is None else Earlier(again=good.id, title=_title(good))
     first = _first(state, own)
     good = last_good(state, first.port, before=first)

@@ -11,7 +11,7 @@ from tuner.core import runs
 from tuner.core.engine import Engine
 from tuner.core.respawn import Keeper
 from tuner.domain.behaviour import Stopping
-from tuner.domain.recipe import MASK, Launch
+from tuner.domain.recipe import MASK, Launch, Recipe
 from tuner.domain.runs import LaunchOrder, Operator, ProcessId, RunRecord, StopOrder, StopStep, SwitchOrder
 from tuner.domain.server import Phase, ServerIdentity
 from tuner.domain.state import HostState, ServerState
@@ -45,6 +45,7 @@ def switch_order(
     auto_back: bool = False,
     keeper: Keeper | None = None,
     usual_s: float | None = None,
+    recipe: Recipe | None = None,
 ) -> SwitchOrder:
     """Compose the order for a run.
 
@@ -60,6 +61,7 @@ def switch_order(
         auto_back: Whether to go back without being asked when the start fails.
         keeper: What stands above the server and would start it again; None: nothing.
         usual_s: Seconds that a start like this usually takes; None: as the server's earlier ones.
+        recipe: The recipe over which the preset of `launch` is laid; None: none.
     """
     keeper = keeper or Keeper()
     stop = None
@@ -69,8 +71,10 @@ def switch_order(
     if launch is not None:
         brain = engines.get(engine or (server.identity.engine if server is not None else ""))
         usual = usual_s if usual_s is not None else _usual(server)
-        start = launch_order(launch, brain, usual_s=usual)
+        start = msgspec.structs.replace(launch_order(launch, brain, usual_s=usual), recipe=recipe)
         back = way_back(state, server, launch, engines, brain, run=run, keeper=keeper)
+    elif server is not None and _may_come_back(state, server):
+        back = way_back(state, server, None, engines, None, run=run, keeper=keeper)
     return SwitchOrder(
         run=run,
         operator=operator,
@@ -154,7 +158,7 @@ def launch_order(launch: Launch, engine: Engine | None, *, usual_s: float | None
 def way_back(
     state: HostState,
     server: ServerState | None,
-    launch: Launch,
+    launch: Launch | None,
     engines: Mapping[str, Engine],
     engine: Engine | None,
     *,
@@ -165,9 +169,11 @@ def way_back(
 
     A server that never became ready is gone back to only if no run is known to have been good, and never one that
     failed. None: there is nothing to go back to.
+
+    Where a server is only stopped (no `launch`), this is how it can be had again later.
     """
     keeper = keeper or Keeper()
-    port = server.identity.port if server is not None else launch.port
+    port = server.identity.port if server is not None else launch.port if launch is not None else None
     good = runs.last_good(state, port)
     own = None
     if server is not None and not server.gone and not server.identity.orphaned:
@@ -180,20 +186,28 @@ def way_back(
             manager=keeper.start,
             log_name=f"{run}-back",
             preset=preset,
+            recipe=runs.recipe_of(state, server),
             title=title or f"the server as it was (pid {server.identity.pid})",
         )
         if _serves(server) or (good is None and server.phase is not Phase.FAILED):
             return own
-    if good is None or (launch.like == runs.like(good) and not launch.argv):
+    if good is None or launch is None or (launch.like == runs.like(good) and not launch.argv):
         return None
     return msgspec.structs.replace(again_order(good, engine), log_name=f"{run}-back")
+
+
+def _may_come_back(state: HostState, server: ServerState) -> bool:
+    """Return whether the probe can read what a server needs to be started again; else it would refuse the order."""
+    probe = state.hello.uid if state.hello is not None else None
+    return server.identity.uid == probe and bool(server.identity.env) and server.identity.cwd is not None
 
 
 def again_order(run: RunRecord, engine: Engine | None, *, like: str = "") -> LaunchOrder:
     """Return the order to start again exactly what a run started last."""
     order = _described(engine, settings_of(run.argv, engine), run.port, None)
     preset, title = ("", run.back) if run.going_back else (run.preset, run.title)
-    return msgspec.structs.replace(order, like=like or runs.like(run), preset=preset, title=title)
+    recipe = None if run.going_back else run.recipe
+    return msgspec.structs.replace(order, like=like or runs.like(run), preset=preset, title=title, recipe=recipe)
 
 
 def settings_of(argv: Iterable[str], engine: Engine | None) -> dict[str, Any]:

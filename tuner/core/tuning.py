@@ -12,18 +12,20 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from tuner.core import planned as plans
 from tuner.core import runs
+from tuner.core.base_recipe import base_of, without_run
 from tuner.core.differences import llm
 from tuner.core.drift import changes as changes_of
 from tuner.core.engine import Engine
 from tuner.core.gates import hardware_of
 from tuner.core.helptext import flag_problems, parse_help
 from tuner.core.knobs import read_value
-from tuner.core.planned import base_of, forecast_changes, planned
+from tuner.core.planned import forecast_changes, planned
 from tuner.core.preflight import ask as asked_of
 from tuner.core.preflight import judge
 from tuner.core.presets import overlay, resolve, unmet
-from tuner.core.recipes import lay_over, read_recipe, without_rest
+from tuner.core.recipes import lay_over, without_rest
 from tuner.core.respawn import keeper
 from tuner.core.run_words import aim, way_on
 from tuner.core.switching import settings_of, switch_order
@@ -61,6 +63,7 @@ class _Start(Struct, frozen=True, kw_only=True):
     engine: Engine | None = None
     version: str | None = None
     recipe: Recipe | None = None
+    kept: Recipe | None = None
     preset: Preset | None = None
     overlay: Any = None
     launch: Launch | None = None
@@ -113,7 +116,7 @@ def tune(
             plan = UNSEEN
             if start.launch is not None and start.launch.argv:
                 past = _of_the_llm(past, start)
-                base = base_of(state, server, past)
+                base = plans.base_of(state, server, past)
                 plan = planned(
                     state, server, forecast_changes(start.launch, changes, start.engine, base), engines, past
                 )
@@ -149,6 +152,7 @@ def tune(
         auto_back=wish.auto_back,
         keeper=keeper(facts or {}, alive.identity.manager) if alive is not None else None,
         usual_s=start.recipe.ready_s if start.recipe is not None else None,
+        recipe=start.kept,
     )
     return msgspec.structs.replace(tuning, order=order)
 
@@ -162,13 +166,8 @@ def _composed(state: HostState, wish: Wish, server: ServerState | None, known: _
     Raises:
         TunerError: There is no recipe, engine or preset, or it cannot be composed.
     """
-    recipe = wish.recipe
-    if recipe is None:
-        if server is None:
-            raise TunerError(
-                "It is not known how to start a server here", "", "Name a recipe, or go back to an earlier run"
-            )
-        recipe = read_recipe(state, server, _engine(server.identity.engine, known))
+    base = base_of(state, wish, server, known.engines)
+    recipe = base.recipe
     engine = _engine(recipe.engine, known)
     preset = resolve(known.presets, wish.preset) if wish.preset else None
     version = _installed(known.facts) or _version(recipe, server)
@@ -184,13 +183,15 @@ def _composed(state: HostState, wish: Wish, server: ServerState | None, known: _
         hardware=hardware,
     )
     launch = lay_over(recipe, laid, preset, engine, known=flags or (), server=server)
-    launch = msgspec.structs.replace(launch, like=_like(state, launch, server))
+    like = _like(state, launch, server)
+    launch = without_run(msgspec.structs.replace(launch, like=like, preset=launch.preset or base.preset), base)
     launch = without_rest(launch, server) if server is not None else launch
     lacking = unmet(preset, state, engine.name, version) if preset is not None else ()
     return _Start(
         engine=engine,
         version=version,
         recipe=recipe,
+        kept=base.kept,
         preset=preset,
         overlay=laid,
         launch=launch,
@@ -224,6 +225,7 @@ def _again(state: HostState, wish: Wish, server: ServerState | None, known: _Kno
     return _Start(
         engine=engine,
         version=_installed(known.facts) or (server.version if server is not None else None),
+        kept=None if to_back else run.recipe,
         launch=launch,
         flags=known.flags or (_flags(known.facts, engine) if engine is not None else None),
     )

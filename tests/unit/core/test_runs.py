@@ -204,6 +204,12 @@ def test_from_a_failed_or_foreign_server_one_goes_back_to_the_last_good_run() ->
     failed = with_runs(known, record(2, new=own, outcome=RunOutcome.FAILED, port=30000))
     assert named(runs.earlier(failed, failed.servers[0])) == ("run-1", "Good")
     assert runs.earlier(state, state.servers[0]) is None
+    had = with_runs(known, record(2, new=own, outcome=RunOutcome.FAILED, port=30000, back="as it was"))
+    assert named(runs.earlier(had, had.servers[0])) == ("back:run-2", "as it was")
+    stopped = with_runs(known, record(2, outcome=RunOutcome.STOPPED, port=30000, back="as it was"))
+    assert named(runs.earlier(stopped, None)) == ("back:run-2", "as it was")
+    refused = with_runs(known, record(2, outcome=RunOutcome.REFUSED, port=30000, back="as it was"))
+    assert named(runs.earlier(refused, None)) == ("run-1", "Good")
 
 
 def test_what_was_gone_back_to_is_started_again_as_the_way_back_of_its_run() -> None:

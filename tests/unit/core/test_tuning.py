@@ -68,7 +68,11 @@ def test_the_bare_recipe_changes_nothing() -> None:
 def test_a_stop_alone_starts_nothing() -> None:
     made = tuned(states.serving(), Wish(server=states.KEY, start=False, drain_s=30.0))
     assert made.order is not None
-    assert (made.order.start, made.order.back, made.launch) == (None, None, None)
+    assert (made.order.start, made.launch) == (None, None)
+    assert made.order.back is not None
+    assert made.order.back.like == f"server:{states.KEY}", "so that it can be had again"
+    other = REPLACE(states.serving(), hello=REPLACE(states.serving().hello, uid=1000))
+    assert tuned(other, Wish(server=states.KEY, start=False)).order.back is None, "its environment cannot be read"
     assert made.order.stop is not None
     assert made.order.stop.steps[0].wait_s == 30.0
 
@@ -179,3 +183,77 @@ def test_the_installed_version_decides_how_a_knob_is_spelled() -> None:
     assert "--cuda-graph-max-bs" in old.launch.argv
     assert "--cuda-graph-max-bs-decode" in new.launch.argv
     assert (old.version, new.version) == ("0.5.9", "0.5.23")
+
+
+# What a preset is laid over.
+
+
+def started(state: HostState, wish: Wish) -> HostState:
+    """Return the state in which a run has started what a wish orders, on the server of the state."""
+    made = tuned(state, wish)
+    assert made.order is not None
+    start = made.order.start
+    assert start is not None
+    server = state.servers[0]
+    env = {**(server.identity.env or {}), **start.env}
+    for name in start.unset:
+        env.pop(name, None)
+    identity = REPLACE(server.identity, argv=start.argv, env=env)
+    own = ProcessId(pid=identity.pid, start_ticks=identity.start_ticks)
+    number = len(state.runs)
+    run = record(
+        number, new=own, outcome=RunOutcome.READY, preset=start.preset, title=start.title, recipe=start.recipe,
+        argv=start.argv, env=start.env, port=start.port, cwd=start.cwd,
+    )  # fmt: skip
+    known = with_runs(REPLACE(state, runs=()), *state.runs, run)
+    return REPLACE(known, servers=(REPLACE(server, identity=identity), *state.servers[1:]))
+
+
+def test_presets_replace_each_other_and_do_not_add_up() -> None:
+    state = started(states.serving(), Wish(server=states.KEY, preset="more"))
+    made = tuned(state, Wish(server=states.KEY, preset="low"))
+    assert made.launch is not None
+    assert "--max-running-requests" not in made.launch.argv
+    assert made.launch.argv[made.launch.argv.index("--mem-fraction-static") + 1] == "0.5"
+    assert made.launch.env["NCCL_MAX_NCHANNELS"] == "16", "as before any preset"
+    moved = {change.name: change.then for change in made.changes if change.changed}
+    assert moved["max_running_requests"] is None
+    again = started(state, Wish(server=states.KEY, preset="low"))
+    back = tuned(again, Wish(server=states.KEY, preset="more"))
+    first = tuned(states.serving(), Wish(server=states.KEY, preset="more"))
+    assert back.launch is not None
+    assert first.launch is not None
+    assert (back.launch.argv, back.launch.env) == (first.launch.argv, first.launch.env)
+
+
+def test_overrides_alone_are_laid_over_the_server_as_it_runs() -> None:
+    state = started(states.serving(), Wish(server=states.KEY, preset="more"))
+    made = tuned(state, Wish(server=states.KEY, overrides={"mem_fraction_static": 0.86}))
+    assert made.launch is not None
+    argv = made.launch.argv
+    assert argv[argv.index("--max-running-requests") + 1] == "64"
+    assert argv[argv.index("--mem-fraction-static") + 1] == "0.86"
+    assert made.launch.env["NCCL_MAX_NCHANNELS"] == "2"
+    assert made.launch.preset == "more"
+    assert made.launch.title == "More with mem_fraction_static 0.86"
+    later = started(state, Wish(server=states.KEY, overrides={"mem_fraction_static": 0.86}))
+    low = tuned(later, Wish(server=states.KEY, preset="two"))
+    assert low.launch is not None
+    assert "0.88" in low.launch.argv, "the recipe is still the first one"
+
+
+def test_where_no_server_is_known_the_newest_run_tells_how_one_is_started() -> None:
+    ran = started(states.serving(), Wish(server=states.KEY, preset="more"))
+    failed = REPLACE(ran.runs[0], outcome=RunOutcome.FAILED)
+    state = REPLACE(with_runs(ran, failed), servers=())
+    mended = tuned(state, Wish(overrides={"max_running_requests": 8}))
+    assert mended.order is not None
+    assert mended.order.start is not None
+    assert mended.order.start.like == f"run:{failed.id}"
+    assert mended.launch is not None
+    assert mended.launch.argv[mended.launch.argv.index("--max-running-requests") + 1] == "8"
+    other = tuned(state, Wish(preset="low"))
+    assert other.launch is not None
+    assert "--max-running-requests" not in other.launch.argv
+    assert other.launch.env["NCCL_MAX_NCHANNELS"] == "16"
+    assert other.refused == ()

@@ -92,6 +92,7 @@ class Launch:
         self.deadline_s = float(data.get("deadline_s", 3_600.0))
         self.preset: str = data.get("preset") or ""
         self.title: str = data.get("title") or ""
+        self.recipe: Optional[Json] = data.get("recipe")
         self.stop = [Step(each) for each in data.get("stop") or DEFAULT_LADDER]
 
 

@@ -14,6 +14,11 @@ BEAT_S = 1.0
 """Most seconds between two writes of the state while the run goes on."""
 
 
+def plain(text: str) -> str:
+    """Return a text without what stands for bytes that are no UTF-8, which no reader of a record could decode."""
+    return text.encode("utf-8", "replace").decode()
+
+
 class Record:
     """Writes `state.json` (`tuner.domain.runs.RunRecord`), `journal.ndjson` and the host's audit.
 
@@ -34,6 +39,7 @@ class Record:
             "operator": order.operator,
             "preset": aim.preset if order.start else "",
             "title": aim.title if order.start else "",
+            "recipe": order.start.recipe if order.start else None,
             "began_at": at,
             "updated_at": at,
             "step": "check",
