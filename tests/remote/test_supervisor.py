@@ -242,6 +242,16 @@ def test_a_manager_stops_and_starts_its_server(bench: Bench, manager: str, tmp_p
     assert ("start", 0) in acts
 
 
+def test_what_a_manager_started_is_ended_by_it(bench: Bench, manager: str, tmp_path: Path) -> None:
+    run = bench.begin(
+        start=bench.serving(argv=(), manager=("supervisorctl", "start", "toy"), port=free_port(), deadline_s=2.0)
+    )
+    assert run.outcome().outcome is RunOutcome.FAILED
+    assert run.signals() == []
+    assert not bench.living()
+    assert [line["argv"][1] for line in run.lines("audit.ndjson") if line["act"] == "stop"] == ["stop"]
+
+
 def test_a_manager_that_refuses_leaves_the_server_alone(bench: Bench, manager: str) -> None:
     old = bench.server()
     refused(bench, "no such command", stop=bench.stop(old.pid, manager=(manager, "halt", "toy")), start=bench.launch())

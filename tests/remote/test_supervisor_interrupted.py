@@ -239,6 +239,32 @@ def test_a_fault_that_comes_again_leaves_the_run_to_another(bench: Bench) -> Non
     assert len(new_ones(bench, run)) == 1
 
 
+def test_a_cancel_that_was_read_is_carried_out_by_the_next_supervisor(bench: Bench, tmp_path: Path) -> None:
+    run = bench.begin(
+        start=bench.serving("--bind-after", str(tmp_path / "never")), back=bench.serving(), fault=AT_STEP.format(
+            step="memory"
+        ),
+    )  # fmt: skip
+    run.until("loading")
+    run.cancel(back=True)
+    assert run.supervisor.wait(20) == -signal.SIGKILL
+    run.resume()
+    assert run.outcome().outcome is RunOutcome.BACK
+    assert len(new_ones(bench, run)) == 1
+
+
+def test_a_run_of_an_earlier_boot_is_over(bench: Bench, tmp_path: Path) -> None:
+    run = bench.begin(start=bench.serving("--bind-after", str(tmp_path / "never")))
+    run.until("loading")
+    run.kill()
+    state = run.folder / "state.json"
+    state.write_text(state.read_text().replace('"boot_id":"', '"boot_id":"0'))
+    run.resume()
+    record = run.outcome()
+    assert (record.outcome, record.detail) == (RunOutcome.FAILED, "the host was started anew during the run")
+    assert bench.living()  # it may be anybody's
+
+
 def test_the_lock_dies_with_the_supervisor(bench: Bench) -> None:
     old = bench.server("--stubborn")
     run = bench.begin(stop=bench.stop(old.pid, (StopStep(signal="TERM", wait_s=60.0),)))

@@ -69,6 +69,16 @@ def test_no_signal_is_ignored_by_what_is_started(bench: Bench) -> None:
     assert [int(status.split(name)[1].split()[0], 16) for name in ("SigIgn:", "SigBlk:")] == [0, 0]
 
 
+def test_what_is_no_text_is_handed_on_byte_by_byte(bench: Bench) -> None:
+    odd = os.fsdecode(b"a\xffb")
+    run = bench.begin(start=bench.serving("--name", odd, env={"ODD": odd}))
+    record = run.outcome()
+    assert record.new is not None
+    assert b"a\xffb" in Path(f"/proc/{record.new.pid}/cmdline").read_bytes()
+    assert b"ODD=a\xffb\0" in Path(f"/proc/{record.new.pid}/environ").read_bytes()
+    assert record.env == {"ODD": "a?b"}
+
+
 def test_one_that_ends_has_failed(bench: Bench) -> None:
     record = bench.begin(start=bench.serving("--exit-code", "7")).outcome()
     assert record.outcome is RunOutcome.FAILED

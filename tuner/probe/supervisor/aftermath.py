@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Optional
 
+from ..agent.base import Json
 from .desk import Clock, Desk
 from .ladder import leftovers_of
 from .pulse import now
@@ -43,7 +45,7 @@ def stay(desk: Desk, start: Optional[Start]) -> None:
     desk.folder.flush()
 
 
-def _write(desk: Desk, ended: object) -> None:
+def _write(desk: Desk, ended: Json) -> None:
     """Write the end down, however long the disk stays full."""
-    while not (desk.folder.replace("exit.json", ended) & desk.record.save()):  # type: ignore[arg-type]
+    while not (desk.folder.replace("exit.json", ended) & desk.record.save()) and os.path.isdir(desk.folder.path):
         desk.pulse.wait(1.0)

@@ -64,6 +64,12 @@ def output_of(desk: Desk, argv: Sequence[str], timeout_s: float) -> Tuple[Option
     return command.code, command.output
 
 
+def stop_command(manager: List[str]) -> List[str]:
+    """Return the command that stops what a manager's start command started; empty where that is not known."""
+    known = manager and os.path.basename(manager[0]) in _ASKS and "start" in manager
+    return ["stop" if word == "start" else word for word in manager] if known else []
+
+
 def main_pid(desk: Desk, manager: List[str]) -> int:
     """Return the PID of what a manager's start command started; 0 where the manager cannot be asked."""
     word, asks = _ASKS.get(os.path.basename(manager[0]), ("", []))

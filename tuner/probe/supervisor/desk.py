@@ -69,13 +69,14 @@ class Desk:
             value = {}
         self._seen = stamp
         self.cancel = value if isinstance(value, dict) else {}
+        self.record.progress["cancel"] = self.cancel
         self.record.data["cancelled_by"] = self.cancel.get("operator") or self.order.operator
         self.record.journal("cancelled", back=self.goes_back)
 
     def resume(self) -> None:
         """Take up the run of a supervisor that died, as the order to resume says.
 
-        An order to cancel from before it is void.
+        An order to cancel that the dead one did not read is void; one that it read is carried out.
         """
         value = self.folder.read("resume") or {}
         try:
@@ -85,8 +86,9 @@ class Desk:
                 self._seen = (status.st_mtime_ns, status.st_ino)
         except OSError:
             pass
+        self.cancel = self.record.progress.get("cancel")
         if value.get("back"):
-            self.cancel = value
+            self.cancel = self.record.progress["cancel"] = value
             self.record.data["cancelled_by"] = value.get("operator") or self.order.operator
         self.record.journal("resumed", back=bool(value.get("back")), operator=value.get("operator"))
 

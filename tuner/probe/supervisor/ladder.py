@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import List, Sequence
 
-from ..agent.base import Json, user_name
+from ..agent.base import ME, Json, user_name
 from .desk import Clock, Desk
 from .members import Member, Members, send
 from .orders import Step
@@ -132,7 +132,7 @@ def leftovers_of(members: Members) -> List[Json]:
             "user": user_name(member.id.uid),
             "title": member.id.title,
             "gpu_bytes": None,
-            "ours": True,
+            "ours": ME == 0 or member.id.uid in (None, ME),
         }
         for member in members.living
     ]

@@ -12,6 +12,7 @@ from ..agent.base import HOST_ROOT
 from .members import TOKEN, stat_of_process
 from .orders import Launch, ProcessId
 from .pulse import Pulse, reset_signals
+from .record import plain
 
 
 class LaunchFailed(Exception):
@@ -79,7 +80,7 @@ def spawn(
     cwd = folder_of(launch, env)
     try:
         os.makedirs(os.path.dirname(log), exist_ok=True)
-        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644 if launch.log_dir else 0o600)
     except OSError as e:
         raise LaunchFailed("the log %s: %s" % (log, e.strerror)) from None
     go_read, go_write = os.pipe()
@@ -97,7 +98,7 @@ def spawn(
         os.close(fd)
     try:
         stat = stat_of_process(pid) or stat_of_process(pid, "/proc")
-        title = " ".join(masked_argv(launch.argv, launch.secret_flags))[:300]
+        title = plain(" ".join(masked_argv(launch.argv, launch.secret_flags))[:300])
         identity = ProcessId(pid, stat.ticks if stat is not None else 0, os.getuid(), title)
         recorded(identity)
         os.write(go_write, b"go")

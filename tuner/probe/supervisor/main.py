@@ -44,6 +44,8 @@ def main() -> None:
     desk = Desk(folder, order, record, pulse)
     if before is not None:
         desk.resume()
+        if record.going_on and record.data["boot_id"] != (boot_id() or ""):
+            record.end("failed", "the host was started anew during the run")
     run = Run(desk)
     if not record.going_on:
         run.watch_again()

@@ -14,7 +14,9 @@ from .members import title_of
 
 FIRST_S = 5.0
 """Longest wait for the first reading, which must be made before the first signal."""
-POLL_S = 0.1
+POLL_S = 0.02
+"""Shortest time between two readings; it doubles up to `POLL_MOST_S`."""
+POLL_MOST_S = 0.2
 SILENT_S = 3.0
 """Seconds after which a driver that does not answer is called hung."""
 LEAST_BYTES = 512 << 20
@@ -152,6 +154,7 @@ class Proof:
         clock = Clock(seconds)
         desk.record.say(desk.record.data["detail"], clock.until)
         missing = "it could not be read"
+        pause = POLL_S
         while True:
             if gpus.wait(min(1.0, clock.left) or 0.05) and (gpus.fresh or gpus.none):
                 missing = self._missing()
@@ -162,7 +165,8 @@ class Proof:
             desk.record.say("GPU memory: " + missing, clock.until)
             if not clock.left:
                 return missing
-            desk.wait(min(POLL_S, clock.left))
+            desk.wait(min(pause, clock.left))
+            pause = min(POLL_MOST_S, 2 * pause)
 
     def _missing(self) -> str:
         """Return which memory is not back as of the last reading; empty if all is."""

@@ -79,6 +79,8 @@ class Readiness:
                 self._door.host, self._door.port = owner.address, port
                 self._desk.record.step("port", "the server listens on port %d itself" % port, self._clock.until)
                 return
+            if self._launch.titles:
+                self._desk.record.say("%d ranks live" % self._members.living_ranks(), self._clock.until)
             if owner.other is not None:
                 raise StartFailed("port %d is taken by %s" % (port, holder(port, owner.other.uid)))
             self._pause(EVERY_S)

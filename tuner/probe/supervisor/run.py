@@ -6,14 +6,18 @@ from typing import Any, Dict, List, Optional
 
 from ..agent.identity import boot_id
 from .checks import why_not
+from .commands import stop_command
 from .desk import Cancelled, Desk
 from .launching import LaunchFailed
 from .members import Members, run_of, stat_of_process
 from .memory import FIRST_S, GpuMemory
 from .orders import Launch, ProcessId
 from .readiness import StartFailed
-from .start import Start
+from .start import MANAGER_S, Start
 from .stop import Ending
+
+UNTOUCHED = "cancelled before anything was touched; the server still runs"
+"""How a run ends that was cancelled before the first signal."""
 
 
 class Run:
@@ -50,14 +54,17 @@ class Run:
             desk.record.end("failed", "the order names nothing to start")
             return
         self.start = Start.found(desk, launch, back=bool(self._progress["back"]))
+        lives = self.start is not None and self.start.members.leader.alive
         if phase == "undo":
             self._undo(str(self._progress.get("why", "the start was ended")))
-        elif self.start is None and not self._progress.get("launched"):
-            self._launch(launch, back=bool(self._progress["back"]))
-        elif self.start is None:
+        elif desk.cancel is not None and not (self._progress["back"] and desk.goes_back):
+            self._undo("cancelled")
+        elif self.start is not None and lives:
+            self._watch(self.start)
+        elif self.start is not None and (self._progress.get("launched") or self.start.members.living):
             self._undo("the server ended while no supervisor watched it")
         else:
-            self._watch(self.start)
+            self._launch(launch, back=bool(self._progress["back"]))
 
     def watch_again(self) -> None:
         """Find the server of a run that has its outcome, whose supervisor died while the server ran."""
@@ -129,6 +136,10 @@ class Run:
             if trouble:
                 desk.record.end("refused", trouble)
                 return False
+            desk.look()
+            if desk.cancel is not None:
+                desk.record.end("cancelled", UNTOUCHED)
+                return False
         progress["phase"] = "stop"
         failure = ending.end(stop.steps, stop.manager, stop.manager_wait_s, stop.memory_s, progress.get("before") or [])
         if failure:
@@ -147,7 +158,7 @@ class Run:
             if stop is not None and stop.drain_s > 0 and stop.drain and stop.port is not None:
                 ending.drain(stop, self._order.aim)
         except Cancelled:
-            self._desk.record.end("cancelled", "cancelled before anything was touched; the server still runs")
+            self._desk.record.end("cancelled", UNTOUCHED)
             return False
         return True
 
@@ -211,7 +222,8 @@ class Run:
             self.gpus.wait(FIRST_S)
             before = self.gpus.before([], set(members.by_pid), progress.get("baseline")) if self.gpus.fresh else []
             ending = Ending(desk, members, self.gpus, boot_id() or "")
-            failure = ending.end(start.launch_order.stop, [], 0.0, _memory_s(self._order), before)
+            manager = stop_command(start.launch_order.manager)
+            failure = ending.end(start.launch_order.stop, manager, MANAGER_S, _memory_s(self._order), before)
             code = start.exit_code
             if code is not None:
                 desk.record.data["exit_code"] = code

@@ -16,6 +16,7 @@ from .launching import LaunchFailed, environment, folder_of, log_of, spawn
 from .members import Members, own_stat, process_table, run_of, stat_of_process, title_of
 from .orders import Launch, ProcessId
 from .readiness import EVERY_S, Readiness
+from .record import plain
 
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 MANAGER_S = 60.0
@@ -46,9 +47,10 @@ class Start:
         desk, launch, record = self._desk, self.launch_order, self._desk.record
         log = log_of(launch, desk.folder.path, desk.folder.run, back=self.back)
         record.data.update(
-            new=None, argv=masked_argv(launch.argv, launch.secret_flags),
-            env=masked_env(launch.env, launch.secret_env), cwd=folder_of(launch, self._env),
-            log=None if launch.manager else log, port=launch.port, exit_code=None,
+            new=None, argv=[plain(word) for word in masked_argv(launch.argv, launch.secret_flags)],
+            env={plain(k): plain(v) for k, v in masked_env(launch.env, launch.secret_env).items()},
+            cwd=plain(folder_of(launch, self._env)), log=None if launch.manager else plain(log), port=launch.port,
+            exit_code=None,
         )  # fmt: skip
         self.launched_at = time.time()
         record.progress["launched_at"] = self.launched_at
@@ -129,8 +131,6 @@ class Start:
         stat = stat_of_process(leader.pid, "/proc")
         start.members = start._members_of(leader, living, child=stat is not None and stat.ppid == os.getpid())
         start.members.scan()
-        if not start.members.living:
-            return None
         desk.record.process("new", leader)
         return start
 
