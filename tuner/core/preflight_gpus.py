@@ -23,6 +23,9 @@ def tenants(case: Case) -> Iterator[Check]:
     """Yield who else holds memory on the GPUs of the new server."""
     fact = case.fact("holders")
     title = "GPU tenants"
+    if _on_cpu(case):
+        yield check("tenants", title, Verdict.OK, "the server runs on a CPU")
+        return
     if fact.missing:
         yield fact.unknown("tenants", title)
         return
@@ -129,7 +132,7 @@ def memory(case: Case) -> Iterator[Check]:
         yield check("memory", title, Verdict.UNKNOWN, "the memory of this start is not forecast", out)
         return
     detail = f"{plan_words.verdict(plan)}: {plan_words.reason(plan)}"
-    if plan.fit is Fit.UNKNOWN and ON_CPU in plan.unknown:
+    if _on_cpu(case):
         yield check("memory", title, Verdict.NOTE, ON_CPU)
     elif plan.fit is Fit.UNKNOWN:
         missing = "; ".join(plan_words.missing(plan))
@@ -140,6 +143,10 @@ def memory(case: Case) -> Iterator[Check]:
         yield check("memory", title, Verdict.WARN, detail, _safe(plan))
     else:
         yield check("memory", title, Verdict.OK, detail)
+
+
+def _on_cpu(case: Case) -> bool:
+    return case.forecast is not None and case.forecast.fit is Fit.UNKNOWN and ON_CPU in case.forecast.unknown
 
 
 def _safe(plan: Forecast) -> str:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.support import states
 from tuner.core.engine import Engine
 from tuner.core.preflight import ask, draft_of, judge, refused
+from tuner.core.share import ON_CPU
 from tuner.domain.forecast import Fit, Forecast, ForecastRow
 from tuner.domain.preflight import Check, Verdict
 from tuner.domain.recipe import Launch
@@ -343,6 +344,11 @@ def test_a_process_that_cannot_be_seen_may_be_the_server_itself() -> None:
     check = only(judged(facts=hidden), "tenants")
     assert check.verdict is Verdict.WARN
     assert "pid 9120 that cannot be seen from here holds 86.0 GiB" in check.detail
+
+
+def test_tenants_of_gpus_are_nothing_to_a_server_on_a_cpu() -> None:
+    on_cpu = Forecast(fit=Fit.UNKNOWN, unknown=(ON_CPU,))
+    assert only(judged(facts=tenant(30.0), forecast=on_cpu), "tenants").verdict is Verdict.OK
 
 
 def test_small_tenants_are_none() -> None:
