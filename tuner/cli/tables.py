@@ -45,6 +45,7 @@ def lines(reading: dict[str, Any]) -> Iterator[str]:
     if not reading["servers"] and not reading["missing"]:
         yield ""
         yield "no server runs here"
+    yield from _runs(reading)
     if reading["foreign"]:
         yield ""
         yield "foreign processes on the GPUs"
@@ -66,6 +67,22 @@ def lines(reading: dict[str, Any]) -> Iterator[str]:
         yield ""
         engines = {server["pid"]: plain(server["engine"]) for server in reading["servers"]}
         yield "not told in time: " + ", ".join(_missing(part, engines) for part in reading["missing"])
+
+
+def _runs(reading: dict[str, Any]) -> Iterator[str]:
+    """Yield what goes on or was interrupted, and who else may change the host."""
+    going = [run for run in reading["runs"] if run["outcome"] == "running"]
+    if going:
+        yield ""
+    for run in going:
+        name = plain(run["title"] or run["preset"] or "a stop")
+        what = "was interrupted at" if run["interrupted"] else "goes on:"
+        yield f"run {run['id']}  {name} {what} {run['step']}  {plain(run['detail'])}"
+    lease = reading["lease"]
+    if lease["holder"] is not None and not lease["mine"]:
+        machine = f"@{plain(lease['holder']['machine'])}" if lease["holder"]["machine"] else ""
+        yield ""
+        yield f"{plain(lease['holder']['name'])}{machine} may change this host"
 
 
 def table(
@@ -156,6 +173,8 @@ def _server(server: dict[str, Any]) -> Iterator[str]:
     if log is not None:
         where = log["path"] or log["note"] or log["kind"]
         yield f"  log {plain(where)}"
+    if server.get("preset_title"):
+        yield f"  preset {plain(server['preset'])}: {plain(server['preset_title'])}"
     if server["started_in_s"] is not None:
         yield f"  started in {format_duration(server['started_in_s'])}"
     if server["ranks"]:

@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from tuner.core import run_words, runs
 from tuner.core.report import as_data, finding_reports
 from tuner.core.throttle import limits
 from tuner.domain.gpu import GpuInfo, GpuSample
+from tuner.domain.runs import Lease, Operator, RunOutcome, RunRecord
 from tuner.domain.server import Phase
 from tuner.domain.state import HostState, RankMemory, ServerState
 
@@ -38,7 +40,7 @@ def snapshot(state: HostState) -> dict[str, Any]:
         "host": state.name,
         "at": state.now,
         "gpus": gpus(state),
-        "servers": [_server(server) for server in state.servers],
+        "servers": [_server(server, state) for server in state.servers],
         "foreign": [
             {"pid": p.pid, "user": p.user, "gpu": p.gpu, "memory_bytes": p.memory_bytes, "command": p.command}
             for p in state.foreign
@@ -47,6 +49,8 @@ def snapshot(state: HostState) -> dict[str, Any]:
             {"code": p.code, "subject": p.subject, "detail": p.detail} for p in state.problems if not p.cleared
         ],
         "missing": [msgspec.structs.asdict(part) for part in missing(state)],
+        "runs": [_run(run) for run in state.runs],
+        "lease": _lease(state.lease),
     }
 
 
@@ -87,8 +91,59 @@ def _gpu(info: GpuInfo, sample: GpuSample | None) -> dict[str, Any]:
     }
 
 
-def _server(server: ServerState) -> dict[str, Any]:
+def _run(run: RunRecord) -> dict[str, Any]:
+    return {
+        "id": run.id,
+        "preset": run.preset or None,
+        "title": run.title or None,
+        "operator": _operator(run.operator),
+        "began_at": run.began_at,
+        "seconds": run.updated_at - run.began_at,
+        "step": run.step.value,
+        "detail": run.detail or None,
+        "outcome": run.outcome.value,
+        "interrupted": run_words.interrupted(run),
+        "failure": run.failure or None,
+        "rolled_back": run.outcome is RunOutcome.BACK,
+        "old_pid": None if run.old is None else run.old.pid,
+        "new_pid": None if run.new is None else run.new.pid,
+        "alive": run.alive,
+        "back": run.back or None,
+        "exit_code": run.exit_code,
+        "log": run.log,
+        "port": run.port,
+        "steps": [
+            {
+                "step": step.step.value,
+                "back": step.back,
+                "seconds": None if step.ended is None else step.ended - step.at,
+                "detail": step.detail or None,
+            }
+            for step in run.steps
+        ],
+        "memory": [msgspec.structs.asdict(gpu) for gpu in run.memory],
+        "leftovers": [msgspec.structs.asdict(left) for left in run.leftovers],
+    }
+
+
+def _lease(lease: Lease) -> dict[str, Any]:
+    """Return who may change the host; `holder` is None where nobody does."""
+    return {
+        "holder": None if lease.holder is None else _operator(lease.holder),
+        "mine": lease.mine,
+        "since": None if lease.holder is None else lease.holder.since,
+        "beat_at": lease.beat_at,
+    }
+
+
+def _operator(operator: Operator) -> dict[str, Any]:
+    return {"name": operator.name, "machine": operator.machine or None}
+
+
+def _server(server: ServerState, state: HostState) -> dict[str, Any]:
     identity = server.identity
+    run = runs.run_of(state, server)
+    preset, title = runs.preset_of(state, server)
     log = server.log.source or identity.log
     return {
         "engine": identity.engine,
@@ -101,6 +156,9 @@ def _server(server: ServerState) -> dict[str, Any]:
         "argv": list(identity.argv),
         "cwd": identity.cwd,
         "port": identity.port,
+        "run": None if run is None else run.id,
+        "preset": preset or None,
+        "preset_title": title or None,
         "log": None
         if log is None
         else {"kind": log.kind, "path": log.path, "size_bytes": server.log.size, "note": log.note},

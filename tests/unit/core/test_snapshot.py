@@ -7,12 +7,15 @@ import msgspec
 import pytest
 
 from tests.golden import diagnoses
+from tests.support import states
 from tests.unit.core.test_explaining import CORPUS, live
+from tuner.cli.tables import lines
 from tuner.core.report import FindingReport, as_data, report
 from tuner.core.snapshot import Missing, memory_bytes, missing, snapshot
 from tuner.domain.events import GpuTable, ProbeHello, ProblemSeen
 from tuner.domain.findings import Evidence, Finding, Severity
 from tuner.domain.gpu import GpuInfo, GpuSample
+from tuner.domain.runs import Lease, Operator, ProcessId, RunOutcome, RunRecord, RunStep, StepRecord
 from tuner.domain.server import LogSource, Phase, ServerIdentity
 from tuner.domain.state import (
     ErrorLine,
@@ -81,9 +84,40 @@ def busy() -> HostState:
     )
 
 
+def test_runs_lease_and_preset_are_told() -> None:
+    state = states.serving()
+    identity = state.servers[0].identity
+    me = Operator(session="secret-id", name="ada", machine="laptop", since=5.0)
+    run = RunRecord(
+        id="run-1",
+        operator=me,
+        began_at=10.0,
+        updated_at=14.5,
+        outcome=RunOutcome.READY,
+        preset="base-88",
+        title="Base",
+        new=ProcessId(pid=identity.pid, start_ticks=identity.start_ticks),
+        steps=(StepRecord(step=RunStep.STOP, at=10.0, ended=12.0),),
+    )
+    state = msgspec.structs.replace(state, runs=(run,), lease=Lease(holder=me, beat_at=9.0))
+    reading = json.loads(json.dumps(snapshot(state)))
+    server = reading["servers"][0]
+    assert (server["run"], server["preset"], server["preset_title"]) == ("run-1", "base-88", "Base")
+    assert (reading["runs"][0]["seconds"], reading["runs"][0]["new_pid"]) == (4.5, identity.pid)
+    assert reading["runs"][0]["steps"][0]["seconds"] == 2.0
+    holder = {"name": "ada", "machine": "laptop"}
+    assert reading["lease"] == {"holder": holder, "mine": False, "since": 5.0, "beat_at": 9.0}
+    assert "secret-id" not in json.dumps(reading)
+    text = list(lines(reading))
+    assert "  preset base-88: Base" in text
+    assert "ada@laptop may change this host" in text
+    assert set(snapshot(states.empty())) == set(reading)
+
+
 def test_it_has_the_keys_that_scripts_are_promised() -> None:
     reading = snapshot(busy())
-    assert list(reading) == ["schema", "host", "at", "gpus", "servers", "foreign", "problems", "missing"]
+    assert list(reading) == ["schema", "host", "at", "gpus", "servers", "foreign", "problems", "missing", "runs",
+                             "lease"]  # fmt: skip
     assert reading["schema"] == 1
     assert (reading["host"], reading["at"]) == ("root@box", 1_700_000_000.5)
     promised = {"engine", "version", "pid", "phase", "argv", "model", "user", "started_at", "port", "log", "settings",
