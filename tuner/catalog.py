@@ -96,9 +96,11 @@ def read_preset(path: Path) -> Preset:
         CatalogError: It cannot be read, is not TOML, or has a field that does not exist or is of the wrong type.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise CatalogError(path, None, "cannot be read (it is no file)")
         text = path.read_text("utf-8")
         content = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise CatalogError(path, None, f"cannot be read ({_reason(error)})") from error
     except tomllib.TOMLDecodeError as error:
         at = re.search(r"at line (\d+)", str(error))
@@ -181,13 +183,15 @@ def _text(value: str | float) -> str:
 def _is_of_others(path: Path) -> bool:
     """Return whether a TOML file has no field of a preset: other programs keep presets in a folder of that name too."""
     try:
-        return not set(tomllib.loads(path.read_text("utf-8"))) & set(FIELDS)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return path.is_file() and not set(tomllib.loads(path.read_text("utf-8"))) & set(FIELDS)
+    except (OSError, UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError):
         return False
 
 
-def _reason(error: OSError | UnicodeDecodeError) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else "it is not UTF-8"
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else "it is nested too deep"
 
 
 # --- What they name ---------------------------------------------------------------------------------------------------

@@ -139,7 +139,9 @@ def test_a_file_whose_name_is_no_id(tmp_path: Path, name: str) -> None:
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "latin.toml").write_bytes(b'title = "\xfc"')
-    for name in ("folder", "latin", "missing"):
+    (tmp_path / "deep.toml").write_text("x = " + "[" * 5_000 + "]" * 5_000)
+    os.mkfifo(tmp_path / "pipe.toml")
+    for name in ("folder", "latin", "missing", "deep", "pipe"):
         with pytest.raises(CatalogError, match="cannot be read"):
             read_preset(tmp_path / f"{name}.toml")
 

@@ -186,17 +186,18 @@ def _change(engine: Engine, base: Start, text: str) -> tuple[str, Any]:
     knobs = engine.knobs()
     if not equals or not name.strip() or not value.strip():
         raise UsageProblem("A change is knob=value", repr(text), "For example --set mem_fraction_static=0.9, or =auto")
-    knob = knobs.find(name)
-    if knob is None:
+    named = knobs.named(name)
+    if named is None:
         near = difflib.get_close_matches(name.strip().lstrip("-").replace("-", "_"), list(knobs), 3, 0.6)
         hint = f"Did you mean {' or '.join(near)}?" if near else "`gputuner plan --knobs` lists them"
         raise UsageProblem(f"{engine.title} has no knob {plain(name, 60)}", "", hint)
+    knob = named.knob
     # A version that is inferred is a range, of which some may have what its own arguments show.
     shown = knobs.value({**base.settings, **base.given}, knob.name) is not None
     if knob.kind is KnobKind.FLAG and not shown and (absent := knobs.absent(knob.name, base.version)):
         raise UsageProblem(f"{engine.title} {base.version} has no {knob.name}", absent)
     try:
-        read = read_value(knob, value)
+        read = named.turned(read_value(knob, value))
     except ValueError as error:
         raise UsageProblem(f"{knob.name} cannot be {plain(value, 60) if value else 'empty'}", str(error)) from error
     spelling = knobs.spelling(knob.name, base.version)

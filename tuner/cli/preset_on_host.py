@@ -14,6 +14,7 @@ from tuner.cli.headless import connected, settled
 from tuner.cli.paper import Paper
 from tuner.cli.recipe import behind_the_scenes, choose
 from tuner.cli.running import run
+from tuner.cli.tables import plain
 from tuner.cli.targets import parse
 from tuner.core.presets import unmet
 from tuner.core.recipes import read_recipe
@@ -78,5 +79,5 @@ def diff(preset: Preset, presets: Presets, host: str, pid: str | None, *, as_jso
         lines = [line for label, text in rows for line in paper.wrapped(text, label=label, hang=_LABEL)]
         click.echo("\n".join(lines), color=True)
     for problem in problems:
-        click.echo(f"gputuner: {problem}", err=True)
+        click.echo(f"gputuner: {plain(problem)}", err=True)
     return PROBLEM if problems else FINE

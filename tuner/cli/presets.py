@@ -22,6 +22,7 @@ from tuner.core.engine import Engine
 from tuner.core.hazards import shown
 from tuner.core.overlays import near, overlay, range_words
 from tuner.core.presets import resolve
+from tuner.core.versions import parse_version
 from tuner.domain.presets import ANY_ENGINE, Overlay, Preset
 from tuner.engines import load_engines
 from tuner.errors import CatalogError, UsageProblem, sentences
@@ -98,6 +99,8 @@ def check(files: Sequence[Path]) -> int:
 
 def _readable(path: Path) -> None:
     try:
+        if not path.is_dir() and not path.is_file() and path.exists():
+            raise UsageProblem("The preset cannot be read", f"{path}: it is no file")
         path.read_text("utf-8")
     except OSError as error:
         raise UsageProblem("The preset cannot be read", f"{path}: {error.strerror}") from error
@@ -140,7 +143,7 @@ def spell(presets: Presets, name: str, engine: str | None, version: str | None) 
         version: Version of the engine; None: the newest known.
 
     Raises:
-        UsageProblem: There is no such preset or engine.
+        UsageProblem: There is no such preset or engine, or the version has no number.
         CatalogError: Its file is wrong.
     """
     engines = load_engines()
@@ -148,6 +151,8 @@ def spell(presets: Presets, name: str, engine: str | None, version: str | None) 
     wanted = engine or (preset.engine if preset.engine != ANY_ENGINE else next(iter(engines)))
     if wanted not in engines:
         raise UsageProblem(f"There is no engine {plain(wanted, 40)}", "", f"It is one of {', '.join(engines)}")
+    if version is not None and parse_version(version) is None:
+        raise UsageProblem(f"{plain(version, 40)} is no version", "", "For example 0.5.9")
     chosen = engines[wanted]
     knobs = chosen.knobs()
     return Spelled(
@@ -177,7 +182,7 @@ def found(presets: Presets, name: str) -> Preset:
 def _story(spelled: Spelled, paper: Paper) -> Iterator[str]:
     """Yield a preset as text: why, what it needs, what it sets, what is expected of it."""
     preset, overlaid = spelled.preset, spelled.overlay
-    yield paper.letters(f"{paper.ink(preset.id, 'strong')}  {preset.title}")
+    yield paper.letters(f"{paper.ink(preset.id, 'strong')}  {plain(preset.title)}")
     yield from paper.wrapped(preset.why, label="why", hang=_LABEL)
     for each in requires_words(preset):
         yield from paper.wrapped(each, label="needs", hang=_LABEL)
@@ -269,7 +274,7 @@ def _settings(spelled: Spelled) -> dict[str, str]:
 
 def _refuse(overlaid: Overlay) -> None:
     for problem in overlaid.problems:
-        click.echo(f"gputuner: {problem}", err=True)
+        click.echo(f"gputuner: {plain(problem)}", err=True)
 
 
 def _complain(problems: Sequence[CatalogError]) -> None:
@@ -279,4 +284,4 @@ def _complain(problems: Sequence[CatalogError]) -> None:
 
 def _line(error: CatalogError) -> str:
     """Return an error of a file in the form in which editors and compilers take one."""
-    return f"{error.detail}: {sentences(error.title, error.hint)}"
+    return plain(f"{error.detail}: {sentences(error.title, error.hint)}")

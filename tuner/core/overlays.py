@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from msgspec import Struct
 
 from tuner.core.hazards import dangers, shown
 from tuner.core.knobs import KnobTable, Named, as_words, flags_of, read_setting
+from tuner.core.redact import mask, secret_name
 from tuner.core.versions import in_range, parse_version
 from tuner.domain.gates import Hardware
 from tuner.domain.knobs import Harm, Knob, KnobKind, KnobType, Spelling
@@ -32,6 +34,8 @@ class Fault(Struct, frozen=True, kw_only=True):
         return where + sentences(self.what, self.way_out)
 
 
+_FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NEAR = 0.9
 """Similarity from which an unknown variable is taken for a misspelled one that is known."""
 
@@ -196,6 +200,8 @@ class _Speller:
             return
         if read is not None and not self._allowed(knob, read, place):
             return
+        if isinstance(read, str | list) and not self._sound(knob.name, read, place):
+            return
         # The order of the values is that in which they were set last.
         self._values.pop(knob.name, None)
         self._values[knob.name] = read
@@ -204,10 +210,12 @@ class _Speller:
     def raw(self, flag: str, value: str | bool) -> None:
         """Take a flag that the catalogue does not hold."""
         place = f"flags.{flag}"
-        named = self._table.named(flag)
-        if named is not None:
-            self._problem(f"{flag} is the knob {named.knob.name}", place, "Move it to [args] by that name")
-        else:
+        knob = next((knob for knob in self._table.values() if flag in flags_of(knob)), None) or self._table.find(flag)
+        if not _FLAG.fullmatch(flag):
+            self._problem(f"{flag} is no flag", place, 'Write it as the engine does, "--flag"')
+        elif knob is not None:
+            self._problem(f"{flag} is the knob {knob.name}", place, "Move it to [args] by that name")
+        elif self._sound(flag, value, place):
             self._raw[flag] = value
 
     def unset(self, name: str, place: str) -> None:
@@ -243,14 +251,30 @@ class _Speller:
 
     def _unknown(self, name: str, value: Any, place: str) -> None:
         close = difflib.get_close_matches(name, list(self._table), 1, _NEAR)
+        if place.startswith("env.") and not _VARIABLE.fullmatch(name):
+            self._problem(f"{name} is no name of a variable", place, "Letters, digits and underscores")
+            return
         if place.startswith("args.") or close:
             what = "knob" if place.startswith("args.") else "variable"
             self._problem(
                 f"there is no {what} {name}", place, near(name, self._table, "`gputuner plan --knobs` lists them")
             )
-        else:
+        elif self._sound(name, value, place):
             self._variables[name] = str(value)
             self._notes.append(f"{name} is not in the catalogue: whether anything reads it is not known")
+
+    def _sound(self, name: str, value: Any, place: str) -> bool:
+        """Check that a value can be passed to a program and is no secret; False if not."""
+        text = shown(value)
+        if "\0" in text:
+            self._problem(f"{name} has a NUL character in its value", place, "No program can be given one")
+            return False
+        is_secret = name not in self._table and secret_name(name, anywhere=not name.startswith("-"))
+        if is_secret or mask(text) != text:
+            way_out = "Leave it out: the host keeps the secrets of the server that runs"
+            self._problem(f"{name} holds a secret, and presets are shown and shared", place, way_out)
+            return False
+        return True
 
     def _allowed(self, knob: Knob, value: Any, place: str) -> bool:
         """Check that this version has the knob and the value; False if it does not."""

@@ -283,3 +283,14 @@ def test_the_standard_input_is_one_log(told: Any) -> None:
         assert (code, out) == (2, "")
         assert "the standard input can be read once" in err
         assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "changed"),
+    [("custom_all_reduce=off", [("disable_custom_all_reduce", True)]), ("custom_all_reduce=on", [])],
+)
+def test_a_switch_is_turned_from_both_sides(change: str, changed: list[tuple[str, bool]], told: Any) -> None:
+    """The start that is planned from has custom all-reduce on."""
+    _, out, err = told("plan", "--from", BASE, "--set", change, "--json")
+    assert err == ""
+    assert [(each["knob"], each["new"]) for each in json.loads(out)["changes"]] == changed

@@ -126,6 +126,7 @@ class TestShow:
         ("arguments", "words"),
         [
             (("graphs-61",), "There is no preset graphs-61. Did you mean graphs-16"),
+            (("graphs-16", "--engine-version", "new"), "new is no version"),
             (("graphs-16", "--engine", "llama"), "There is no engine llama. It is one of sglang, vllm"),
         ],
     )
