@@ -12,13 +12,15 @@ import signal
 import time
 from pathlib import Path
 
-from tuner.simhost import real
+from tuner.simhost import ps, real
 from tuner.simhost.tree import Process
 
 _YOUNG_S = 3.0
 """Seconds for which a process is looked at again, since its environment changes when it calls exec."""
 _PORTS_S = 0.5
+_PS_S = 0.75
 _LISTEN = "0A"
+_PROC = Path("/proc/self").exists()
 
 
 class Mirror:
@@ -30,6 +32,7 @@ class Mirror:
     """
 
     def __init__(self, root: Path, uid: int = 0) -> None:
+        self._root = str(root)
         self._mark = b"HOST_ROOT=" + os.fsencode(root)
         self._uid = uid
         self._seen: dict[int, float] = {}
@@ -41,9 +44,11 @@ class Mirror:
 
     def look(self) -> dict[int, Process]:
         """Return the processes that run now, and those that ended and were not reaped."""
-        if not Path("/proc/self").exists():
-            return {}
         now = time.monotonic()
+        if not _PROC:
+            if now - self._ports_at > _PS_S:
+                self._ports_at, self._ours = now, ps.processes(self._root, self._uid)
+            return dict(self._ours)
         here = _pids()
         for pid in self._seen.keys() - here:
             del self._seen[pid]
@@ -63,6 +68,8 @@ class Mirror:
     def end_all(self) -> None:
         """Kill every process of the host, by PID, as when a machine is switched off."""
         for _ in range(3):
+            # Found anew, so that no PID of before is another's meanwhile.
+            self._ours = {} if _PROC else ps.processes(self._root, self._uid)
             for pid in _pids():
                 self._examine(pid)
             found = [pid for pid in self._ours if real.alive(pid)]

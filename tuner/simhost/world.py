@@ -94,8 +94,7 @@ class World:
 
     def begin(self) -> None:
         """Start the scenario's first server, before the slow imports, so that both run at the same time."""
-        if self.own_dir:
-            self.janitor_pid = self._fork(self._sweep)
+        self.janitor_pid = self._fork(self._sweep)
         if self.plan.tenant is not None:
             self.tenant_bytes = self.plan.tenant.used_bytes
             self.tenant_pid = self._fork(lambda: None)
@@ -123,7 +122,7 @@ class World:
     def _sweep(self) -> None:
         """End what still runs there, and remove the folder, repeatedly, since dying servers may still write to it."""
         Mirror(self.root).end_all()
-        for _ in range(50):
+        for _ in range(50 if self.own_dir else 0):
             shutil.rmtree(self.dir, ignore_errors=True)
             if not self.dir.exists():
                 return
