@@ -93,6 +93,16 @@ def test_a_driver_that_does_not_tell_names_is_judged_by_the_amount(bench: Bench,
     assert run.outcome().outcome is RunOutcome.STOPPED
 
 
+def test_memory_of_others_is_none_of_ours(bench: Bench, driver: Driver) -> None:
+    """A server that is stopped before it held any memory has none to give back."""
+    old = bench.server()
+    driver.tell([40_000], [(0, os.getpid(), 39_000)])
+    run = bench.begin(stop=bench.stop(old.pid, gpus=("GPU-0",), memory_s=5.0))
+    record = run.outcome()
+    assert record.outcome is RunOutcome.STOPPED
+    assert [(each.held_bytes, each.after_bytes) for each in record.memory] == [(0, 40_000 * MIB)]
+
+
 def test_a_driver_that_hangs_proves_nothing_and_stops_nobody(bench: Bench, driver: Driver) -> None:
     old = bench.server()
     driver.tell([], [], hangs=True)

@@ -93,6 +93,17 @@ def test_the_way_back_is_cancelled_only_by_who_does_not_want_it(bench: Bench, tm
 # -- killed -----------------------------------------------------------------------------------------------------------
 
 # What a supervisor does at its death is code in it: so each moment can be had for certain.
+AFTER_KILL = """
+import os
+from gputuner_run.supervisor import ladder
+real = ladder.send
+def send(member, name, *args):
+    outcome = real(member, name, *args)
+    if name == "KILL":
+        os.kill(os.getpid(), 9)
+    return outcome
+ladder.send = send
+"""
 AT_STEP = """
 import os
 from gputuner_run.supervisor import record
@@ -251,6 +262,44 @@ def test_a_cancel_that_was_read_is_carried_out_by_the_next_supervisor(bench: Ben
     run.resume()
     assert run.outcome().outcome is RunOutcome.BACK
     assert len(new_ones(bench, run)) == 1
+
+
+def test_the_rung_that_was_reached_is_that_of_one_server(bench: Bench, tmp_path: Path) -> None:
+    old = bench.server("--stubborn")
+    run = bench.begin(
+        stop=bench.stop(old.pid, HASTY), start=bench.serving("--bind-after", str(tmp_path / "never"), stop=HASTY),
+        fault=AFTER_KILL,
+    )  # fmt: skip
+    assert run.supervisor.wait(20) == -signal.SIGKILL
+    run.resume()
+    until(lambda: len(bench.enrolled()) == 2)
+    run.cancel(back=False)
+    record = run.outcome()
+    assert record.outcome is RunOutcome.STOPPED
+    assert record.new is not None
+    # The next server is told to end before it is killed, though the run had been killing.
+    assert run.signals()[-1] == ("TERM", record.new.pid)
+
+
+def test_cancelled_before_anything_was_started(bench: Bench) -> None:
+    fault = """
+import json, os, sys
+from gputuner_run.supervisor import run
+real = run.Run._first_reading
+def reading(self, *args):
+    real(self, *args)
+    with open(sys.argv[1] + "/part", "w") as file:
+        json.dump({"back": True}, file)
+    os.rename(sys.argv[1] + "/part", sys.argv[1] + "/cancel")
+run.Run._first_reading = reading
+"""
+    old = bench.server()
+    stopping = bench.begin(stop=bench.stop(old.pid), start=bench.serving(), back=bench.serving(), fault=fault)
+    assert stopping.outcome().outcome is RunOutcome.CANCELLED
+    assert old.poll() is None
+    starting = bench.begin(start=bench.serving(), fault=fault)
+    assert starting.outcome().outcome is RunOutcome.CANCELLED
+    assert len(bench.enrolled()) == 1
 
 
 def test_a_run_of_an_earlier_boot_is_over(bench: Bench, tmp_path: Path) -> None:

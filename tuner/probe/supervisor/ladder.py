@@ -37,7 +37,9 @@ class Ladder:
         A supervisor that goes on for a dead one begins at the rung that it had reached.
         """
         progress = self._desk.record.progress
-        first = int(progress.get("rung", 0))
+        where = [progress["phase"], progress["back"]]
+        reached = progress.get("rung") or [*where, 0]
+        first = int(reached[2]) if reached[:2] == where else 0
         for number, step in enumerate(steps):
             self._members.scan()
             if not self._members.living:
@@ -45,7 +47,7 @@ class Ladder:
             if number < first:
                 continue
             following = steps[number + 1] if number + 1 < len(steps) else None
-            progress["rung"] = number
+            progress["rung"] = [*where, number]
             self._rung(step, following)
         self._members.scan()
         progress.pop("rung", None)

@@ -22,7 +22,7 @@ SILENT_S = 3.0
 LEAST_BYTES = 512 << 20
 """What may be in use beyond what is expected: contexts of others, the driver's own changes."""
 SHARE = 0.03
-"""The same, as a share of what the server held."""
+"""What may be in use beyond what is expected, as a share of what the server held."""
 IDLE_BYTES = 1536 << 20
 """Below this a GPU counts as empty where the driver does not tell who uses it."""
 STABLE_S = 2.0
@@ -121,7 +121,9 @@ class GpuMemory:
             users = self.users(index)
             mine = [held for pid, held in users.items() if pid in pids]
             others = {str(pid): held for pid, held in users.items() if pid not in pids}
-            used, held, told = self.used(index) or 0, sum(each or 0 for each in mine), bool(mine) and None not in mine
+            used, held = self.used(index) or 0, sum(each or 0 for each in mine)
+            # In a container the driver names nobody, or processes of the host.
+            told = bool(users) and None not in users.values() and all(read_stat(pid) is not None for pid in users)
             if str(index) in level:
                 held, told = max(0, used - level[str(index)]), True
             out.append({

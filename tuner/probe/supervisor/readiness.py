@@ -22,6 +22,9 @@ ASK_EVERY_S = 0.5
 """Seconds between two questions to the server."""
 DYING_S = 3.0
 """Seconds that a leader gets to end by itself after it lost a rank: its last lines say why."""
+TAKEN_S = 1.0
+"""Seconds for which another process must listen on the server's port before the start has failed: the socket of one
+that is just ending may be seen a moment longer."""
 _PASSED = frozenset((400, 405, 413, 415, 422, 501))
 """Answers of a server that serves, but not this kind of request: it may have no text generation at all."""
 
@@ -72,6 +75,7 @@ class Readiness:
 
     def _until_port(self) -> None:
         port = self._launch.port or 0
+        taken_at = 0.0
         while True:
             self._look()
             owner = PortOwner(self._members, self._members.leader.id.pid, port, self._host)
@@ -81,7 +85,11 @@ class Readiness:
                 return
             if self._launch.titles:
                 self._desk.record.say("%d ranks live" % self._members.living_ranks(), self._clock.until)
-            if owner.other is not None:
+            if owner.other is None:
+                taken_at = 0.0
+            elif not taken_at:
+                taken_at = time.monotonic()
+            elif time.monotonic() - taken_at >= TAKEN_S:
                 raise StartFailed("port %d is taken by %s" % (port, holder(port, owner.other.uid)))
             self._pause(EVERY_S)
 

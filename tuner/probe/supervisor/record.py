@@ -98,9 +98,10 @@ class Record:
 
     def end(self, outcome: str, detail: str) -> None:
         """Give the run its outcome."""
+        detail = plain(" ".join(detail.split()))
+        self.audit("run", outcome=outcome, detail=detail)
         self.data["outcome"] = outcome
         self.step("end", detail)
-        self.audit("run", outcome=outcome, detail=detail)
 
     def save(self) -> bool:
         """Write the state; return whether it was written."""
@@ -143,6 +144,7 @@ class Record:
 
     def failed(self, why: str) -> None:
         """Remember why the start failed; the first reason stays."""
+        why = plain(" ".join(why.split()))
         if not self.data["failure"]:
             self.data["failure"] = why
             self.journal(why)

@@ -123,7 +123,7 @@ class Run:
                 return False
         if stop is None or members is None:
             self._first_reading([], set())
-            return True
+            return resumed or not self._cancelled()
         ending = Ending(desk, members, self.gpus, stop.boot_id)
         if not resumed:
             if not self._drained(ending):
@@ -136,9 +136,7 @@ class Run:
             if trouble:
                 desk.record.end("refused", trouble)
                 return False
-            desk.look()
-            if desk.cancel is not None:
-                desk.record.end("cancelled", UNTOUCHED)
+            if self._cancelled():
                 return False
         progress["phase"] = "stop"
         failure = ending.end(stop.steps, stop.manager, stop.manager_wait_s, stop.memory_s, progress.get("before") or [])
@@ -150,11 +148,19 @@ class Run:
         members.close()
         return True
 
+    def _cancelled(self) -> bool:
+        """End the run if it was cancelled before anything was touched; return whether it was."""
+        self._desk.look()
+        if self._desk.cancel is None:
+            return False
+        self._desk.record.end("cancelled", UNTOUCHED if self._order.stop is not None else "cancelled; nothing runs")
+        return True
+
     def _drained(self, ending: Ending) -> bool:
         stop = self._order.stop
+        if self._cancelled():
+            return False
         try:
-            self._desk.look()
-            self._desk.check_cancel()
             if stop is not None and stop.drain_s > 0 and stop.drain and stop.port is not None:
                 ending.drain(stop, self._order.aim)
         except Cancelled:
@@ -179,6 +185,8 @@ class Run:
         desk, progress = self._desk, self._progress
         desk.record.data["going_back"] = back
         progress.update(phase="start", back=back, launched=False, members=[])
+        if not self.gpus.reading:
+            self.gpus.wait(FIRST_S)
         progress["baseline"] = dict(self.gpus.reading.get("used") or {})
         self.gpus.end()  # the driver's library needs memory, which this process and its copies would keep
         self.start = Start(desk, launch, back=back)
