@@ -65,7 +65,8 @@ def ended(told: Told, printer: Printer, *, as_json: bool) -> int:
         return told.code
     if followed is not None and followed.run is not None:
         printer.all([*end_lines(followed.run, printer.paper)] or [])
-        if followed.run.outcome in (RunOutcome.FAILED, RunOutcome.BACK) and followed.run.cancelled_by is None:
+        failed = followed.run.outcome in (RunOutcome.FAILED, RunOutcome.BACK) and followed.run.cancelled_by is None
+        if failed and (followed.findings or followed.run.log is not None):
             printer.all(finding_lines(followed.findings, printer.paper))
     if told.reason or told.outcome:
         printer.say(plain(told.reason or told.outcome))

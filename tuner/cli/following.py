@@ -149,6 +149,8 @@ class Follower:
         if run.outcome not in (RunOutcome.FAILED, RunOutcome.BACK) or run.cancelled_by is not None:
             return ()
         found: tuple[Finding, ...] = ()
+        if self._failed is None:
+            return found
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FINDINGS_S):
                 async for state in self._session.snapshots():

@@ -174,7 +174,8 @@ def _server(server: dict[str, Any]) -> Iterator[str]:
         where = log["path"] or log["note"] or log["kind"]
         yield f"  log {plain(where)}"
     if server.get("preset_title"):
-        yield f"  preset {plain(server['preset'])}: {plain(server['preset_title'])}"
+        named = f"preset {plain(server['preset'])}: " if server["preset"] else "started by gputuner: "
+        yield f"  {named}{plain(server['preset_title'])}"
     if server["started_in_s"] is not None:
         yield f"  started in {format_duration(server['started_in_s'])}"
     if server["ranks"]:

@@ -227,8 +227,11 @@ def interrupted(state: HostState) -> tuple[Interrupted, ...]:
 def _happened(state: HostState, run: RunRecord) -> str:
     name = run.title or run.preset or ("the start" if run.new is not None else "the stop")
     old = _lives(state, run.old)
+    new = server_of(state, run)
     if run.alive:
         now = f"the new server (pid {run.new.pid}) lives" if run.new is not None else "the new server lives"
+    elif new is not None and not new.gone:
+        now = f"a server that it started (pid {new.identity.pid}) lives"
     elif run.step in UNTOUCHED:
         now = "nothing was signalled"
     elif old:

@@ -20,8 +20,8 @@ _NEEDED: Dict[str, Any] = {
     "id": str, "operator": dict, "began_at": _NUMBER, "updated_at": _NUMBER, "step": str, "outcome": str,
 }  # fmt: skip
 _KNOWN: Dict[str, Any] = {
-    **_NEEDED, "preset": str, "title": str, "recipe": dict, "until": _NUMBER, "detail": str, "steps": list, "failure": str,
-    "boot_id": str, "supervisor": dict, "old": dict, "new": dict, "going_back": bool, "back": str, "exit_code": int,
+    **_NEEDED, "preset": str, "title": str, "recipe": dict, "until": _NUMBER, "detail": str, "steps": list,
+    "failure": str, "boot_id": str, "supervisor": dict, "old": dict, "new": dict, "going_back": bool, "back": str, "exit_code": int,
     "argv": list, "env": dict, "cwd": str, "log": str, "port": int, "leftovers": list, "memory": list,
     "cancelled_by": dict,
 }  # fmt: skip
