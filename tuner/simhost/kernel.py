@@ -174,7 +174,8 @@ class Kernel:
             Process(
                 pid, fact["ppid"], "\0".join(fact["argv"]).encode(errors="surrogateescape") + b"\0",
                 fact["started_at"], state=state, session=fact["session"], env=fact["env"], cwd=fact["cwd"],
-                exe=world.python, log=world.logged.get(pid) or fact["log"], port=fact["port"], rss_kb=1_066_964,
+                exe=world.python, log=world.logged.get(pid) or fact["log"],
+                port=None if state == "Z" else fact["port"], rss_kb=1_066_964,
                 cpu_share=0.4 if fact["ready"] else 1.0, uid=world.owners.get(pid, world.uid),
             )
         )  # fmt: skip
