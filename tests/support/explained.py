@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tuner.core.engine import Engine
 from tuner.core.knobs import KnobTable
 from tuner.domain.findings import Confidence, Evidence, Finding, Move, Outcome, Remedy, Severity
 from tuner.domain.forecast import Fit, Forecast, ForecastRow, Source
@@ -233,8 +234,12 @@ class SteadyEngine:
 
     title = "SGLang"
 
-    def __init__(self, knobs: KnobTable) -> None:
+    def __init__(self, knobs: KnobTable, real: Engine | None = None) -> None:
         self._knobs = knobs
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
 
     def knobs(self) -> KnobTable:
         return self._knobs

@@ -60,7 +60,8 @@ class Acting(TunerScreen):
         """Return whether the host on screen may be changed from here, or tell the operator why not."""
         why = self.shell.hindrance()
         if why:
-            self.notify(why, severity="warning", timeout=6, markup=False)
+            hint = "" if self.shell.bound() else ". L on the Tune screen takes over"
+            self.notify(f"{why}{hint}", severity="warning", timeout=6, markup=False)
         return not why
 
     def may_switch(self) -> bool:

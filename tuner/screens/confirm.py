@@ -37,7 +37,7 @@ class ConfirmDialog(Modal[Agreed | None]):
     """Asks whether a change of the host is meant. `Y` agrees; enter does nothing."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("Y", "agree", "Do it", id="confirm.yes", tooltip="Do it"),
+        Binding("Y", "agree", "Do it", id="confirm.yes", tooltip="Do what is asked; no other key does"),
         Binding("d", "drain", "Drain", show=False, id="confirm.drain", tooltip="Wait for the requests in flight first"),
         Binding("a", "back", "Back", show=False, id="confirm.back", tooltip="Go back without being asked, or not"),
         Binding("escape,n", "give_up", "No", id="confirm.no", tooltip="Change nothing"),

@@ -15,6 +15,7 @@ from textual.widgets import Static
 
 from tuner.screens import SCREENS
 from tuner.screens.base import TunerScreen
+from tuner.screens.confirm import ConfirmDialog
 from tuner.screens.dialogs import Modal
 from tuner.screens.explained import FINDING_KEYS, ON_A_FINDING
 from tuner.widgets.log_view import LogView
@@ -34,6 +35,10 @@ IN_A_LOG = "In a log"
 """Heading of the keys of a log view."""
 
 
+BEFORE_A_CHANGE = "Before a change"
+"""Heading of the keys of the question before a host is changed."""
+
+
 class Key(Struct, frozen=True):
     """A documented binding."""
 
@@ -49,12 +54,19 @@ def shown_keys(keys: str) -> str:
 
 
 def keys_of(bindings: Iterable[BindingType], overrides: Mapping[str, str]) -> list[Key]:
-    """Return the bindings of one class that have an id, with the operator's own keys instead of the defaults."""
+    """Return the bindings of one class that have an id, with the operator's own keys instead of the defaults.
+
+    Bindings with one explanation share an entry: `1 to 9`.
+    """
     found: list[Key] = []
     for binding in bindings:
         if isinstance(binding, Binding) and binding.id:
-            keys = overrides.get(binding.id, binding.key)
-            found.append(Key(binding.id, shown_keys(keys), binding.description, binding.tooltip))
+            keys = shown_keys(overrides.get(binding.id, binding.key))
+            last = found[-1] if found else None
+            if last is not None and binding.tooltip and last.tooltip == binding.tooltip:
+                found[-1] = Key(last.id, f"{last.keys.partition(' to ')[0]} to {keys}", last.name, last.tooltip)
+            else:
+                found.append(Key(binding.id, keys, binding.description, binding.tooltip))
     return found
 
 
@@ -83,7 +95,7 @@ def all_keys(
     """
     sources: list[tuple[str, Iterable[BindingType]]] = [("Everywhere", everywhere)]
     sources += [(entry.screen.HELP_TITLE, entry.screen.BINDINGS) for entry in SCREENS]
-    sources += [(ON_A_FINDING, FINDING_KEYS), (IN_A_LOG, LogView.BINDINGS)]
+    sources += [(ON_A_FINDING, FINDING_KEYS), (IN_A_LOG, LogView.BINDINGS), (BEFORE_A_CHANGE, ConfirmDialog.BINDINGS)]
     sources += [(TunerScreen.HELP_TITLE, TunerScreen.BINDINGS)]
     sources.sort(key=lambda source: source[0] not in first)
     return [(title, [key for key in keys if key.id not in without]) for title, keys in sections(sources, overrides)]
@@ -99,7 +111,9 @@ def markdown(listed: Sequence[tuple[str, Sequence[Key]]]) -> str:
     for title, keys in listed:
         parts += ["", f"## {title}", "", "| key | does | id |", "| --- | --- | --- |"]
         for key in keys:
-            pressed = " or ".join(f"`{one}`" for one in key.keys.split(" or "))
+            pressed = " or ".join(
+                " to ".join(f"`{one}`" for one in keys.split(" to ")) for keys in key.keys.split(" or ")
+            )
             parts.append(f"| {pressed} | {key.tooltip or key.name} | `{key.id}` |")
     return "\n".join(parts) + "\n"
 

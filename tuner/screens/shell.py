@@ -153,7 +153,7 @@ class Shell(App[None]):
             return why
         state = self.snapshot
         other = holder_words(state.lease, state.now) if state is not None else ""
-        return f"{clean(other)}. L on the Tune screen takes over" if other else ""
+        return clean(other)
 
     def read_only(self) -> bool:
         """Return whether the session of the host on screen may change nothing."""

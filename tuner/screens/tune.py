@@ -84,10 +84,11 @@ class TuneScreen(TuneActions):
         Binding("pageup", "page(-1)", "Page up", show=False, id="tune.page-up", tooltip="One page up"),
         Binding("pagedown", "page(1)", "Page down", show=False, id="tune.page-down", tooltip="One page down"),
         Binding("escape", "leave", "Leave", show=False, id="tune.leave", tooltip="Leave the line, or the filter"),
+        Binding("0", "pick(0)", "No preset", show=False, id="tune.preset-0", tooltip="Choose no preset: as it is"),
         *(
             Binding(str(number), f"pick({number})", f"Preset {number}", show=False, id=f"tune.preset-{number}",
-                    tooltip=f"Choose preset {number}" if number else "Choose no preset: the server as it is")
-            for number in range(10)
+                    tooltip="Choose the preset with this number")
+            for number in range(1, 10)
         ),
     ]  # fmt: skip
 
@@ -193,7 +194,8 @@ class TuneScreen(TuneActions):
         """Return why nothing can be changed from here, and what is wrong with files of presets."""
         lines: list[Line] = []
         if why := self.shell.hindrance():
-            lines.append(((f" {self.glyphs.warn} ", "warn"), (clean(why), "warn")))
+            hint: Line = () if self.shell.bound() else (("  L ", "busy"), ("takes over", "text"))
+            lines.append(((f" {self.glyphs.warn} ", "warn"), (clean(why), "warn"), *hint))
         if self._problems:
             more = f" (and {len(self._problems) - 1} more)" if len(self._problems) > 1 else ""
             lines.append(((f" {self.glyphs.warn} ", "warn"), (f"{clean(self._problems[0])}{more}", "text")))

@@ -14,7 +14,7 @@ from tuner.widgets.spans import Line, Span, width_of
 
 _LAST = ("help", "quit")
 """Ids of the keys that are never left out."""
-_SELDOM = ("screen.compare", "screen.plan")
+_SELDOM = ("screen.details", "screen.compare", "screen.plan")
 """Ids of the screens whose keys are left out first; a screen's own `FIRST_KEYS` come before all other screens."""
 
 

@@ -16,15 +16,6 @@ from tuner.widgets.spans import Line, Span, clean, clip, clip_line, spread, text
 
 _ANYWHERE = Where()
 _SERIOUS = (Harm.HANG, Harm.CORRUPT, Harm.CRASH)
-_HARMS = {
-    Harm.HANG: "known to hang",
-    Harm.CORRUPT: "known to give wrong results",
-    Harm.CRASH: "known to end the start with an error",
-    Harm.SLOW: "known to be slow",
-    Harm.IGNORED: "has no effect",
-    Harm.CONFLICT: "contradicts another value",
-    Harm.SILENT: "hides what gputuner reads",
-}
 _COMPLETIONS = 6
 """Most knobs that are offered while a name is typed."""
 
@@ -59,7 +50,8 @@ def knob_lines(
         glyphs: Symbols to draw with.
         active: Arrow keys act on this list.
     """
-    head = spread(((" changed by hand", "head"),), (("n ", "busy"), ("adds ", "text")), width, glyphs.ellipsis)
+    hint: Line = (("n ", "busy"), ("adds ", "text")) if knobs else ()
+    head = spread(((" changed by hand", "head"),), hint, width, glyphs.ellipsis)
     names = list(overrides)
     if not names:
         return [head, ((clip("   nothing: only what the preset says", width, glyphs.ellipsis), "dim"),)]
@@ -163,8 +155,7 @@ def said_of(each: PlanKnob, value: Any) -> Said:
     harm = next((one for one in alone if describes(one, value)), None)
     if harm is None:
         return Said(bounds(each))
-    words = _HARMS.get(harm.outcome, f"known to do harm ({harm.outcome})")
-    return Said(f"{words}: {clean(harm.why)}", "bad" if harm.outcome in _SERIOUS else "warn")
+    return Said(f"{harm.outcome.words}: {clean(harm.why)}", "bad" if harm.outcome in _SERIOUS else "warn")
 
 
 def bounds(each: PlanKnob) -> str:
