@@ -160,14 +160,15 @@ class _Change:
 
     async def ordered(self, act: AnyAct, run_id: str, told: Told) -> Told:
         """Send an act that begins or resumes a run, and follow the run."""
-        done = await self._session.act(act, confirmed=True)
-        if done.error is not None and not done.run:
-            return _refused(told, done, dry_run=self._options.dry_run)
-        if done.error is not None:
-            self._printer.say(f"{done.error}. {done.hint}")
-        self._printer.say(f"run {run_id}")
         follower = Follower(self._session, self._ask, run_id, self._printer.say, unattended=self._options.yes)
-        followed = await follower.follow()
+        with follower.minding_interrupts():
+            done = await self._session.act(act, confirmed=True)
+            if done.error is not None and not done.run:
+                return _refused(told, done, dry_run=self._options.dry_run)
+            if done.error is not None:
+                self._printer.say(f"{done.error}. {done.hint}")
+            self._printer.say(f"run {run_id}")
+            followed = await follower.follow()
         told.followed, told.state = followed, self._session.state
         if followed.left:
             told.code, told.outcome, told.reason = 130, "left", "the run goes on at the host"

@@ -65,21 +65,29 @@ class Follower:
         self._up = True
         self._failed: tuple[int, int] | None = None
         self._interrupts = 0
+        self._ordered = asyncio.Event()
         self._task: asyncio.Task[object] | None = None
 
-    async def follow(self) -> Followed:
-        """Tell each step until the run has ended, the operator leaves, or the host cannot be reached any more."""
+    @contextlib.contextmanager
+    def minding_interrupts(self) -> Iterator[None]:
+        """Take interrupts as a wish to cancel the run, from before its order is sent until nobody follows it any more."""
         self._task = asyncio.current_task()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._interrupted)
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+    async def follow(self) -> Followed:
+        """Tell each step until the run has ended, the operator leaves, or the host cannot be reached any more."""
+        self._ordered.set()
         try:
             return await self._to_the_end()
         except asyncio.CancelledError:
             if self._interrupts < 2:
                 raise
             return Followed(run=self._record(), left=True)
-        finally:
-            loop.remove_signal_handler(signal.SIGINT)
 
     async def _to_the_end(self) -> Followed:
         orphaned: float | None = None
@@ -186,6 +194,7 @@ class Follower:
                 self._say("not cancelled")
                 return
             back = answer[0] == "b"
+        await self._ordered.wait()
         done = await self._session.act(CancelRun(run=self._run, back=back), confirmed=True)
         if done.error is None:
             self._say("cancelled: " + ("going back to what ran before" if back else "nothing is started in its place"))

@@ -156,6 +156,10 @@ def _server(server: ServerState, state: HostState) -> dict[str, Any]:
         "argv": list(identity.argv),
         "cwd": identity.cwd,
         "port": identity.port,
+        "members": [
+            {"pid": member.pid, "title": member.title} for member in identity.members if member.pid in identity.living
+        ],
+        "orphaned": identity.orphaned,
         "run": None if run is None else run.id,
         "preset": preset or None,
         "preset_title": title or None,

@@ -75,7 +75,13 @@ class Following:
         self.ask = Answers(answer)
         follower: Any = Follower
         made = follower(self.session, self.ask, "run-1", self.lines.append, unattended=unattended)
-        self.task: asyncio.Task[Followed] = spawn(made.follow(), name="follow")
+
+        async def follow() -> Followed:
+            with made.minding_interrupts():
+                followed: Followed = await made.follow()
+                return followed
+
+        self.task: asyncio.Task[Followed] = spawn(follow(), name="follow")
 
     async def push(self, state: HostState, line: str) -> None:
         """Tell a state, and wait until a line tells it."""

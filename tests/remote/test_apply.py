@@ -1,0 +1,152 @@
+"""`gputuner apply`, `stop` and `clean` on the simulated host: real SSH, real processes, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.remote.test_simhost import _until_serving
+from tuner import cli, simhost
+from tuner.cli.demo import runtime_folder
+from tuner.simhost import SimHost
+
+pytestmark = pytest.mark.timeout(120)
+VERSION = "0.5.23"
+
+
+@pytest.fixture
+def host() -> Iterator[SimHost]:
+    with simhost.start("healthy", version=VERSION, speed=20.0, traffic="none", runtime=runtime_folder()) as made:
+        _until_serving(made)
+        yield made
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Run a command with `--json`, and return its exit code and what it printed."""
+    capsys.readouterr()
+    code = cli.run([*arguments, "--json"])
+    out = capsys.readouterr().out
+    return code, json.loads(out) if out.strip() else {}
+
+
+def folder(host: SimHost) -> Path:
+    return host.address.dir / "home" / ".gputuner"
+
+
+def test_a_switch_a_failed_one_and_the_ways_back(host: SimHost, capsys: pytest.CaptureFixture[str]) -> None:
+    code, dry = command(capsys, "apply", "demo", "--set", "max_running_requests=32", "--dry-run")
+    assert (code, dry["outcome"]) == (0, "dry-run")
+    assert dry["order"]["start"]["argv"] == dry["command"]
+    assert not folder(host).exists(), "a dry run leaves nothing"
+
+    code, switched = command(capsys, "apply", "demo", "--set", "max_running_requests=32", "--yes")
+    assert (code, switched["outcome"], switched["rolled_back"]) == (0, "ready", False)
+    assert switched["command"] == dry["command"]
+    assert [change["then"] for change in switched["changes"] if change["name"] == "max_running_requests"] == [32]
+    steps = [step["step"] for step in switched["steps"]]
+    assert steps[:4] == ["check", "stop", "memory", "launch"]
+    assert steps[-2:] == ["first-token", "steady"]
+    assert all(step["seconds"] is not None for step in switched["steps"])
+    assert all(gpu["before_bytes"] - gpu["after_bytes"] >= 0.98 * gpu["held_bytes"] for gpu in switched["memory"])
+    assert switched["leftovers"] == []
+
+    code, seen = command(capsys, "snapshot", "demo")
+    assert code == 0
+    (server,) = [each for each in seen["servers"] if each["phase"] == "ready"]
+    assert (server["pid"], server["run"]) == (switched["server_pid"], switched["run"])
+    assert "--max-running-requests" in server["argv"]
+
+    code, refused = command(capsys, "apply", "demo", "--set", "mem_fraction_static=0.97", "--yes")
+    assert (code, refused["outcome"], refused["run"]) == (1, "refused", None)
+    assert [check["id"] for check in refused["checks"] if check["verdict"] == "fail"] == ["memory"]
+
+    code, failed = command(
+        capsys, "apply", "demo", "--set", "mem_fraction_static=0.97", "--yes", "--ignore-forecast", "--auto-rollback"
+    )
+    assert (code, failed["outcome"], failed["rolled_back"]) == (1, "back", True)
+    assert failed["failure"]
+    assert failed["findings"][0]["cause"] == "mem-fraction-too-high-graph-capture"
+    assert failed["server_pid"] not in (None, failed["old_pid"])
+
+    code, back = command(capsys, "apply", "demo", "--back", "--yes")
+    assert (code, back["outcome"]) == (0, "ready")
+    assert "--max-running-requests" not in back["command"]
+
+    code, stopped = command(capsys, "stop", "demo", "--yes")
+    assert (code, stopped["outcome"], stopped["server_pid"]) == (0, "stopped", None)
+
+    code, again = command(capsys, "apply", "demo", "--restart", "--yes")
+    assert (code, again["outcome"]) == (0, "ready")
+
+    code, held = command(capsys, "clean", "demo", "--yes")
+    assert (code, held["outcome"]) == (1, "refused")
+    assert command(capsys, "stop", "demo", "--yes")[0] == 0
+    code, cleaned = command(capsys, "clean", "demo", "--yes")
+    assert (code, cleaned["outcome"]) == (0, "cleaned")
+    assert not folder(host).exists()
+
+
+def test_an_interrupt_goes_back_and_nobody_to_ask_refuses(host: SimHost, capsys: pytest.CaptureFixture[str]) -> None:
+    program = [sys.executable, "-u", "-m", "tuner"]
+    apply = [*program, "apply", "demo", "--set", "max_running_requests=16"]
+    alone = subprocess.run(apply, capture_output=True, text=True, timeout=60, start_new_session=True, check=False)
+    assert alone.returncode == 2
+    assert "--yes" in alone.stderr
+    assert not folder(host).exists()
+
+    with subprocess.Popen([*apply, "--yes"], stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if " s  stop: " in line and len([each for each in lines if " s  stop: " in each]) == 1:
+                os.kill(process.pid, signal.SIGINT)
+        assert process.wait() == 1
+    text = "".join(lines)
+    assert "cancelled: going back to what ran before" in text
+    assert "runs now: pid" in text
+    code, seen = command(capsys, "snapshot", "demo")
+    assert code == 0
+    (run,) = seen["runs"]
+    assert run["outcome"] in ("back", "cancelled")
+    (server,) = [each for each in seen["servers"] if each["phase"] == "ready"]
+    assert "--max-running-requests" not in server["argv"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("apply", "demo", "no-such-preset", "--yes"), "There is no preset no-such-preset"),
+        (("apply", "demo", "--recipe", "none", "--yes"), "There is no recipe none"),
+        (("apply", "demo", "--yes"), "Name a PRESET"),
+        (("apply", "demo", "--back", "--set", "a=1", "--yes"), "--back stands alone"),
+    ],
+)
+def test_what_is_used_wrongly_ends_before_anything_is_connected(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(list(arguments)) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_unknown_knobs_values_and_servers_end_before_anything_is_touched(
+    host: SimHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for setting, words in (
+        ("nonsense=1", "has no knob nonsense"),
+        ("mem_fraction_static=lots", "mem_fraction_static cannot be lots"),
+        ("mem_fraction_static", "A change is knob=value"),
+    ):
+        assert cli.run(["apply", "demo", "--set", setting, "--yes"]) == 2
+        assert words in capsys.readouterr().err
+    assert cli.run(["apply", "demo", "--restart", "--server", "1", "--yes"]) == 2
+    assert "No server has the PID 1" in capsys.readouterr().err
+    assert not folder(host).exists()
