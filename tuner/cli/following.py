@@ -70,7 +70,7 @@ class Follower:
 
     @contextlib.contextmanager
     def minding_interrupts(self) -> Iterator[None]:
-        """Take interrupts as a wish to cancel the run, from before its order is sent until nobody follows it any more."""
+        """Take interrupts as a wish to cancel the run, from before its order is sent until it is left."""
         self._task = asyncio.current_task()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._interrupted)
