@@ -2,7 +2,8 @@
 
 A decode step is computation and 122 all-reduces of a few KiB, whose latency counts; a prefill chunk is computation and
 all-reduces of many MiB, whose bandwidth counts. So a knob can help one and hurt the other. All factors are 1 for what
-the scenarios' server has: 16 channels, NCCL for every all-reduce, KV in bfloat16. They are plausible, not measured.
+the scenarios' server has: 16 channels, NCCL for every all-reduce, KV in bfloat16, Triton for attention. They are
+plausible, not measured.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def speed(config: Config, seed: int | None = None) -> Speed:
     reading = 1.0 - _PREFILL_SHARE + _PREFILL_SHARE * prefill
     if config.kv_bytes_per_value == 1:
         step, per_token = step + 0.01, 0.62
-    if config.args["attention_backend"] == "triton":
-        per_token, reading = per_token * 1.25, reading * 1.07
+    if config.args["attention_backend"] == "flashinfer":
+        per_token, reading = per_token * 0.8, reading * 0.94
     if config.args["disable_overlap_schedule"] is True:
         step += 0.06
     chunk = config.chunk
