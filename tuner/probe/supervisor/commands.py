@@ -22,11 +22,12 @@ class Command:
     Args:
         desk: The means of the run.
         argv: The command.
+        quick: It only tells something. Its output has a file of its own, since another command may run meanwhile.
     """
 
-    def __init__(self, desk: Desk, argv: Sequence[str]) -> None:
+    def __init__(self, desk: Desk, argv: Sequence[str], *, quick: bool = False) -> None:
         self._desk = desk
-        self._path = desk.folder.file("manager.out")
+        self._path = desk.folder.file("asked.out" if quick else "manager.out")
         self.trouble = ""
         """Why it could not be run at all; empty if it could."""
         self._pid = 0
@@ -57,7 +58,7 @@ class Command:
 
 def output_of(desk: Desk, argv: Sequence[str], timeout_s: float) -> Tuple[Optional[int], str]:
     """Return exit code and output of a short command; None where it did not end in time."""
-    command = Command(desk, argv)
+    command = Command(desk, argv, quick=True)
     clock = Clock(timeout_s)
     while command.code is None and clock.left:
         desk.wait(min(0.05, clock.left))

@@ -83,10 +83,12 @@ class Folder:
             return False
         finally:
             os.close(fd)
-        # A line of which a part was written is written again, whole and on a line of its own.
-        rest = data[data.rfind(b"\n", 0, written) + 1 :]
-        self._waiting[path] = b"" if written == len(data) else b"\n" + rest.lstrip(b"\n")
-        return written == len(data)
+        rest = data[written:]
+        begin = data.rfind(b"\n", 0, written) + 1
+        if begin < written and not rest.startswith(b"\n"):
+            rest = b"\n" + data[begin:]  # a line that is torn is written again, on a line of its own
+        self._waiting[path] = rest
+        return not rest
 
     def make_reserve(self) -> None:
         """Occupy some disk space that `free_reserve` gives up. Raises OSError when there is not enough."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import List, Sequence
+from typing import Any, List, Optional, Sequence
 
 from ..agent.base import ME, Json, user_name
 from .desk import Clock, Desk
@@ -31,24 +31,31 @@ class Ladder:
         self._members = members
         self._boot = boot
 
-    def climb(self, steps: Sequence[Step]) -> bool:
-        """Go up the rungs until no member lives; return whether none does.
+    @property
+    def reached(self) -> Optional[int]:
+        """Return the rung that a supervisor had reached for this server before it died; None if it had begun none."""
+        rung = self._desk.record.progress.get("rung")
+        return int(rung[2]) if rung and rung[:2] == self._where else None
 
-        A supervisor that goes on for a dead one begins at the rung that it had reached.
-        """
+    @property
+    def _where(self) -> List[Any]:
         progress = self._desk.record.progress
-        where = [progress["phase"], progress["back"]]
-        reached = progress.get("rung") or [*where, 0]
-        first = int(reached[2]) if reached[:2] == where else 0
+        return [progress["phase"], progress["back"]]
+
+    def climb(self, steps: Sequence[Step]) -> bool:
+        """Go up the rungs, from the one that was reached before, until no member lives; return whether none does."""
+        progress = self._desk.record.progress
+        first = self.reached or 0
         for number, step in enumerate(steps):
             self._members.scan()
             if not self._members.living:
                 break
             if number < first:
                 continue
-            following = steps[number + 1] if number + 1 < len(steps) else None
-            progress["rung"] = [*where, number]
-            self._rung(step, following)
+            # Once the leader has ended, its own rungs are passed over.
+            later = [each for each in steps[number + 1 :] if each.to != "leader"]
+            progress["rung"] = [*self._where, number]
+            self._rung(step, hurry=bool(later) and later[0].to == "orphans" and later[0].signal != "KILL")
         self._members.scan()
         progress.pop("rung", None)
         return not self._members.living
@@ -58,7 +65,8 @@ class Ladder:
             return [self._members.leader] if self._members.leader.alive else []
         return self._members.orphans if step.to == "orphans" else self._members.living
 
-    def _rung(self, step: Step, following: object) -> None:
+    def _rung(self, step: Step, *, hurry: bool) -> None:
+        """Send the signal of one rung and wait. `hurry`: the next rung is that of the orphans, if there are any."""
         targets = self._targets(step)
         if not targets:
             return
@@ -68,13 +76,10 @@ class Ladder:
         desk.record.progress["members"] = members.json
         desk.record.data["until"] = clock.until
         desk.record.intend(words, signal=step.signal, processes=[member.id.json for member in targets])
-        sent = 0
-        signalled = set()
+        signalled = {member.id.pid for member in targets}
         for member in targets:
-            sent += self.signal(member, step.signal)
-            signalled.add(member.id.pid)
+            self.signal(member, step.signal)
         desk.record.say(words + " sent", clock.until)
-        grace = isinstance(following, Step) and following.to == "orphans" and following.signal != "KILL"
         orphaned_at = 0.0
         pause = FIRST_S
         while clock.left:
@@ -89,7 +94,7 @@ class Ladder:
                         self.signal(member, step.signal)
             if not members.leader.alive:
                 orphaned_at = orphaned_at or time.monotonic()
-                if grace and time.monotonic() - orphaned_at >= ORPHAN_GRACE_S:
+                if hurry and time.monotonic() - orphaned_at >= ORPHAN_GRACE_S:
                     return
             desk.record.say(self._progress(words), clock.until)
             desk.wait(min(pause, clock.left), members.fds)
@@ -101,8 +106,8 @@ class Ladder:
             return "%s sent; %d of %d processes live" % (words, len(living), len(self._members.by_pid))
         return "%s sent; the leader has ended, %d of its processes live" % (words, len(living))
 
-    def signal(self, member: Member, name: str) -> bool:
-        """Send one signal after a check of identity, and record it; return whether it was sent."""
+    def signal(self, member: Member, name: str) -> None:
+        """Send one signal after a check of identity, and record what came of it."""
         outcome = send(member, name, self._boot, self._members.run)
         if outcome.startswith("foreign") or outcome == "ended":
             member.alive = False
@@ -114,7 +119,6 @@ class Ladder:
         self._desk.record.audit(
             "signal", signal=name, pid=identity.pid, start_ticks=identity.ticks, title=identity.title, outcome=outcome
         )
-        return outcome == "sent"
 
 
 def _whom(targets: Sequence[Member], members: Members) -> str:

@@ -10,7 +10,7 @@ from ..agent.arguments import masked_argv, masked_env
 from ..agent.base import HOST_ROOT, ME
 from ..agent.processes import owner_of
 from .asking import Door
-from .commands import Command, main_pid
+from .commands import Command, main_pid, output_of, stop_command
 from .desk import Clock, Desk
 from .launching import LaunchFailed, environment, folder_of, log_of, spawn
 from .members import Members, own_stat, process_table, run_of, stat_of_process, title_of
@@ -76,22 +76,30 @@ class Start:
 
     def _by_manager(self) -> None:
         desk, launch = self._desk, self.launch_order
+        words = " ".join(launch.manager)
         command = Command(desk, launch.manager)
         clock = Clock(MANAGER_S)
-        while command.code is None and clock.left:
-            desk.wait(0.05)
-        desk.record.audit("start", argv=launch.manager, exit_code=command.code, outcome=command.output)
-        if command.code not in (None, 0):
-            raise LaunchFailed("%s: %s" % (" ".join(launch.manager), command.output))
+        trouble = "%s started no process that could be found" % words
+        # A unit of Type=notify is started once it is ready, so the command may last as long as the start.
         while clock.left:
-            pid = main_pid(desk, launch.manager) or self._listener()
+            pid = main_pid(desk, launch.manager) or (self._listener() if command.code == 0 else 0)
             stat = stat_of_process(pid) if pid else None
             if stat is not None and stat.alive:
                 self.members = self._members_of(ProcessId(pid, stat.ticks, owner_of(pid), title_of(pid)), child=False)
                 self._recorded(self.members.leader.id)
+                desk.record.audit("start", argv=launch.manager, exit_code=command.code, outcome=command.output)
                 return
+            if command.code not in (None, 0):
+                trouble = "%s: %s" % (words, command.output or "exit code %s" % command.code)
+                break
             desk.wait(EVERY_S)
-        raise LaunchFailed("%s started no process that could be found" % " ".join(launch.manager))
+        desk.record.audit("start", argv=launch.manager, exit_code=command.code, outcome=command.output)
+        end = stop_command(launch.manager)
+        if end:
+            # A unit that failed may be about to be started again.
+            code, told = output_of(desk, end, MANAGER_S)
+            desk.record.audit("stop", argv=end, exit_code=code, outcome=told)
+        raise LaunchFailed(trouble)
 
     def _listener(self) -> int:
         """Return the topmost process above the one that listens on the port, below PID 1; 0 where there is none."""

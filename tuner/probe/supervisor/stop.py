@@ -12,7 +12,7 @@ from .commands import Command
 from .desk import Clock, Desk
 from .helper import Helper
 from .ladder import LAST_S, ORPHAN_GRACE_S, Ladder, leftovers_of
-from .members import Members
+from .members import Members, Stat, stat_of_process
 from .memory import GpuMemory, Proof
 from .orders import Step, Stop
 
@@ -100,7 +100,8 @@ class Ending:
         desk.record.step("stop")
         members.scan()
         rungs = list(steps)
-        if manager and members.living and "rung" not in desk.record.progress:
+        # Also where nothing lives: the manager may be about to start it again.
+        if manager and self._ladder.reached is None:
             trouble = self._by_manager(manager, manager_wait_s)
             if trouble:
                 self.untouched = members.leader.alive
@@ -108,8 +109,10 @@ class Ending:
             rungs = rungs[1:] or rungs
         gone = not members.living or self._ladder.climb(rungs)
         if not gone:
-            living = members.living
-            return "%d processes do not end: PID %s" % (len(living), ", ".join(str(m.id.pid) for m in living[:5]))
+            pids = [member.id.pid for member in members.living]
+            deep = [pid for pid in pids if (stat_of_process(pid) or Stat("?", 0, 0, 0)).state == "D"]
+            words = "; PID %d waits in the kernel, where no signal reaches it" % deep[0] if deep else ""
+            return "%d processes do not end: PID %s%s" % (len(pids), ", ".join(map(str, pids[:5])), words)
         return self._memory_back(memory_s, before)
 
     def _by_manager(self, argv: Sequence[str], wait_s: float) -> str:

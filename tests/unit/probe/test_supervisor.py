@@ -1,0 +1,170 @@
+"""Parts of the supervisor that need no process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.domain import runs
+from tuner.probe.supervisor import asking, orders
+from tuner.probe.supervisor.files import Folder
+from tuner.probe.supervisor.readiness import words_for
+
+BARE = {"run": "r", "operator": {"session": "s", "name": "n"}}
+LEADER = {"pid": 7, "start_ticks": 8}
+
+
+def fields(value: Any) -> Any:
+    """A value of either side as plain data."""
+    if isinstance(value, (orders.Stop, orders.Launch, orders.Step)):
+        return {name: fields(part) for name, part in vars(value).items()}
+    if isinstance(value, orders.ProcessId):
+        return value.json
+    if isinstance(value, list):
+        return [fields(each) for each in value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("type_", "own", "least"),
+    [
+        (runs.StopOrder, orders.Stop, {"boot_id": "b", "leader": LEADER, "steps": [{"signal": "TERM"}]}),
+        (runs.LaunchOrder, orders.Launch, {}),
+        (runs.StopStep, orders.Step, {"signal": "TERM"}),
+    ],
+)
+def test_the_host_reads_an_order_as_the_laptop_wrote_it(type_: type, own: type, least: dict[str, Any]) -> None:
+    """The host has no msgspec, so it reads orders by code of its own: with the same defaults, whether they are sent."""
+    whole = json.loads(msgspec.json.encode(msgspec.convert(least, type_)))
+    short, long = fields(own(least)), fields(own(whole))
+    ladder = [fields(orders.Step(each)) for each in orders.DEFAULT_LADDER]
+    for name, value in long.items():
+        if name in whole and whole[name] != value:
+            # The ladder alone is never empty on the host.
+            assert (name, value) == ("stop", ladder)
+    assert short == long
+
+
+def test_an_order_that_is_none_is_refused() -> None:
+    for data in (
+        {},
+        {"run": "r"},
+        {**BARE, "stop": {"leader": {}}},
+        {**BARE, "stop": {"boot_id": "", "leader": LEADER, "steps": [{}]}},
+    ):
+        with pytest.raises((KeyError, ValueError, TypeError)):
+            orders.Order(data)
+
+
+# -- lines on a disk that has room for a part of them -----------------------------------------------------------------
+
+
+@given(
+    room=st.lists(st.integers(0, 120), max_size=30),
+    texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=40), min_size=1, max_size=12),
+)
+def test_lines_survive_a_full_disk(tmp_path_factory: pytest.TempPathFactory, room: list[int], texts: list[str]) -> None:
+    """However little of a line is written at a time: all lines are there in the end, once and in order."""
+    path = tmp_path_factory.mktemp("runs") / "r"
+    path.mkdir()
+    folder = Folder(str(path))
+    left = list(room)
+
+    class Disk:
+        """`os`, with a disk that takes some bytes of each write."""
+
+        def __getattr__(self, name: str) -> Any:
+            import os
+
+            return getattr(os, name)
+
+        def write(self, fd: int, data: bytes) -> int:
+            import os
+
+            limit = left.pop(0) if left else len(data)
+            if limit == 0:
+                raise OSError(28, "No space left on device")
+            return os.write(fd, bytes(data)[:limit])
+
+    from tuner.probe.supervisor import files
+
+    real = files.os
+    files.os = Disk()  # type: ignore[assignment]
+    try:
+        for text in texts:
+            folder.append("journal.ndjson", {"text": text})
+        while not folder.flush():
+            pass
+    finally:
+        files.os = real
+    found = []
+    for line in (path / "journal.ndjson").read_bytes().split(b"\n"):
+        try:
+            found.append(json.loads(line)["text"])
+        except ValueError:
+            continue  # a torn line, which is there once more as a whole
+    assert found == texts
+
+
+# -- answers of servers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "series", "count"),
+    [
+        ({"loads": [{"running": 2, "waiting": 1}, {"running": 3}]}, ["running", "waiting"], 6),
+        ({"running": True}, ["running"], None),
+        ({"other": 1}, ["running"], None),
+        ('# HELP x\nvllm:running{engine="0",a="}"} 2.0\nvllm:running{engine="1"} 1\n', ["vllm:running"], 3),
+        ("vllm:running NaN\n", ["vllm:running"], None),
+        ("vllm:running_total 4\n", ["vllm:running"], None),
+    ],
+)  # fmt: skip
+def test_requests_in_flight_are_counted(body: Any, series: list[str], count: float | None) -> None:
+    class Client:
+        def get(self, *_: Any) -> tuple[int, bytes]:
+            return 200, (body if isinstance(body, str) else json.dumps(body)).encode()
+
+    answer = asking._count(Client(), "", 0, {}, {"path": "/x", "series": series})  # type: ignore[arg-type]
+    assert answer.get("count") == count
+
+
+def test_the_name_of_the_llm_is_filled_in_at_any_depth() -> None:
+    body = {"model": "{model}", "list": ["a {model}", 1, {"x": None}]}
+    assert asking._filled(body, "m") == {"model": "m", "list": ["a m", 1, {"x": None}]}
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "hit"),
+    [
+        ("127.0.0.1", None, True), ("0.0.0.0", None, True), ("::", "127.0.0.1", True), ("10.0.0.1", None, False),
+        ("10.0.0.1", "0.0.0.0", True), ("127.0.0.1", "10.0.0.1", False), ("127.0.0.2", "127.0.0.1", False),
+        ("10.0.0.1", "gpu-box", True), ("::1", "localhost", True),
+    ],
+)  # fmt: skip
+def test_who_listens_elsewhere_is_not_in_the_way(address: str, host: str | None, hit: bool) -> None:
+    assert asking._in_the_way(address, host) is hit
+
+
+def test_an_end_in_words() -> None:
+    assert words_for(0) == "ended with exit code 0"
+    assert words_for(-9) == "was ended by SIGKILL"
+    assert words_for(-62) == "was ended by signal 62"
+    assert words_for(None) == "ended"
+
+
+def test_a_lock_is_told_with_its_run(tmp_path: Path) -> None:
+    paths = [tmp_path / "runs" / name for name in ("one", "two")]
+    for path in paths:
+        path.mkdir(parents=True)
+    first, second = (Folder(str(path)) for path in paths)
+    assert first.take_lock() is None
+    assert second.take_lock() == "one"
+    first.release_lock()
+    assert second.take_lock() is None
