@@ -46,7 +46,7 @@ def tuning_lines(tuning: Tuning, state: HostState, server: ServerState | None, p
         yield from check_lines(check, paper)
     if tuning.order is not None:
         yield ""
-        for number, step in enumerate(steps_of(tuning.order), 1):
+        for number, step in enumerate(steps_of(tuning.order, "apply --back"), 1):
             yield from paper.wrapped(step, label=f"{number}.", hang=4)
     if tuning.launch is not None and tuning.launch.argv:
         yield ""

@@ -68,8 +68,8 @@ def ended(told: Told, printer: Printer, *, as_json: bool) -> int:
         failed = followed.run.outcome in (RunOutcome.FAILED, RunOutcome.BACK) and followed.run.cancelled_by is None
         if failed and (followed.findings or followed.run.log is not None):
             printer.all(finding_lines(followed.findings, printer.paper))
-    if told.reason or told.outcome:
-        printer.say(plain(told.reason or told.outcome))
+    if told.reason or told.outcome == "declined":
+        printer.say(plain(told.reason or "nothing was changed"))
     if followed is not None and followed.run is not None and told.state is not None:
         for server in told.state.servers:
             if not server.gone:

@@ -10,15 +10,20 @@ from tuner.units import format_duration
 _TARGETS = {"leader": "its main process", "tree": "each process of it that lives", "orphans": "what outlived it"}
 
 
-def steps_of(order: SwitchOrder) -> tuple[str, ...]:
-    """Return the steps of a run in words, in order; each is one line without a full stop."""
+def steps_of(order: SwitchOrder, way_back: str = "a key") -> tuple[str, ...]:
+    """Return the steps of a run in words, in order; each is one line without a full stop.
+
+    Args:
+        order: The order.
+        way_back: What the operator has to go back with.
+    """
     steps: list[str] = []
     if order.stop is not None:
         steps += stop_words(order.stop)
     if order.start is not None:
         steps.append(start_words(order.start))
         steps.append(ready_words(order.start))
-        steps.append(back_words(order))
+        steps.append(back_words(order, way_back))
     return tuple(steps)
 
 
@@ -75,14 +80,14 @@ def ready_words(launch: LaunchOrder) -> str:
     return f"wait until {told} and all of it stays up{usual}, at most {_time(launch.deadline_s)}"
 
 
-def back_words(order: SwitchOrder) -> str:
-    """Return what happens if the start fails."""
+def back_words(order: SwitchOrder, way_back: str = "a key") -> str:
+    """Return what happens if the start fails; `way_back` as in `steps_of`."""
     if order.back is None:
         return "if it fails, nothing is started in its place: there is nothing to go back to"
     what = order.back.preset or order.back.title or "what ran before"
     if order.auto_back:
         return f"if it fails, go back to {what} without being asked, once"
-    return f"if it fails, nothing more is started; a key goes back to {what}"
+    return f"if it fails, nothing more is started; {way_back} goes back to {what}"
 
 
 def _time(seconds: float) -> str:
