@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import states
-from tests.support.shoot import SHOTS, shoot
+from tests.support.shoot import ALL, SHOTS, shoot
 
 ROOT = Path(__file__).parents[2]
 PICTURES = sorted(set(re.findall(r"docs/img/([\w-]+)\.svg", (ROOT / "README.md").read_text())))
@@ -22,7 +21,7 @@ def test_the_readme_has_pictures() -> None:
 async def test_a_picture_is_what_the_screen_shows(picture: str, request: pytest.FixtureRequest) -> None:
     name, columns, rows = re.fullmatch(r"(.+)-(\d+)x(\d+)", picture).groups()  # type: ignore[union-attr]
     state, keys = SHOTS[name]
-    drawn = await shoot(states.ALL[state](), keys, size=(int(columns), int(rows)))
+    drawn = await shoot(ALL[state](), keys, size=(int(columns), int(rows)))
     path = ROOT / f"docs/img/{picture}.svg"
     if request.config.getoption("--update-pictures"):
         path.parent.mkdir(exist_ok=True)

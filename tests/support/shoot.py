@@ -22,6 +22,7 @@ from tuner.app import TunerApp
 from tuner.domain.events import SearchResult
 from tuner.domain.logs import LogHit
 from tuner.domain.state import HostState
+from tuner.screens.tune import TuneScreen
 
 SIZES = ((80, 24), (160, 48))
 FONTS = '"DejaVu Sans Mono", Menlo, Consolas, "Liberation Mono", monospace'
@@ -82,10 +83,12 @@ async def shoot(
         for key in keys:
             await pilot.press(key)
             await settled(pilot)
-        if app.current_mode == "tune":
-            # The host is asked once the choice has rested.
-            await pilot.pause(1.0)
-            await settled(pilot)
+        for _ in range(100):
+            # The host is asked once the choice has rested; not while a change goes on.
+            if not isinstance(app.screen, TuneScreen) or app.screen.view.checked:
+                break
+            await pilot.pause(0.02)
+        await settled(pilot)
         await pilot.pause()
         return portable(app.export_screenshot(title=title))
 

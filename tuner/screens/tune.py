@@ -27,7 +27,8 @@ from tuner.widgets.tune_text import title_lines
 
 WIDE_FROM = 120
 """Columns from which on the presets stand beside the sections."""
-_LEFT = 44
+_LEFT, _LEFT_MOST, _LEFT_SHARE = 40, 60, 0.34
+"""Width of the presets beside the sections, in cells, and its share of the terminal."""
 _REST_S = 0.5
 """Seconds for which a choice rests before the host is asked about it."""
 _LIST = 7
@@ -43,7 +44,7 @@ class TuneScreen(TuneActions):
         #tune-left { height: auto; width: 1fr; }
         #tune-right { height: 1fr; width: 1fr; }
         #tune-body.-wide { layout: horizontal; }
-        #tune-body.-wide #tune-left { width: 44; height: 1fr; border-right: solid $foreground 20%; }
+        #tune-body.-wide #tune-left { height: 1fr; border-right: solid $foreground 20%; }
         #tune-box { height: 1fr; scrollbar-size-vertical: 1; }
         #tune-tabs { background: $surface; }
         #entry { height: 1; border: none; background: $panel; }
@@ -148,10 +149,12 @@ class TuneScreen(TuneActions):
         note = self._note(width)
         self.query_one("#tune-note", Rows).show(note)
         self.query_one("#tune-body").set_class(self.wide, "-wide")
+        beside = min(_LEFT_MOST, max(_LEFT, round(width * _LEFT_SHARE)))
+        self.query_one("#tune-left").styles.width = beside if self.wide else "1fr"
         fixed = 3 + len(note) + sum(len(self.query_one(name, Rows).lines) for name in ("#tabs", "#replay", "#hints"))
         room = height - fixed - (len(self.query_one("#status", Rows).lines) - 1)
-        self._show_left(state, server, _LEFT - 2 if self.wide else width, room, dimmed=dimmed)
-        right = width - _LEFT - 1 if self.wide else width - 1
+        self._show_left(state, server, beside - 2 if self.wide else width, room, dimmed=dimmed)
+        right = width - beside - 1 if self.wide else width - 1
         title: list[Line] = []
         if self.wide or self.section != "run":
             most = 3 if self.wide else 2
