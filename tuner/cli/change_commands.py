@@ -35,6 +35,7 @@ _drain = click.option(
 @_server
 @click.option("--back", is_flag=True, help="Start again what ran well before.")
 @click.option("--restart", is_flag=True, help="Start it again as it runs now, or ran last.")
+@click.option("--bare", is_flag=True, help="Take its preset away: only the recipe, and what --set says.")
 @click.option("--auto-rollback", is_flag=True, help="Go back by itself if the start fails: once, never in a loop.")
 @_drain
 @click.option("--ignore-forecast", is_flag=True, help="Try it even if the memory forecast says that it does not fit.")
@@ -50,6 +51,7 @@ def apply(
     pid: int | None,
     back: bool,
     restart: bool,
+    bare: bool,
     auto_rollback: bool,
     drain: float | None,
     ignore_forecast: bool,
@@ -71,16 +73,19 @@ def apply(
     context = click.get_current_context()
     if back and (preset or overrides or recipe):
         raise click.UsageError("--back stands alone: what ran before is started exactly as it was.", context)
+    if bare and (back or restart or preset):
+        raise click.UsageError("--bare is without a PRESET, --back and --restart.", context)
     if restart and (back or preset or overrides or recipe):
         raise click.UsageError("--restart stands alone: it changes nothing.", context)
-    if not (back or restart or preset or overrides or recipe):
-        raise click.UsageError("Name a PRESET, or give --set, --recipe, --back or --restart.", context)
+    if not (back or restart or bare or preset or overrides or recipe):
+        raise click.UsageError("Name a PRESET, or give --set, --recipe, --bare, --back or --restart.", context)
     options = Options(
         preset=preset,
         overrides=overrides,
         recipe=recipe,
         pid=pid,
         back=back,
+        bare=bare,
         yes=yes,
         auto_back=auto_rollback,
         drain_s=drain or 0.0,

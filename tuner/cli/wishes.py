@@ -36,6 +36,7 @@ class Options:
     recipe: str = ""
     pid: int | None = None
     back: bool = False
+    bare: bool = False
     start: bool = True
     yes: bool = False
     auto_back: bool = False
@@ -133,7 +134,7 @@ def wish_of(
         again = before.again
     overrides: dict[str, Any] = {}
     if options.start and not again:
-        base = base_of(state, Wish(recipe=recipe, preset=options.preset), server, engines).recipe
+        base = base_of(state, Wish(recipe=recipe, preset=options.preset, bare=options.bare), server, engines).recipe
         engine = engines[base.engine]
         same = server is not None and server.identity.engine == base.engine
         version = (server.version if server is not None and same else None) or base.version
@@ -147,6 +148,7 @@ def wish_of(
         start=options.start,
         recipe=recipe,
         preset=options.preset,
+        bare=options.bare,
         overrides=overrides,
         again=again,
         drain_s=options.drain_s,

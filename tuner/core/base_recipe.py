@@ -37,7 +37,8 @@ def base_of(state: HostState, wish: Wish, server: ServerState | None, engines: M
     """Return what a wish begins with.
 
     A named recipe counts. Else a preset is laid over the recipe of the run that started the server; without a preset,
-    overrides are laid over the server as it runs. Where no server is known, the newest run takes its place.
+    overrides are laid over the server as it runs, or over that recipe where its preset is to go. Where no server is
+    known, the newest run takes its place.
 
     Raises:
         TunerError: Nothing tells how a server is started there.
@@ -47,7 +48,7 @@ def base_of(state: HostState, wish: Wish, server: ServerState | None, engines: M
     if server is None:
         return _of_runs(state, wish, engines)
     run, kept = runs.run_of(state, server), runs.recipe_of(state, server)
-    if wish.preset and kept is not None:
+    if (wish.preset or wish.bare) and kept is not None:
         like = f"server:{server.identity.key}" if not server.gone or run is None else runs.like(run)
         recipe = msgspec.structs.replace(kept, like=like)
         return Base(recipe=recipe, kept=kept, run=run if server.gone else None)
@@ -69,7 +70,7 @@ def _of_runs(state: HostState, wish: Wish, engines: Mapping[str, Engine]) -> Bas
             continue
         ran = _as_it_ran(state, run, engine)
         kept = run.recipe if run.recipe is not None and not run.going_back else ran
-        if wish.preset and kept is not ran:
+        if (wish.preset or wish.bare) and kept is not ran:
             return Base(recipe=msgspec.structs.replace(kept, like=runs.like(run)), kept=kept, run=run)
         preset, title = ("", run.back) if run.going_back else (run.preset, run.title)
         named = msgspec.structs.replace(ran, name=title) if preset else ran

@@ -62,7 +62,9 @@ class Wish(Struct, frozen=True, kw_only=True):
     recipe: Recipe | None = None
     """How the new server is started; None: as `server` is."""
     preset: str = ""
-    """Id of a preset; empty: the bare recipe."""
+    """Id of a preset, laid over the recipe; empty: none, and the server starts as it runs, with the preset it has."""
+    bare: bool = False
+    """True: without a preset, the one that the server was started with is taken away."""
     overrides: dict[str, Any] = {}
     """Canonical knob name to value, over the preset's; None: left to the engine."""
     again: str = ""

@@ -218,6 +218,9 @@ def test_presets_replace_each_other_and_do_not_add_up() -> None:
     assert made.launch.env["NCCL_MAX_NCHANNELS"] == "16", "as before any preset"
     moved = {change.name: change.then for change in made.changes if change.changed}
     assert moved["max_running_requests"] is None
+    bare = tuned(state, Wish(server=states.KEY, bare=True))
+    assert bare.launch is not None
+    assert (bare.launch.argv, bare.launch.preset) == (states.ARGV, "")
     again = started(state, Wish(server=states.KEY, preset="low"))
     back = tuned(again, Wish(server=states.KEY, preset="more"))
     first = tuned(states.serving(), Wish(server=states.KEY, preset="more"))
