@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -14,8 +15,14 @@ from typing import Any
 import pytest
 
 from tests.remote.test_simhost import _until_serving
+from tests.support.facts import until
 from tuner import cli, simhost
-from tuner.cli.demo import runtime_folder
+from tuner.cli.ask import TerminalAsk
+from tuner.cli.demo import runtime_folder, target_of
+from tuner.domain.acts import Clean, TakeLease
+from tuner.session.acts import this_operator
+from tuner.session.session import open_session
+from tuner.session.tasks import spawn
 from tuner.simhost import SimHost
 
 pytestmark = pytest.mark.timeout(120)
@@ -150,3 +157,59 @@ def test_unknown_knobs_values_and_servers_end_before_anything_is_touched(
     assert cli.run(["apply", "demo", "--restart", "--server", "1", "--yes"]) == 2
     assert "No server has the PID 1" in capsys.readouterr().err
     assert not folder(host).exists()
+
+
+def started(*arguments: str) -> subprocess.Popen[str]:
+    program = [sys.executable, "-u", "-m", "tuner", *arguments]
+    return subprocess.Popen(program, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def test_a_run_whose_supervisor_was_killed_is_finished_with_the_server_it_started(
+    host: SimHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with started("apply", "demo", "--set", "max_running_requests=12", "--yes") as process:
+        assert process.stdout is not None
+        text = ""
+        for line in process.stdout:
+            text += line
+            if "started: pid" in line:
+                (place,) = (folder(host) / "runs").iterdir()
+                record = json.loads((place / "state.json").read_text())
+                os.kill(record["supervisor"]["pid"], signal.SIGKILL)
+        assert process.wait() == 1
+    assert "its supervisor is gone" in text
+    code, seen = command(capsys, "snapshot", "demo")
+    assert code == 0
+    (run,) = seen["runs"]
+    assert (run["outcome"], run["interrupted"]) == ("running", True)
+    code, finished = command(capsys, "resume", "demo", "--yes")
+    assert (code, finished["outcome"]) == (0, "ready")
+    assert finished["server_pid"] == run["new_pid"], "no second server was started"
+    code, nothing = command(capsys, "resume", "demo", "--yes")
+    assert (code, nothing["outcome"]) == (1, "refused")
+
+
+async def test_a_second_operator_is_refused_by_name_and_may_take_over(host: SimHost) -> None:
+    first = open_session(target_of(host.address), ask=TerminalAsk())
+    work = spawn(first.run(), name="first operator")
+    try:
+        await until(lambda: first.state.scanned)
+        assert (await first.act(TakeLease(), confirmed=True)).error is None
+        await until(lambda: first.state.lease.mine)
+        arguments = ("apply", "demo", "--restart", "--yes", "--json")
+        with started(*arguments) as process:
+            out, _ = await asyncio.to_thread(process.communicate)
+        told = json.loads(out)
+        assert (process.returncode, told["outcome"]) == (1, "refused")
+        assert this_operator().name in told["reason"]
+        assert told["run"] is None
+        with started(*arguments, "--take-over") as process:
+            out, _ = await asyncio.to_thread(process.communicate)
+        assert (process.returncode, json.loads(out)["outcome"]) == (0, "ready")
+        await until(lambda: first.state.lease.lost_to is not None)
+        assert not first.state.lease.mine
+        refused = await first.act(Clean(), confirmed=True)
+        assert refused.error is not None
+    finally:
+        await first.aclose()
+        await work
