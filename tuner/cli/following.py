@@ -35,7 +35,7 @@ class Followed:
     run: RunRecord | None = None
     """Its last record; None: it never began."""
     findings: tuple[Finding, ...] = ()
-    """Of the server that it started and that failed, the root cause first."""
+    """Findings about the server that it started and that failed, the root cause first."""
     left: bool = False
     """Whether the operator left before its end."""
     lost: str = ""
