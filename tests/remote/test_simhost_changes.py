@@ -349,6 +349,19 @@ async def test_fault_orphans_hold_memory_until_they_die() -> None:
     assert not [m["pid"] for m in fact["members"] if _alive(m["pid"])], "the host's end is theirs"
 
 
+async def test_the_scenarios_server_can_have_faults_too() -> None:
+    async with a_box("healthy", no_server=False, traffic="none", fault=["orphans", "ignore-term"]) as box:
+        await until(lambda: any(fact["ready"] for fact in box.facts()))
+        fact = box.facts()[0]
+        assert "SIMHOST_FAULT=orphans,ignore-term" in box.shown(fact["pid"], "environ").split("\0")
+        os.kill(fact["pid"], signal.SIGKILL)
+        await until(lambda: not box.seen(fact["pid"]))
+        assert min(box.used()) > 80 * GIB
+        ranks = [m["pid"] for m in fact["members"] if m["gpu"] is not None]
+        assert all(_alive(rank) and box.seen(rank) for rank in ranks)
+    await until(lambda: not [rank for rank in ranks if _alive(rank)])
+
+
 async def test_fault_slow_memory() -> None:
     async with a_box() as box:
         pid = await box.start(env=f"SIMHOST_FAULT=slow-memory={2 * SPEED}")

@@ -102,8 +102,8 @@ class Host:
 
     async def _kernel(self) -> None:
         while True:
-            for _ in range(5):
-                await asyncio.sleep(TICK_S / 5)
+            for _ in range(10):
+                await asyncio.sleep(TICK_S / 10)
                 if self.world.kernel.news():
                     break
             self.world.tick()

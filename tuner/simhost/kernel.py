@@ -39,7 +39,7 @@ class Kernel:
         """Leader and member whose memory is being released, or is."""
         self._port: int | None = None
         self._open: dict[int, int | None] = {}
-        """The port that each leader was last shown with."""
+        """The port that each leader was last shown with while it ran."""
         self._at = time.time()
 
     def fact(self, pid: int) -> dict[str, Any] | None:
@@ -56,11 +56,12 @@ class Kernel:
         return found[1] if found else None
 
     def news(self) -> bool:
-        """Return whether a launched server came, went, or opened its port, all of which is shown without delay."""
+        """Return whether a server came, went, or opened its port, all of which is shown without delay."""
         if self._arrivals():
             return True
-        return any(not self._runs(pid) or (self.fact(pid) or {}).get("port") != self._open.get(pid)
-                   for pid in self.launched)  # fmt: skip
+        return any(
+            not self._runs(pid) or (self.fact(pid) or {}).get("port") != port for pid, port in self._open.items()
+        )
 
     def tick(self) -> None:
         """Update /proc and the driver from the processes there are."""
@@ -123,6 +124,10 @@ class Kernel:
         seen: set[int],
     ) -> None:  # fmt: skip
         runs = self._runs(pid)
+        if runs:
+            self._open[pid] = fact["port"]
+        else:
+            self._open.pop(pid, None)
         if pid in self.world.servers and pid not in self.world.owners and fact["wanted_port"] not in (None, self._port):
             self._port = fact["wanted_port"]
             (self.world.run_dir / "port").write_text(str(self._port))
@@ -169,7 +174,6 @@ class Kernel:
 
     def _show_leader(self, pid: int, fact: dict[str, Any], state: str = "S") -> None:
         world = self.world
-        self._open[pid] = fact["port"]
         self.world.tree.put(
             Process(
                 pid, fact["ppid"], "\0".join(fact["argv"]).encode(errors="surrogateescape") + b"\0",
