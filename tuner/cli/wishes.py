@@ -90,6 +90,11 @@ def server_meant(state: HostState, options: Options, recipe: Recipe | None) -> S
         return found
     if recipe is not None and recipe.port is not None:
         return next((each for each in alive if each.identity.port == recipe.port), None)
+    if options.back and state.runs:
+        # Of a server that has nothing to do with what was changed, nothing can be gone back to.
+        alive = [each for each in alive if runs.run_of(state, each) or each.identity.port == state.runs[0].port]
+        if not alive:
+            return None
     if len(alive) > 1:
         raise UsageProblem("Several servers run there", there, "Name one with --server PID")
     if alive:

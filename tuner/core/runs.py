@@ -109,6 +109,11 @@ def run_of(state: HostState, server: ServerState) -> RunRecord | None:
     return next((run for run in state.runs if token and run.id == token), None)
 
 
+def starter_of(state: HostState, process: ProcessId | None) -> RunRecord | None:
+    """Return the run that started a server which may have ended since, by its leader; None if that is not known."""
+    return next((run for run in state.runs if process is not None and _same(run.new, process)), None)
+
+
 def preset_of(state: HostState, server: ServerState) -> tuple[str, str]:
     """Return the id and the title of the preset that a server was started with.
 

@@ -211,7 +211,8 @@ def _again(state: HostState, wish: Wish, server: ServerState | None, known: _Kno
     if run is None:
         raise TunerError("There is no such run on the host", name)
     to_back = wish.again.startswith("back:") or run.going_back
-    engine = next((each for each in known.engines.values() if _runs_with(run, each)), None)
+    started = run if run.argv else runs.starter_of(state, run.old)
+    engine = next((each for each in known.engines.values() if started and _runs_with(started, each)), None)
     if engine is None and server is not None:
         engine = known.engines.get(server.identity.engine)
     if to_back and not run.going_back:

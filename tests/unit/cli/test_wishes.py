@@ -88,6 +88,18 @@ def test_a_recipe_replaces_the_server_on_its_port_and_no_other() -> None:
     assert server_meant(state, Options(), REPLACE(RECIPE, port=30000)) is state.servers[0]
 
 
+def test_one_goes_back_from_what_was_changed_and_from_no_other_server() -> None:
+    one, two = states.serving(), states.two_servers()
+    first, second = two.servers
+    assert second.identity.port != first.identity.port
+    elsewhere = with_runs(one, record(1, port=31999, outcome=RunOutcome.STOPPED))
+    assert server_meant(elsewhere, Options(back=True), None) is None, "what was stopped had another port"
+    assert server_meant(elsewhere, Options(), None) is one.servers[0]
+    beside = with_runs(two, record(1, port=second.identity.port))
+    assert server_meant(beside, Options(back=True), None) is second
+    assert server_meant(beside, Options(back=True, pid=first.identity.pid), None) is first
+
+
 def test_without_a_server_a_run_or_an_ended_one_is_taken_up() -> None:
     nothing = REPLACE(states.serving(), servers=())
     with pytest.raises(TunerError, match="--recipe"):

@@ -145,6 +145,19 @@ def test_another_operator_or_a_run_that_goes_on_refuses_it() -> None:
     assert left.refused == ()
 
 
+def test_a_stopped_server_of_which_nothing_is_left_is_still_asked_whether_it_serves() -> None:
+    """Its command line is on the host; which engine it has is told by the run that had started it."""
+    leader = ProcessId(pid=77, start_ticks=8)
+    began = record(1, outcome=RunOutcome.READY, new=leader, argv=states.ARGV, port=30000, back="x")
+    stopped = record(2, outcome=RunOutcome.STOPPED, old=leader, port=30000, back="what run 1 started")
+    state = with_runs(msgspec.structs.replace(states.serving(), servers=()), stopped, began)
+    order = tuned(state, Wish(server="", again="back:run-2")).order
+    assert order is not None
+    assert order.start is not None
+    assert order.start.health is not None
+    assert order.start.first_token is not None
+
+
 def test_an_earlier_run_is_started_again_exactly_as_it_was() -> None:
     state = states.serving()
     argv = (*states.ARGV[:-2], "--max-running-requests", "8", *states.ARGV[-2:])
