@@ -43,7 +43,7 @@ class Family:
     Args:
         ranks: Number of schedulers.
         lifeline: Reading end of a pipe that closes when the simulated host ends, which ends every child; None for none.
-        orphans: The detokenizer outlives a leader that dies before it serves, as observed with 0.5.23.
+        orphans: Detokenizer and resource tracker outlive a leader that dies before it serves, as observed with 0.5.23.
         survive: The ranks outlive a leader that is killed at any time, as observed with vLLM.
     """
 
@@ -52,9 +52,10 @@ class Family:
         served, self._served = os.pipe()
         pipes = (leash, served, lifeline)
         stays = "always" if survive else "never"
-        self.children: list[Child] = [self._fork("resource_tracker", None, pipes, stays="never")]
+        helpers = "loading" if orphans and not survive else stays
+        self.children: list[Child] = [self._fork("resource_tracker", None, pipes, stays=helpers)]
         self.children += [self._fork("scheduler", rank, pipes, stays=stays) for rank in range(ranks)]
-        self.children.append(self._fork("detokenizer", None, pipes, stays="loading" if orphans else stays))
+        self.children.append(self._fork("detokenizer", None, pipes, stays=helpers))
         os.close(leash)
         os.close(served)
 
@@ -69,7 +70,7 @@ class Family:
 
     def serving(self) -> None:
         """Let all children end with their leader from now on."""
-        os.write(self._served, b"S")
+        os.write(self._served, b"SS")  # one for each helper
 
     def reap(self) -> list[Child]:
         """Return the children that ended since the last call."""
