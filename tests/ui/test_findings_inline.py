@@ -43,7 +43,7 @@ async def test_the_overview_shows_a_failure_at_once_on_a_small_screen(app_on: Ap
         await pilot.pause()
         lines = card_text(app).splitlines()
         assert "✖ FAILED in kv-alloc · mem-fraction-too-low · all 8 ranks" in lines[0]
-        assert "A applies --mem-fraction-static 0.88" in lines[-1]
+        assert "A copies --mem-fraction-static 0.88" in lines[-1]
         assert "FAILED while" not in app.screen.query_one("#notes", Rows).text, "said once"
         # Nothing is cut: the card, the log and the keys are all on the screen.
         assert app.screen.query_one("#card").region.bottom <= app.screen.query_one("#tail").region.y
@@ -159,7 +159,7 @@ async def test_in_the_log_a_card_stands_under_its_line(app_on: AppOn) -> None:
         lines = drawn(log_of(app))
         at = next(index for index, line in enumerate(lines) if "RuntimeError: Not enough memory" in line)
         assert "FAILED in kv-alloc" in lines[at + 1]
-        assert "A applies" in lines[at + 4]
+        assert "A copies" in lines[at + 4]
         args = next(index for index, line in enumerate(lines) if "server_args" in line)
         assert "i NOTE · env-ignored" in lines[args + 1]
 

@@ -154,7 +154,7 @@ async def test_keys_go_from_line_to_line_and_card_to_card(app_on: AppOn) -> None
             chosen.append(" ".join(lines[row].split()[1:3]))
             await pilot.press("down")
             await pilot.pause()
-        assert chosen[:2] == ["A apply:", "evidence TP5"]
+        assert chosen[:2] == ["A raise", "evidence TP5"]
         assert chosen[-1] == "A unset"
         await pilot.press("A")
         assert app.clipboard == "unset SGLANG_CUSTOM_ALLREDUCE_ALGO"

@@ -138,7 +138,7 @@ def test_a_failed_run_says_why_what_did_not_come_back_and_what_was_left() -> Non
     assert " ▲ left over  pid 48390 root sglang::detokenizer, of the stopped server" in shown
     assert run_keys(changing.broken(), changing.FAILED) == [
         "B goes back to base-88",
-        "x why it failed",
+        "v why it failed",
         "C ends what was left over",
     ]
     killed = states.REPLACE(changing.FAILED, failure="ended", exit_code=-9)

@@ -11,7 +11,8 @@ from tuner.core.knobs import OFF_WORDS, ON_WORDS
 from tuner.core.remedies import typed
 from tuner.domain.findings import Finding, Move, Remedy, Severity
 from tuner.domain.knobs import KnobType
-from tuner.domain.state import ServerState
+from tuner.domain.recipe import MASK
+from tuner.domain.state import HostState, ServerState
 from tuner.domain.tuning import Wish
 from tuner.messages import TuneArrived
 from tuner.screens.acting import Acting, back_name, back_wish
@@ -50,6 +51,14 @@ FINDING_KEYS: list[BindingType] = [
     ),
     Binding("G", "last_good", "Go back", show=False, id="finding.back", tooltip="Start again what was good last"),
 ]
+
+
+def can_start_again(state: HostState, server: ServerState) -> bool:
+    """Return whether all that started a server is at hand: what is secret in it lives in its process, or in a run."""
+    if not server.gone or runs.run_of(state, server) is not None:
+        return True
+    identity = server.identity
+    return MASK not in " ".join((*identity.argv, *(identity.env or {}).values()))
 
 
 def remedy_wish(server: ServerState, remedy: Remedy) -> Wish | None:
@@ -119,9 +128,9 @@ class Explained(Acting):
         state = self.shell.snapshot
         if state is None or server is None or not self.cards:
             return False
-        can = not self.shell.hindrance() and runs.active_run(state) is None
+        can = not self.shell.hindrance() and runs.active_run(state) is None and can_start_again(state, server)
         back = ""
-        if can and server.gone and (wish := back_wish(state, server)) is not None:
+        if not self.shell.hindrance() and server.gone and (wish := back_wish(state, server)) is not None:
             back = back_name(state, wish)
         changed = False
         for card in self.cards:

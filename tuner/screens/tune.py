@@ -11,17 +11,15 @@ from textual.containers import Container, Vertical, VerticalScroll
 from textual.timer import Timer
 
 from tuner.core import runs
-from tuner.core.run_words import going_on
 from tuner.domain.state import HostState, ServerState
 from tuner.messages import KeepRequested, PresetsArrived, PresetsRequested, TuneArrived, TuneRequested
-from tuner.screens.acting import back_wish
 from tuner.screens.tune_actions import TuneActions
 from tuner.widgets.field import Field
 from tuner.widgets.rows import Rows
 from tuner.widgets.run_panel import news
 from tuner.widgets.spans import Line, clean, clip_line
 from tuner.widgets.tune_knobs import knob_lines
-from tuner.widgets.tune_list import list_lines, matching
+from tuner.widgets.tune_list import ids_of, list_lines, matching
 from tuner.widgets.tune_page import Section, View, page, sections, shown_run, tab_line
 from tuner.widgets.tune_text import title_lines
 
@@ -64,6 +62,7 @@ class TuneScreen(TuneActions):
         Binding("f", "option('finish')", "Finish", id="tune.finish", tooltip="Finish or adopt an interrupted change"),
         Binding("B", "back", "Go back", id="tune.back", tooltip="Start again what was good last"),
         Binding("C", "option('clean')", "Clean up", id="tune.clean", tooltip="End what a stopped server left behind"),
+        Binding("v", "why", "Why", id="tune.why", tooltip="Why the start of the last change failed"),
         Binding("L", "lease", "Lease", id="tune.lease", tooltip="Take the right to change the host, or give it back"),
         Binding("F", "overrule", "Overrule", id="tune.overrule", tooltip="Try it though the forecast says no"),
         Binding("n", "add", "Knob", id="tune.add", tooltip="Change a knob by hand, beside the preset"),
@@ -153,7 +152,7 @@ class TuneScreen(TuneActions):
         self.query_one("#tune-left").styles.width = beside if self.wide else "1fr"
         fixed = 3 + len(note) + sum(len(self.query_one(name, Rows).lines) for name in ("#tabs", "#replay", "#hints"))
         room = height - fixed - (len(self.query_one("#status", Rows).lines) - 1)
-        self._show_left(state, server, beside - 2 if self.wide else width, room, dimmed=dimmed)
+        self._show_left(beside - 2 if self.wide else width, room, dimmed=dimmed)
         right = width - beside - 1 if self.wide else width - 1
         title: list[Line] = []
         if self.wide or self.section != "run":
@@ -176,7 +175,7 @@ class TuneScreen(TuneActions):
             tabs.show([tab_line(self._parts, self.section, width, self.glyphs)])
             tune.show(next(part.lines for part in self._parts if part.name == self.section), dimmed=dimmed)
 
-    def _show_left(self, state: HostState, server: ServerState | None, width: int, room: int, *, dimmed: bool) -> None:
+    def _show_left(self, width: int, room: int, *, dimmed: bool) -> None:
         presets, by_hand = self.query_one("#presets", Rows), self.query_one("#by-hand", Rows)
         view = self.view
         mine: list[Line] = []
@@ -184,7 +183,7 @@ class TuneScreen(TuneActions):
             most = max(4, room // 3)
             mine = knob_lines(view.knobs, view.overrides, view.at, width, most, self.glyphs, active=self.on_knobs)
             mine = [(), *mine]
-        running = runs.preset_of(state, server)[0] if server is not None and not server.gone else None
+        running = self.has_preset
         narrow = 3 if self.section == "run" else min(_LIST, max(3, room // 3))
         most = room - len(mine) if self.wide else narrow
         rows = list_lines(
@@ -192,6 +191,14 @@ class TuneScreen(TuneActions):
         )
         presets.show(rows, dimmed=dimmed)
         by_hand.show(mine, dimmed=dimmed)
+
+    @property
+    def has_preset(self) -> str | None:
+        """Return the id of the preset of the running server; empty for none, None without a server."""
+        state, server = self.shell.snapshot, self.shell.server()
+        if state is None or server is None or server.gone:
+            return None
+        return runs.preset_of(state, server)[0]
 
     def _note(self, width: int) -> list[Line]:
         """Return why nothing can be changed from here, and what is wrong with files of presets."""
@@ -278,57 +285,6 @@ class TuneScreen(TuneActions):
 
     # Choosing ----------------------------------------------------------------------------------------------------
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Hide keys that would do nothing now; grey those that somebody else's lease or `--read-only` forbids."""
-        if not self.is_mounted:
-            return super().check_action(action, parameters)
-        state, server, view = self.shell.snapshot, self.shell.server(), self.view
-        run = shown_run(state) if state is not None else None
-        active = run is not None and going_on(run)
-        left = runs.interrupted(state) if state is not None else ()
-        options = [each.id for each in left[0].options] if left else []
-        if action == "option":
-            wanted = parameters[0] in options
-            if parameters[0] == "clean" and state is not None:
-                wanted = wanted or self.can_clean(state)
-            return (True if view.can_act else None) if wanted else False
-        if action == "cancel":
-            return (True if view.can_act else None) if active else False
-        if action in ("apply", "stop", "back"):
-            wanted = view.tuning is not None if action == "apply" else state is not None and not active
-            if action == "stop":
-                wanted = wanted and server is not None and not server.gone
-            if action == "back":
-                wanted = wanted and ("back" in options or (state is not None and back_wish(state, server) is not None))
-            return (True if view.can_act else None) if wanted and not active else False
-        if action in ("turn", "edit", "remove"):
-            return bool(view.overrides)
-        if action == "overrule":
-            return self.overrulable()
-        if action == "dry_run":
-            return view.tuning is not None
-        if action == "reorder":
-            return bool(view.chosen)
-        if action == "add":
-            return bool(view.knobs)
-        if action == "filter":
-            return bool(view.presets) and not self.entry
-        return super().check_action(action, parameters)
-
-    def idle_reason(self, action: str) -> str:
-        """Return why a key is grey."""
-        return self.shell.hindrance() if action in ("apply", "stop", "back", "cancel", "option") else ""
-
-    def key_words(self) -> dict[str, str]:
-        """Return what some keys do at present."""
-        state = self.shell.snapshot
-        mine = state is not None and state.lease.mine
-        overruled = self.view.ignore_forecast
-        return {
-            "tune.lease": "Give lease back" if mine else "Lease",
-            "tune.overrule": "Heed forecast" if overruled else "Overrule forecast",
-        }
-
     def action_pick(self, number: int) -> None:
         """Choose a preset by its number."""
         presets = self.view.presets
@@ -355,7 +311,7 @@ class TuneScreen(TuneActions):
             self.view = replace(self.view, at=at)
             self.catch_up()
         else:
-            ids = ["", *(each.id for each in matching(self.view.presets, self._filter))]
+            ids = ids_of(matching(self.view.presets, self._filter), self.has_preset)
             at = ids.index(self.view.chosen) if self.view.chosen in ids else 0
             self.choose(ids[min(max(0, at + step), len(ids) - 1)])
 

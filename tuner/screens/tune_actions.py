@@ -21,14 +21,16 @@ from tuner.domain.runs import ProcessId, RunRecord
 from tuner.domain.state import HostState, ServerState
 from tuner.domain.tuning import Wish
 from tuner.errors import TunerError
-from tuner.messages import KeepRequested, Kept
+from tuner.messages import KeepRequested, Kept, ScreenRequested, ServerRequested
+from tuner.screens.acting import back_wish
 from tuner.screens.dialogs import TextDialog
 from tuner.screens.explain_requests import engines
 from tuner.screens.tune_entry import TuneEntry
 from tuner.widgets.confirm_text import for_option
 from tuner.widgets.plan_fields import next_value
 from tuner.widgets.spans import clean
-from tuner.widgets.tune_page import View, dry_text, shown_run
+from tuner.widgets.tune_list import BARE
+from tuner.widgets.tune_page import View, dry_text, failed_server, shown_run
 from tuner.widgets.tune_text import command_text
 
 
@@ -51,6 +53,61 @@ class TuneActions(TuneEntry):
     def ask_tune(self) -> None:
         """Ask what the present choice would change."""
 
+    # Which keys work --------------------------------------------------------------------------------------------
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Hide keys that would do nothing now; grey those that somebody else's lease or `--read-only` forbids."""
+        if not self.is_mounted:
+            return super().check_action(action, parameters)
+        state, server, view = self.shell.snapshot, self.shell.server(), self.view
+        run = shown_run(state) if state is not None else None
+        active = run is not None and going_on(run)
+        left = runs.interrupted(state) if state is not None else ()
+        options = [each.id for each in left[0].options] if left else []
+        if action == "option":
+            wanted = parameters[0] in options
+            if parameters[0] == "clean" and state is not None:
+                wanted = wanted or self.can_clean(state)
+            return (True if view.can_act else None) if wanted else False
+        if action == "cancel":
+            return (True if view.can_act else None) if active else False
+        if action in ("apply", "stop", "back"):
+            wanted = view.tuning is not None if action == "apply" else state is not None and not active
+            if action == "stop":
+                wanted = wanted and server is not None and not server.gone
+            if action == "back":
+                wanted = wanted and ("back" in options or (state is not None and back_wish(state, server) is not None))
+            return (True if view.can_act else None) if wanted and not active else False
+        if action in ("turn", "edit", "remove"):
+            return bool(view.overrides)
+        if action == "why":
+            return self.failed() is not None
+        if action == "overrule":
+            return self.overrulable()
+        if action == "dry_run":
+            return view.tuning is not None
+        if action == "reorder":
+            return view.chosen not in ("", BARE)
+        if action == "add":
+            return bool(view.knobs)
+        if action == "filter":
+            return bool(view.presets) and not self.entry
+        return super().check_action(action, parameters)
+
+    def idle_reason(self, action: str) -> str:
+        """Return why a key is grey."""
+        return self.shell.hindrance() if action in ("apply", "stop", "back", "cancel", "option") else ""
+
+    def key_words(self) -> dict[str, str]:
+        """Return what some keys do at present."""
+        state = self.shell.snapshot
+        mine = state is not None and state.lease.mine
+        overruled = self.view.ignore_forecast
+        return {
+            "tune.lease": "Give lease back" if mine else "Lease",
+            "tune.overrule": "Heed forecast" if overruled else "Overrule forecast",
+        }
+
     # The choice --------------------------------------------------------------------------------------------------
 
     def wish(self) -> Wish:
@@ -61,7 +118,8 @@ class TuneActions(TuneEntry):
         return Wish(
             server=self.server_key,
             recipe=recipe,
-            preset=view.chosen,
+            preset="" if view.chosen == BARE else view.chosen,
+            bare=view.chosen == BARE,
             overrides=dict(view.overrides),
             ignore_forecast=view.ignore_forecast,
         )
@@ -185,6 +243,18 @@ class TuneActions(TuneEntry):
         run = shown_run(state)
         return run is not None and not going_on(run) and any(each.ours for each in run.leftovers)
 
+    def failed(self) -> ServerState | None:
+        """Return the server whose start failed in the change that is shown; None without one."""
+        state = self.shell.snapshot
+        run = shown_run(state) if state is not None else None
+        return failed_server(state, run) if state is not None and run is not None else None
+
+    def action_why(self) -> None:
+        """Show why the start of the last change failed."""
+        if (server := self.failed()) is not None:
+            self.post_message(ServerRequested(server.identity.key))
+            self.post_message(ScreenRequested("findings"))
+
     def action_lease(self) -> None:
         """Take the right to change the host, give it back, or propose to take it over."""
         self.take_lease()
@@ -250,7 +320,7 @@ class TuneActions(TuneEntry):
             title=why or name,
             engine=server.identity.engine if server is not None else ANY_ENGINE,
             why=why or f"Saved on {clean(where)}, {time.strftime('%Y-%m-%d')}",
-            extends=(view.chosen,) if view.chosen else (),
+            extends=(view.chosen,) if view.chosen not in ("", BARE) else (),
             args=args,
             env=env,
             unset=tuple(unset),

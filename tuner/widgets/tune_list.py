@@ -9,7 +9,10 @@ from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.spans import Line, Span, clean, clip, clip_line, spread, text_width
 
 AS_IT_IS = "as it is"
-"""Name of the entry without a preset: the bare recipe."""
+"""Name of the entry that changes nothing by itself."""
+BARE = "-"
+"""Id of the entry that takes the preset away with which the server was started; no preset can be called so."""
+BARE_TITLE = "without its preset"
 
 
 def matching(choices: Sequence[PresetChoice], text: str) -> list[PresetChoice]:
@@ -20,6 +23,11 @@ def matching(choices: Sequence[PresetChoice], text: str) -> list[PresetChoice]:
         return " ".join((choice.id, choice.title, choice.why, *choice.knobs)).lower()
 
     return [choice for choice in choices if all(word in whole(choice) for word in words)]
+
+
+def ids_of(choices: Sequence[PresetChoice], running: str | None) -> list[str]:
+    """Return the ids of all entries of the list, in order."""
+    return ["", *([BARE] if running else []), *(each.id for each in choices)]
 
 
 def number_of(choices: Sequence[PresetChoice], choice: PresetChoice) -> int | None:
@@ -53,10 +61,13 @@ def list_lines(
     """
     shown = matching(choices, filter)
     rows = [_row(0, PresetChoice(id="", title=AS_IT_IS), chosen, running, width, glyphs, active=active)]
-    at = 0
-    for place, choice in enumerate(shown):
+    if running:
+        bare = PresetChoice(id=BARE, title=BARE_TITLE)
+        rows.append(_row(None, bare, chosen, running, width, glyphs, active=active))
+    at = len(rows) - 1 if chosen == BARE else 0
+    for choice in shown:
         if choice.id == chosen and chosen:
-            at = place + 1
+            at = len(rows)
         rows.append(_row(number_of(choices, choice), choice, chosen, running, width, glyphs, active=active))
     room = max(1, height - 1)
     first = max(0, min(at - room // 2, len(rows) - room))
@@ -79,7 +90,7 @@ def _row(
     active: bool,
 ) -> Line:
     is_chosen, runs = choice.id == chosen, running is not None and choice.id == running
-    name = clean(choice.id or choice.title)
+    name = clean(choice.id if choice.id not in ("", BARE) else choice.title)
     mark: Span = (glyphs.cursor if active else ">", "busy") if is_chosen else (" ", "text")
     key: Span = (f"{number} " if number is not None else "  ", "busy" if not choice.unmet else "dim")
     style = "strong" if is_chosen else "dim" if choice.unmet else "text"

@@ -18,6 +18,7 @@ from tuner.widgets.run_panel import news, run_lines
 from tuner.widgets.spans import Line, Span, clean, spread, text_of, wrap_words
 from tuner.widgets.status import phase_piece
 from tuner.widgets.tune_knobs import knob_lines
+from tuner.widgets.tune_list import BARE, BARE_TITLE
 from tuner.widgets.tune_text import (
     change_lines,
     changes_of,
@@ -38,6 +39,8 @@ NAMES = {
     "command": "command",
 }
 """Sections in their order, and what their tabs are called."""
+_CLOCK_S = 2.0
+"""Seconds by which the start of a process may seem to be before its run: it is counted in ticks since the boot."""
 _BAD = (RunOutcome.FAILED, RunOutcome.STUCK, RunOutcome.REFUSED)
 
 
@@ -67,6 +70,8 @@ class View(Struct, frozen=True, kw_only=True):
     @property
     def choice(self) -> PresetChoice | None:
         """Return the chosen preset; None for the bare recipe."""
+        if self.chosen == BARE:
+            return PresetChoice(id=BARE_TITLE, title="the recipe alone, over which its preset was laid")
         return next((each for each in self.presets if each.id == self.chosen), None) if self.chosen else None
 
 
@@ -96,11 +101,23 @@ def run_keys(state: HostState, run: RunRecord) -> list[str]:
             keys += [f"{letters[each.id]} {each.title}" for each in left.options if each.id in letters]
     if run.outcome in _BAD and run.back and not run.going_back:
         keys.append(f"B goes back to {run.back}")
-    if run.outcome in _BAD:
-        keys.append("x why it failed")
+    if failed_server(state, run) is not None:
+        keys.append("v why it failed")
     if any(each.ours for each in run.leftovers) and not interrupted(run):
         keys.append("C ends what was left over")
     return keys
+
+
+def failed_server(state: HostState, run: RunRecord) -> ServerState | None:
+    """Return the server whose start failed in a run, as far as it was seen; None if none failed."""
+    if run.outcome not in (RunOutcome.FAILED, RunOutcome.BACK):
+        return None
+    own = runs.server_of(state, run) if run.outcome is RunOutcome.FAILED else None
+    if own is not None and own.gone:
+        return own
+    began = run.began_at - _CLOCK_S
+    ended = [each for each in state.servers if each.gone and (each.identity.started_at or 0.0) >= began]
+    return next((each for each in ended if each.identity.pid != (run.new.pid if run.new is not None else None)), None)
 
 
 def doing(state: HostState, run: RunRecord, glyphs: Glyphs) -> str:
