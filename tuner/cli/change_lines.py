@@ -134,10 +134,14 @@ def command_lines(tuning: Tuning, paper: Paper) -> Iterator[str]:
         yield from paper.wrapped(launch.cwd, label="in", hang=_LABEL)
 
 
-def finding_lines(findings: Sequence[Finding], paper: Paper) -> Iterator[str]:
+def finding_lines(findings: Sequence[Finding], run: RunRecord, paper: Paper) -> Iterator[str]:
     """Yield the diagnosis of a failed start: its cause in a line, then what can be done."""
+    log = run.failed_log or (None if run.going_back else run.log)
     if not findings:
-        yield from paper.wrapped("unknown: no line of the log tells it", label="cause", hang=_LABEL)
+        yield from paper.wrapped("unknown: no line of its log that was read tells it", label="cause", hang=_LABEL)
+        if log is not None:
+            text = f"gputuner diagnose reads it as a whole: {log}, on the host"
+            yield from paper.wrapped(text, label="log", hang=_LABEL)
         return
     first = findings[0]
     yield from paper.wrapped(f"{first.title} ({sureness(first.confidence)})", label="cause", hang=_LABEL)

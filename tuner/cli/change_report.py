@@ -67,7 +67,7 @@ def ended(told: Told, printer: Printer, *, as_json: bool) -> int:
         printer.all([*end_lines(followed.run, printer.paper)] or [])
         failed = followed.run.outcome in (RunOutcome.FAILED, RunOutcome.BACK) and followed.run.cancelled_by is None
         if failed and (followed.findings or followed.run.log is not None):
-            printer.all(finding_lines(followed.findings, printer.paper))
+            printer.all(finding_lines(followed.findings, followed.run, printer.paper))
     if told.reason or told.outcome == "declined":
         printer.say(plain(told.reason or "nothing was changed"))
     if followed is not None and followed.run is not None and told.state is not None:
@@ -129,7 +129,7 @@ def _body(told: Told) -> dict[str, Any]:
         if tuning is not None and tuning.planned is not None
         else None,
         "command": list(launch.argv) if launch is not None else [],
-        "log": run.log if run is not None else None,
+        "log": (run.failed_log or run.log) if run is not None else None,
         "findings": []
         if followed is None
         else [

@@ -157,6 +157,8 @@ class Follower:
         if run.outcome not in (RunOutcome.FAILED, RunOutcome.BACK) or run.cancelled_by is not None:
             return ()
         found: tuple[Finding, ...] = ()
+        if run.failed is not None:
+            self._failed = (run.failed.pid, run.failed.start_ticks)
         if self._failed is None:
             return found
         with contextlib.suppress(TimeoutError):

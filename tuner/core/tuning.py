@@ -250,7 +250,8 @@ def _like(state: HostState, launch: Launch, server: ServerState | None) -> str:
     ended = next((each for each in state.servers if each.gone and f"server:{each.identity.key}" == launch.like), None)
     if ended is not None and (run := runs.run_of(state, ended)) is not None:
         return runs.like(run)
-    lives = {each.identity.key for each in state.servers if not each.gone}
+    # A probe remembers what it has seen of a server, so that one that ended since can be started again.
+    lives = {each.identity.key for each in state.servers if not each.gone or each.identity.key in state.seen}
     if (kind == "server" and name in lives) or (kind in ("run", "back") and any(x.id == name for x in state.runs)):
         return launch.like
     masked = MASK in " ".join((*launch.argv, *launch.env.values()))

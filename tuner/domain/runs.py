@@ -273,6 +273,10 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     """Whether `new` lives; the probe tells it, not the file."""
     going_back: bool = False
     """True: `new` is what was gone back to."""
+    failed: ProcessId | None = None
+    """Leader of the server that was started, failed, and was gone back from; None: nothing was gone back from."""
+    failed_log: str | None = None
+    """Path of its log."""
     back: str = ""
     """Title of what can be gone back to; empty: nothing."""
     exit_code: int | None = None

@@ -122,6 +122,10 @@ def test_a_server_that_ended_is_started_as_it_was_with_the_secrets_of_its_run() 
     assert made.order.start.like == "run:run-1"
     alone = tuned(state, wish)
     assert refusing(alone) == ["secrets"]
+    seen = tuned(REPLACE(state, seen=frozenset({gone.key})), wish)
+    assert refusing(seen) == []
+    assert seen.launch is not None
+    assert seen.launch.like == f"server:{gone.key}", "this probe has seen it, and remembers its secrets"
 
 
 def test_what_fits_after_a_failure_is_offered_with_its_interval() -> None:

@@ -53,6 +53,8 @@ class Record:
             "old": order.stop.leader.json if order.stop else None,
             "new": None,
             "going_back": False,
+            "failed": None,
+            "failed_log": None,
             "back": (order.back.title or "the server before") if order.back else "",
             "exit_code": None,
             "argv": [],

@@ -257,6 +257,8 @@ class Run:
 
     def _go_back(self) -> None:
         assert self._order.back is not None
+        data = self._desk.record.data
+        data["failed"], data["failed_log"] = data["new"], data["log"]
         self._launch(self._order.back, back=True)
 
 
