@@ -138,7 +138,7 @@ SHOTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "tune-checks": ("tunable", ("t", "2", "tab", "tab", "tab")),
     "tune-command": ("tunable", ("t", "2", "shift+tab")),
     "tune-unmet": ("tunable", ("t", "5")),
-    "tune-knob": ("tunable", ("t", "3", "n", *"mem_fr", "enter", *"0.93", "enter")),
+    "tune-knob": ("tunable", ("t", "2", "n", *"mem_fr", "enter", *"0.9", "enter")),
     "tune-complete": ("tunable", ("t", "n", *"graph")),
     "tune-value": ("tunable", ("t", "n", *"mem_fr", "enter", *"1.2")),
     "tune-filter": ("tunable", ("t", "slash", *"nccl")),
