@@ -310,7 +310,6 @@ def broken() -> HostState:
     held = base.servers[0]
     argv = tuple("0.55" if word == "0.88" else word for word in held.identity.argv)
     identity = REPLACE(held.identity, key="60311:9100000", pid=NEW.pid, start_ticks=NEW.start_ticks, argv=argv)
-    identity = REPLACE(identity, started_at=WALL - 77)
     server = REPLACE(held, identity=identity, settings={**held.settings, "mem_fraction_static": 0.55})
     return REPLACE(base, servers=(server,), runs=(FAILED,), lease=MINE)
 
@@ -318,7 +317,9 @@ def broken() -> HostState:
 def went_back() -> HostState:
     """Return a host on which the start of a change failed, and what ran before serves again."""
     failed = broken().servers[0]
-    run_back = REPLACE(FAILED, outcome=RunOutcome.BACK, new=OLD, going_back=True, leftovers=(), exit_code=None)
+    run_back = REPLACE(
+        FAILED, outcome=RunOutcome.BACK, new=OLD, failed=NEW, going_back=True, leftovers=(), exit_code=None
+    )
     return REPLACE(tunable(), servers=(*tunable().servers, failed), runs=(run_back,), lease=MINE)
 
 

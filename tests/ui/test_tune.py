@@ -526,6 +526,23 @@ async def test_a_remedy_that_cannot_be_applied_says_that_it_is_copied(app_on: Ap
     assert host.asked == []
 
 
+async def test_what_the_probe_has_seen_can_be_started_again_with_a_remedy(app_on: AppOn) -> None:
+    state = states.explained()
+    failed = state.servers[0]
+    argv = tuple("0.55" if word == "0.88" else word for word in failed.identity.argv)
+    settings = {**failed.settings, "mem_fraction_static": 0.55}
+    failed = states.REPLACE(failed, identity=states.REPLACE(failed.identity, argv=argv), settings=settings)
+    app, host = tuned(app_on, states.REPLACE(state, servers=(failed,), seen=frozenset({states.KEY})))
+    async with app.run_test(size=NARROW) as pilot:
+        await pilot.pause()
+        assert "A applies --mem-fraction-static 0.88" in rows(app, "#card")
+        await press(pilot, "A", "Y")
+    (act,) = host.acts
+    assert isinstance(act, Switch)
+    assert act.order.start is not None
+    assert act.order.start.like == f"server:{states.KEY}"
+
+
 async def test_the_card_of_a_failed_start_goes_back(app_on: AppOn) -> None:
     app, host = tuned(app_on, changing.broken())
     async with app.run_test(size=NARROW) as pilot:

@@ -54,8 +54,11 @@ FINDING_KEYS: list[BindingType] = [
 
 
 def can_start_again(state: HostState, server: ServerState) -> bool:
-    """Return whether all that started a server is at hand: what is secret in it lives in its process, or in a run."""
-    if not server.gone or runs.run_of(state, server) is not None:
+    """Return whether all that started a server is at hand.
+
+    What is secret in it lives in its process, in the memory of a probe that has seen it, or in the folder of its run.
+    """
+    if not server.gone or server.identity.key in state.seen or runs.run_of(state, server) is not None:
         return True
     identity = server.identity
     return MASK not in " ".join((*identity.argv, *(identity.env or {}).values()))

@@ -39,8 +39,6 @@ NAMES = {
     "command": "command",
 }
 """Sections in their order, and what their tabs are called."""
-_CLOCK_S = 2.0
-"""Seconds by which the start of a process may seem to be before its run: it is counted in ticks since the boot."""
 _BAD = (RunOutcome.FAILED, RunOutcome.STUCK, RunOutcome.REFUSED)
 
 
@@ -112,12 +110,12 @@ def failed_server(state: HostState, run: RunRecord) -> ServerState | None:
     """Return the server whose start failed in a run, as far as it was seen; None if none failed."""
     if run.outcome not in (RunOutcome.FAILED, RunOutcome.BACK):
         return None
-    own = runs.server_of(state, run) if run.outcome is RunOutcome.FAILED else None
-    if own is not None and own.gone:
-        return own
-    began = run.began_at - _CLOCK_S
-    ended = [each for each in state.servers if each.gone and (each.identity.started_at or 0.0) >= began]
-    return next((each for each in ended if each.identity.pid != (run.new.pid if run.new is not None else None)), None)
+    leader = run.failed or (run.new if run.outcome is RunOutcome.FAILED else None)
+    if leader is None:
+        return None
+    ended = (each for each in state.servers if each.gone)
+    own = (leader.pid, leader.start_ticks)
+    return next((each for each in ended if (each.identity.pid, each.identity.start_ticks) == own), None)
 
 
 def doing(state: HostState, run: RunRecord, glyphs: Glyphs) -> str:
