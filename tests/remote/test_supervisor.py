@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,9 @@ import pytest
 from tests.fixtures.proc.running import pythons
 from tests.fixtures.runs.bench import HASTY, TITLES, Bench, benches, free_port, lives, ticks_of, until
 from tuner.domain.runs import DrainAsk, RunOutcome, RunStep, StopStep
+
+NOBODY = 65_534
+SYSTEM_PYTHON = "/usr/bin/python3"
 
 
 @pytest.fixture
@@ -200,12 +206,47 @@ def test_requests_that_do_not_end_are_not_awaited_for_ever(bench: Bench, tmp_pat
     assert RunStep.DRAIN in [step.step for step in run.record.steps]
 
 
+# -- other users ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    os.getuid() != 0 or not Path(SYSTEM_PYTHON).exists(), reason="needs root and a Python for everybody"
+)
+def test_only_the_own_servers_of_a_user_are_touched() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="gputuner-"))
+    try:
+        for bench in benches(folder):
+            for path in (folder, *folder.rglob("*")):
+                os.chown(path, NOBODY, NOBODY)
+                path.chmod(0o755)
+            bench.python, bench.user = SYSTEM_PYTHON, NOBODY
+            roots = bench.server()
+            refused(bench, "the server belongs to root: only that user or root may stop it", stop=bench.stop(roots.pid))
+            own = subprocess.Popen(["sleep", "600"], user=NOBODY, group=NOBODY, stdin=subprocess.DEVNULL)
+            try:
+                stop = bench.stop(own.pid)
+                stop = msgspec.structs.replace(stop, leader=msgspec.structs.replace(stop.leader, uid=NOBODY))
+                run = bench.begin(stop=stop, start=bench.launch(argv=("sleep", "600")))
+                record = run.outcome()
+                assert record.outcome is RunOutcome.READY
+                assert own.wait(10) == -signal.SIGTERM
+                assert record.new is not None
+                assert record.new.uid == NOBODY
+                bench.adopt(record.new.pid)
+            finally:
+                own.kill()
+                own.wait()
+            assert roots.poll() is None
+    finally:
+        shutil.rmtree(folder)
+
+
 # -- managers ---------------------------------------------------------------------------------------------------------
 
 MANAGER = """#!/bin/sh
 case "$1" in
 stop) kill "$(cat {pid})";;
-start) setsid {start} >/dev/null 2>&1 & echo $! >{pid};;
+start) [ -e {pid}.broken ] && {{ echo "it is broken" >&2; exit 4; }}; setsid {start} >/dev/null 2>&1 & echo $! >{pid};;
 pid) cat {pid};;
 *) echo "no such command" >&2; exit 5;;
 esac
@@ -250,6 +291,16 @@ def test_what_a_manager_started_is_ended_by_it(bench: Bench, manager: str, tmp_p
     assert run.signals() == []
     assert not bench.living()
     assert [line["argv"][1] for line in run.lines("audit.ndjson") if line["act"] == "stop"] == ["stop"]
+
+
+def test_a_manager_that_cannot_start_its_server_is_told_to_leave_it(bench: Bench, manager: str, tmp_path: Path) -> None:
+    (tmp_path / "pid.broken").touch()
+    (tmp_path / "pid").write_text("999999999")
+    run = bench.begin(start=bench.serving(argv=(), manager=("supervisorctl", "start", "toy")))
+    record = run.outcome()
+    assert (record.outcome, record.failure) == (RunOutcome.FAILED, "supervisorctl start toy: it is broken")
+    acts = [line["argv"][1] for line in run.lines("audit.ndjson") if "argv" in line]
+    assert acts == ["start", "stop"]
 
 
 def test_a_manager_that_refuses_leaves_the_server_alone(bench: Bench, manager: str) -> None:
