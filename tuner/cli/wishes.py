@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from tuner.domain.recipe import Recipe
 from tuner.domain.starts import Start
 from tuner.domain.state import HostState, ServerState
 from tuner.domain.tuning import Wish
+from tuner.engines import load_engines
 from tuner.errors import TunerError, UsageProblem
 from tuner.paths import history_file
 from tuner.session.session import Session
@@ -51,9 +52,14 @@ def named(options: Options) -> tuple[Mapping[str, Preset], Recipe | None]:
     """Return the presets and the recipe that the command names.
 
     Raises:
-        UsageProblem: There is no such preset or recipe.
+        UsageProblem: There is no such preset or recipe, or no engine has such a knob.
         CatalogError: Its file is wrong.
     """
+    tables = [engine.knobs() for engine in load_engines().values()]
+    for text in options.overrides:
+        name, _ = _taken_apart(text)
+        if not any(table.named(name) for table in tables):
+            raise _no_knob("No engine has a knob", name, {each for table in tables for each in table})
     presets = load_presets()
     if options.preset and options.preset not in presets.found:
         broken = next((each for each in presets.problems if each.path.stem == options.preset), None)
@@ -162,21 +168,31 @@ def wish_of(
     )
 
 
+def _taken_apart(text: str) -> tuple[str, str]:
+    """Return name and value of `KNOB=VALUE`. Raises UsageProblem."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip() or not value.strip():
+        raise UsageProblem("A change is knob=value", repr(text), "For example --set mem_fraction_static=0.9, or =auto")
+    return name, value
+
+
+def _no_knob(words: str, name: str, known: Iterable[str]) -> UsageProblem:
+    close = difflib.get_close_matches(name.strip().lstrip("-").replace("-", "_"), list(known), 3, 0.6)
+    hint = f"Did you mean {' or '.join(close)}?" if close else "`gputuner plan --knobs` lists them"
+    return UsageProblem(f"{words} {plain(name, 60)}", "", hint)
+
+
 def override(engine: Engine, version: str | None, text: str) -> tuple[str, Any]:
     """Parse one `--set KNOB=VALUE` into a canonical name and a value; None lets the engine choose.
 
     Raises:
         UsageProblem: The engine has no such knob in this version, or the knob no such value.
     """
-    name, equals, value = text.partition("=")
     table = engine.knobs()
-    if not equals or not name.strip() or not value.strip():
-        raise UsageProblem("A change is knob=value", repr(text), "For example --set mem_fraction_static=0.9, or =auto")
+    name, value = _taken_apart(text)
     named = table.named(name)
     if named is None:
-        close = difflib.get_close_matches(name.strip().lstrip("-").replace("-", "_"), list(table), 3, 0.6)
-        hint = f"Did you mean {' or '.join(close)}?" if close else "`gputuner plan --knobs` lists them"
-        raise UsageProblem(f"{engine.title} has no knob {plain(name, 60)}", "", hint)
+        raise _no_knob(f"{engine.title} has no knob", name, table)
     knob = named.knob
     if absent := table.absent(knob.name, version):
         raise UsageProblem(f"{engine.title} {version} has no {knob.name}", absent)
