@@ -43,7 +43,7 @@ class Followed:
 
 
 class Follower:
-    """Follows one run.
+    """Follows one run. It is made before the order is sent.
 
     Args:
         session: The session of its host.
@@ -64,6 +64,7 @@ class Follower:
         self._told: set[tuple[int, str]] = set()
         self._up = True
         self._failed: tuple[int, int] | None = None
+        self._hello = session.state.hello
         self._interrupts = 0
         self._ordered = asyncio.Event()
         self._task: asyncio.Task[object] | None = None
@@ -115,8 +116,8 @@ class Follower:
         return next((run for run in self._session.state.runs if run.id == self._run), None)
 
     def _missing(self, state: HostState) -> bool:
-        """Return whether the host, looked through after the order, does not have the run."""
-        return state.link.phase is LinkPhase.UP and state.scanned
+        """Return whether the host does not have the run: a probe that was started after the order does not tell it."""
+        return state.link.phase is LinkPhase.UP and state.scanned and state.hello is not self._hello
 
     def _link(self, state: HostState) -> str | None:
         """Tell a link that was lost or came back; return why there will be none any more."""

@@ -130,10 +130,25 @@ async def test_a_host_that_is_lost_for_good_is_not_waited_for() -> None:
 
 
 async def test_an_order_that_never_arrived_is_told_after_the_next_look() -> None:
-    at_work = Following(REPLACE(UP, scanned=False))
-    followed = await at_work.end(UP)
+    at_work = Following(UP)
+    cut = REPLACE(UP, link=LinkState(phase=LinkPhase.RECONNECTING, reason="the wire broke"))
+    await at_work.push(cut, "the wire broke")
+    assert UP.hello is not None
+    anew = REPLACE(UP, hello=REPLACE(UP.hello, pid=7), scanned=False)
+    await at_work.push(anew, "connected again")
+    assert not at_work.task.done(), "the new probe has not looked yet"
+    followed = await at_work.end(REPLACE(anew, scanned=True))
     assert followed.run is None
     assert "did not arrive" in followed.lost
+
+
+async def test_a_run_that_the_new_probe_tells_had_begun() -> None:
+    at_work = Following(UP)
+    await at_work.push(REPLACE(UP, link=LinkState(phase=LinkPhase.RECONNECTING, reason="cut")), "cut")
+    assert UP.hello is not None
+    anew = REPLACE(UP, hello=REPLACE(UP.hello, pid=7))
+    followed = await at_work.end(told(run(STOPPED, outcome=RunOutcome.READY), state=anew))
+    assert (followed.lost, followed.run is not None) == ("", True)
 
 
 async def test_the_findings_of_the_failed_start_are_awaited_even_after_going_back() -> None:

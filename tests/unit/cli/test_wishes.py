@@ -66,7 +66,7 @@ def test_unknown_names_and_broken_files_are_told_apart(tmp_path: Path, monkeypat
     with pytest.raises(CatalogError, match=r"broken\.toml:4"):
         named(Options(preset="broken"))
     with pytest.raises(
-        UsageProblem, match="No engine has a knob mem_fractoin_static. Did you mean mem_fraction_static"
+        UsageProblem, match=r"No engine has a knob mem_fractoin_static\. Did you mean mem_fraction_static"
     ):
         named(Options(overrides=("mem_fractoin_static=0.9",)))
     with pytest.raises(UsageProblem, match="There is no recipe"):
