@@ -94,6 +94,7 @@ def spawn(
         raise LaunchFailed("fork: %s" % e.strerror) from None
     if pid == 0:
         _become(program, launch.argv, env, cwd, out, go_read, result_write, (go_write, result_read), frame)
+    pulse.exits.pop(pid, None)  # an earlier child may have had this PID
     for fd in (out, go_read, result_write):
         os.close(fd)
     try:

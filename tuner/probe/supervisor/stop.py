@@ -107,8 +107,9 @@ class Ending:
                 self.untouched = members.leader.alive
                 return trouble
             rungs = rungs[1:] or rungs
-        gone = not members.living or self._ladder.climb(rungs)
-        if not gone:
+        if not members.living:
+            desk.record.say("no process of it lives")
+        elif not self._ladder.climb(rungs):
             pids = [member.id.pid for member in members.living]
             deep = [pid for pid in pids if (stat_of_process(pid) or Stat("?", 0, 0, 0)).state == "D"]
             words = "; PID %d waits in the kernel, where no signal reaches it" % deep[0] if deep else ""
