@@ -436,6 +436,26 @@ async def test_from_a_failed_change_a_key_leads_to_why(app_on: AppOn) -> None:
         assert "mem-fraction-too-low" in "\n".join(painted(app))
 
 
+async def test_after_going_back_a_remedy_stops_what_serves_and_starts_the_mended_preset(app_on: AppOn) -> None:
+    state = changing.went_back()
+    run = states.REPLACE(state.runs[0], preset="fp8-kv", title="fp8-kv")
+    state = states.REPLACE(state, runs=(run,), seen=frozenset({"60311:9100000", states.KEY}))
+    app, host = tuned(app_on, state)
+    async with app.run_test(size=NARROW) as pilot:
+        await press(pilot, "t", "v", "A")
+        assert "Switch to fp8-kv?" in "\n".join(painted(app))
+        await press(pilot, "Y")
+    (act,) = host.acts
+    assert isinstance(act, Switch)
+    assert act.order.stop is not None
+    assert act.order.stop.leader.pid == 48211
+    assert act.order.start is not None
+    assert "--mem-fraction-static 0.88" in " ".join(act.order.start.argv)
+    assert "--kv-cache-dtype fp8_e5m2" in " ".join(act.order.start.argv)
+    assert act.order.back is not None
+    assert act.order.back.like == f"server:{states.KEY}"
+
+
 async def test_a_change_is_followed_step_by_step_and_can_be_cancelled(app_on: AppOn) -> None:
     app, host = tuned(app_on, changing.loading())
     async with app.run_test(size=NARROW) as pilot:

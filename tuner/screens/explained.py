@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from msgspec.structs import replace
 from textual.binding import Binding, BindingType
 
 from tuner.core import runs
 from tuner.core.knobs import OFF_WORDS, ON_WORDS
+from tuner.core.recipes import read_recipe
 from tuner.core.remedies import typed
 from tuner.domain.findings import Finding, Move, Remedy, Severity
 from tuner.domain.knobs import KnobType
 from tuner.domain.recipe import MASK
 from tuner.domain.state import HostState, ServerState
 from tuner.domain.tuning import Wish
+from tuner.errors import TunerError
 from tuner.messages import TuneArrived
 from tuner.screens.acting import Acting, back_name, back_wish
 from tuner.screens.base import TunerScreen
@@ -64,8 +67,11 @@ def can_start_again(state: HostState, server: ServerState) -> bool:
     return MASK not in " ".join((*identity.argv, *(identity.env or {}).values()))
 
 
-def remedy_wish(server: ServerState, remedy: Remedy) -> Wish | None:
-    """Return the wish to start a server with a remedy; None if it is no change of a knob."""
+def remedy_wish(state: HostState, server: ServerState, remedy: Remedy) -> Wish | None:
+    """Return the wish to start a server with a remedy; None if it is no change of a knob.
+
+    Where another server serves in the place of one that failed, as after going back, that one is stopped for it.
+    """
     engine = engines().get(server.identity.engine)
     if engine is None or not server.identity.argv or not (remedy.flag or remedy.env):
         return None
@@ -84,7 +90,17 @@ def remedy_wish(server: ServerState, remedy: Remedy) -> Wish | None:
             pass
         case _:
             return None
-    return Wish(server=server.identity.key, overrides={knob.name: value})
+    wish = Wish(server=server.identity.key, overrides={knob.name: value})
+    live = next((s for s in state.servers if not s.gone and s.identity.port == server.identity.port), None)
+    if not server.gone or live is None or server.identity.port is None:
+        return wish
+    leader = (server.identity.pid, server.identity.start_ticks)
+    run = next((r for r in state.runs if r.failed and (r.failed.pid, r.failed.start_ticks) == leader), None)
+    try:
+        recipe = read_recipe(state, server, engine)
+    except TunerError:
+        return None
+    return replace(wish, server=live.identity.key, recipe=recipe, preset=run.preset if run is not None else "")
 
 
 class Explained(Acting):
@@ -138,7 +154,7 @@ class Explained(Acting):
         changed = False
         for card in self.cards:
             fatal = card.finding.severity is Severity.FATAL
-            able = [at for at, each in enumerate(card.remedies) if can and remedy_wish(server, each) is not None]
+            able = [at for at, each in enumerate(card.remedies) if can and remedy_wish(state, server, each) is not None]
             changed |= card.offer(frozenset(able), back if fatal else "")
         if changed:
             self.cards = tuple(self.cards)
@@ -168,11 +184,12 @@ class Explained(Acting):
 
     def action_remedy(self, index: int) -> None:
         """Propose to start the server with a remedy; copy it where that is not possible."""
-        card, server = self.card, self.shell.server()
+        card, state, server = self.card, self.shell.snapshot, self.shell.server()
         if card is None or index >= len(card.remedies):
             return
-        text = clean(typed(card.remedies[index]))
-        wish = remedy_wish(server, card.remedies[index]) if server is not None and card.applies(index) else None
+        text, wish = clean(typed(card.remedies[index])), None
+        if state is not None and server is not None and card.applies(index):
+            wish = remedy_wish(state, server, card.remedies[index])
         if wish is None:
             self.app.copy_to_clipboard(text)
             self.notify(f"Copied: {text}", timeout=4, markup=False)

@@ -171,11 +171,8 @@ def status_line(
 
 
 def preset_name(state: HostState, server: ServerState) -> str:
-    """Return the preset that a server was started with; empty where gputuner did not start it, or with none."""
-    if not state.runs:
-        return ""
-    preset, title = preset_of(state, server)
-    return clean(preset or title)
+    """Return the id of the preset that a server was started with; empty for none, or where gputuner did not start it."""
+    return clean(preset_of(state, server)[0]) if state.runs else ""
 
 
 def owner_spans(state: HostState, server: ServerState) -> Line:
