@@ -15,7 +15,7 @@ from tuner.core import run_words as words
 from tuner.domain.acts import CancelRun
 from tuner.domain.findings import Finding
 from tuner.domain.link import LinkPhase
-from tuner.domain.runs import RunOutcome, RunRecord, StepRecord
+from tuner.domain.runs import ProcessId, RunOutcome, RunRecord, StepRecord
 from tuner.domain.state import HostState, ServerState
 from tuner.session.session import Session
 from tuner.session.tasks import spawn
@@ -137,8 +137,19 @@ class Follower:
             if not run.going_back:
                 self._failed = (run.new.pid, run.new.start_ticks)
             self._once(f"           started: pid {run.new.pid}" + (f", log {run.log}" if run.log else ""))
+            self._tell_phases(run.new, state)
         if run.failure:
             self._once(f"           failed: {run.failure}")
+
+    def _tell_phases(self, new: ProcessId, state: HostState) -> None:
+        """Tell each phase of the new server's start that has ended: loading may take half an hour."""
+        own = (new.pid, new.start_ticks)
+        server = next((x for x in state.servers if (x.identity.pid, x.identity.start_ticks) == own), None)
+        for phase in server.phases if server is not None else ():
+            if phase.ended is not None and phase.phase.starting:
+                done = f", {phase.done} of {phase.total}" if phase.done is not None and phase.total else ""
+                took = max(0.0, phase.ended - phase.started)
+                self._once(f"           pid {new.pid}: {phase.phase} took {took:.1f} s{done}")
 
     def _once(self, line: str) -> None:
         if (-1, line) not in self._told:

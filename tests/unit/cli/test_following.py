@@ -110,6 +110,19 @@ async def test_each_step_is_told_once_with_its_time_and_what_counts_down_is_no_n
     ]
 
 
+async def test_the_phases_of_the_new_server_are_told_as_they_end() -> None:
+    server = states.starting().servers[0]
+    identity = REPLACE(server.identity, key="200:22", pid=NEW.pid, start_ticks=NEW.start_ticks)
+    base = REPLACE(UP, servers=(REPLACE(server, identity=identity),))
+    at_work = Following(told(run(STOPPED, LOADING, new=NEW), state=base))
+    ended = [phase for phase in server.phases if phase.ended is not None]
+    assert ended
+    await until(lambda: any(f"pid 200: {ended[-1].phase} took" in line for line in at_work.lines))
+    assert len([line for line in at_work.lines if " took " in line]) == len(ended)
+    await at_work.end(told(run(STOPPED, LOADED, new=NEW, outcome=RunOutcome.READY), state=base))
+    assert len([line for line in at_work.lines if " took " in line]) == len(ended)
+
+
 async def test_a_lost_link_is_told_and_the_run_goes_on_being_followed() -> None:
     at_work = Following(told(run(STOP)))
     lost = told(run(STOP), state=REPLACE(UP, link=LinkState(phase=LinkPhase.RECONNECTING, reason="the wire broke")))
