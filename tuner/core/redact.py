@@ -91,6 +91,8 @@ _IDENTIFIER_BEFORE = re.compile(r"(?<![\w.-])[\w.-]*\Z")
 _NAME_BEFORE = 64
 _NAME_KEPT = 256
 """Characters of a name that are read before its telling part, and characters of a name that are kept."""
+_PLACES = ("_dir", "_path", "_file", "_home", "-dir", "-path", "-file")
+"""Ends of names whose value, if it is a path, only says where something is: `TIKTOKEN_CACHE_DIR`, `HF_TOKEN_PATH`."""
 _TEXT_TOKENS = frozenset(
     re.findall(
         r"\w+",
@@ -211,6 +213,8 @@ def secret_name(name: str, *, anywhere: bool = False) -> bool:
 def _harmless(name: str, value: str) -> bool:
     """Return whether a value cannot be a secret: nothing, a switch, the name itself, or a number where one fits."""
     if _PLAIN.fullmatch(value) or value == name.lstrip("-").replace("-", "_").upper():
+        return True
+    if value.startswith(("/", "~/")) and name.lower().endswith(_PLACES):
         return True
     if not _NUMBER.fullmatch(value) or _STRONG.search(name):
         return False

@@ -292,3 +292,13 @@ def test_a_secret_inside_what_was_read_is_found() -> None:
     assert mask("cookie=none cookie=abc") == f"cookie=none cookie={MASK}"
     assert mask("x eyJaaaaaaaa.bbbb.eyJcccccccc.dddd.eeee") == f"x eyJ{MASK}"
     assert mask("hf_ab_hf_abcdefghABCD") == f"hf_ab_hf_{MASK}"
+
+
+def test_a_variable_that_says_where_something_is_keeps_its_path() -> None:
+    env = {
+        "TIKTOKEN_CACHE_DIR": "/data/tiktoken",
+        "HF_TOKEN_PATH": "~/.cache/token",
+        "HF_TOKEN": "/x",
+        "A_TOKEN_DIR": "q1",
+    }
+    assert mask_env(env) == {**env, "HF_TOKEN": MASK, "A_TOKEN_DIR": MASK}
