@@ -443,7 +443,7 @@ async def test_after_going_back_a_remedy_stops_what_serves_and_starts_the_mended
     app, host = tuned(app_on, state)
     async with app.run_test(size=NARROW) as pilot:
         await press(pilot, "t", "v", "A")
-        assert "Switch to fp8-kv?" in "\n".join(painted(app))
+        assert "Switch to fp8-kv with mem_fraction_static 0.88?" in "\n".join(painted(app))
         await press(pilot, "Y")
     (act,) = host.acts
     assert isinstance(act, Switch)

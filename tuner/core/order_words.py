@@ -59,7 +59,7 @@ def start_words(launch: LaunchOrder) -> str:
     """Return how a server is started."""
     if launch.manager:
         return shlex.join(launch.manager)
-    return f"start {launch.preset or launch.title or 'the server'}, {detached_words(launch)}"
+    return f"start {launch.title or launch.preset or 'the server'}, {detached_words(launch)}"
 
 
 def detached_words(launch: LaunchOrder) -> str:
@@ -84,7 +84,7 @@ def back_words(order: SwitchOrder, way_back: str = "a key") -> str:
     """Return what happens if the start fails; `way_back` as in `steps_of`."""
     if order.back is None:
         return "if it fails, nothing is started in its place: there is nothing to go back to"
-    what = order.back.preset or order.back.title or "what ran before"
+    what = order.back.title or order.back.preset or "what ran before"
     if order.auto_back:
         return f"if it fails, go back to {what} without being asked, once"
     return f"if it fails, nothing more is started; {way_back} goes back to {what}"

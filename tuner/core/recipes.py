@@ -231,7 +231,7 @@ def _port(argv: Sequence[str], recipe: Recipe, engine: Engine) -> int | None:
 
 
 def _title(recipe: Recipe, overlay: Overlay, preset: Preset | None, table: KnobTable) -> str:
-    """Return the preset's title with the values that are not the preset's own."""
+    """Return the name of a start: the preset's id, or the recipe's name, with the values that are not the preset's."""
     own: dict[str, Any] = {}
     if preset is not None:
         for name, value in {**preset.args, **preset.env, **preset.flags}.items():
@@ -242,7 +242,7 @@ def _title(recipe: Recipe, overlay: Overlay, preset: Preset | None, table: KnobT
         for name, value in overlay.values.items()
         if not _same(value, own, name, preset)
     ]
-    title = preset.title if preset is not None else recipe.name
+    title = preset.id if preset is not None and preset.id else recipe.name
     return f"{title} with {', '.join(changed)}" if changed else title
 
 

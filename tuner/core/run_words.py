@@ -68,8 +68,8 @@ def stops_only(run: RunRecord) -> bool:
 
 
 def name_of(run: RunRecord) -> str:
-    """Return what the run starts: the preset's id, or else its title, or else `the server`."""
-    return run.preset or run.title or "the server"
+    """Return what the run starts: its title, which begins with the preset's id; else the id, else `the server`."""
+    return run.title or run.preset or "the server"
 
 
 def aim(run: RunRecord) -> str:

@@ -89,7 +89,7 @@ def for_change(
         back: Whether the host goes back by itself if the start fails.
     """
     launch = order.start
-    name = (launch.preset or launch.title or "the server as it was") if launch is not None else ""
+    name = (launch.title or launch.preset or "the server as it was") if launch is not None else ""
     stops = order.stop is not None and server is not None
     title = f"Switch to {name}?" if stops and launch else f"Start {name}?" if launch else "Stop the server?"
     facts = [host_fact(state)]

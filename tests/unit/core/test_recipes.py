@@ -267,10 +267,10 @@ class TestLayOver:
         preset = Preset(id="p", title="Two channels", why="w", args={"mem_fraction_static": 0.8})
         table = ENGINES["sglang"].knobs()
         for changes, title in (
-            ({}, "Two channels"),
+            ({}, "p"),
             (
                 {"mem_fraction_static": 0.85, "tp_size": None},
-                "Two channels with mem_fraction_static 0.85, tp_size by default",
+                "p with mem_fraction_static 0.85, tp_size by default",
             ),
         ):
             over = overlay(preset, table, "sglang", "0.5.9", changes)

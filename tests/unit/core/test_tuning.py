@@ -255,7 +255,7 @@ def test_overrides_alone_are_laid_over_the_server_as_it_runs() -> None:
     assert argv[argv.index("--mem-fraction-static") + 1] == "0.86"
     assert made.launch.env["NCCL_MAX_NCHANNELS"] == "2"
     assert made.launch.preset == "more"
-    assert made.launch.title == "More with mem_fraction_static 0.86"
+    assert made.launch.title == "more with mem_fraction_static 0.86"
     later = started(state, Wish(server=states.KEY, overrides={"mem_fraction_static": 0.86}))
     low = tuned(later, Wish(server=states.KEY, preset="two"))
     assert low.launch is not None
