@@ -101,6 +101,7 @@ class Readiness:
             if answer is not None:
                 status, text = answer.get("status"), answer.get("text") or answer.get("fault") or "no answer"
                 if status == 200:
+                    self._desk.record.say(text, self._clock.until)
                     return
                 if kind == "token" and status in _PASSED:
                     self._desk.record.say(text + ": it serves other requests than ours", self._clock.until)

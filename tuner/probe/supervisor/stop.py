@@ -107,13 +107,13 @@ class Ending:
                 self.untouched = members.leader.alive
                 return trouble
             rungs = rungs[1:] or rungs
-        if not members.living:
-            desk.record.say("no process of it lives")
-        elif not self._ladder.climb(rungs):
+        found = bool(members.living)
+        if found and not self._ladder.climb(rungs):
             pids = [member.id.pid for member in members.living]
             deep = [pid for pid in pids if (stat_of_process(pid) or Stat("?", 0, 0, 0)).state == "D"]
             words = "; PID %d waits in the kernel, where no signal reaches it" % deep[0] if deep else ""
             return "%d processes do not end: PID %s%s" % (len(pids), ", ".join(map(str, pids[:5])), words)
+        desk.record.say("all %d processes have ended" % len(members.by_pid) if found else "no process of it lives")
         return self._memory_back(memory_s, before)
 
     def _by_manager(self, argv: Sequence[str], wait_s: float) -> str:
