@@ -11,6 +11,7 @@ from tests.golden import diagnoses
 
 REAL = Path(__file__).parent / "real"
 H200 = "sglang-0.5.16-2xH200/{}/server.log"
+CHANGES = "sglang-0.5.16-2xH200-changes/{}/server.log"
 
 
 class Owed(NamedTuple):
@@ -30,6 +31,11 @@ OWED = {
     H200.format("lowfrac"): Owed("failed", "mem-fraction-too-low", "fatal", "kv-alloc", (0, 1)),
     H200.format("nccl2ch"): Owed("stopped", "custom-ar-disabled", "info", "dist-init"),
     H200.format("retract"): Owed("failed", "rank-died", "fatal", "decode", (1,)),
+    CHANGES.format("base"): Owed("stopped", "custom-ar-disabled", "info", "dist-init"),
+    CHANGES.format("custom-ar"): Owed("stopped"),
+    CHANGES.format("nccl2ch"): Owed("stopped", "custom-ar-disabled", "info", "dist-init"),
+    CHANGES.format("f995"): Owed("failed", "mem-fraction-too-high-activation", "fatal", "kv-alloc", (0, 1)),
+    CHANGES.format("back"): Owed("stopped", "custom-ar-disabled", "info", "dist-init"),
     "sglang-0.5.23-cpu/fail-bad-attention-backend.log": Owed("failed", "bad-argument", phase="args"),
     "sglang-0.5.23-cpu/fail-bad-model-path.log": Owed("failed", "model-not-found", phase="args"),
     "sglang-0.5.23-cpu/fail-gpu-asked-no-gpu.log": Owed("failed", "binary-mismatch", phase="cuda-init", ranks=(0,)),
@@ -81,13 +87,17 @@ def test_log_is_judged_by_what_was_done(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "tokens", "kv_gib", "graphs_gib", "fraction"),
     [
-        ("base", 348_715, 53.2, 2.98, 0.85),
-        ("auto512", 393_099, 59.98, 3.51, 0.899),
-        ("f97", 455_598, 69.52, 0.11, 0.968),
+        (H200.format("base"), 348_715, 53.2, 2.98, 0.85),
+        (H200.format("auto512"), 393_099, 59.98, 3.51, 0.899),
+        (H200.format("f97"), 455_598, 69.52, 0.11, 0.968),
+        (CHANGES.format("base"), 349_154, 53.28, 4.14, 0.85),
+        (CHANGES.format("custom-ar"), 348_715, 53.2, 2.98, 0.85),
+        (CHANGES.format("nccl2ch"), 351_896, 53.7, 4.14, 0.85),
+        (CHANGES.format("back"), 351_896, 53.7, 4.14, 0.85),
     ],
 )
 def test_numbers_of_every_rank(name: str, tokens: int, kv_gib: float, graphs_gib: float, fraction: float) -> None:
-    start, _ = diagnoses.judged(REAL / H200.format(name))
+    start, _ = diagnoses.judged(REAL / name)
     assert [rank.number for rank in start.ranks] == [0, 1]
     assert start.limits["max_total_num_tokens"].value == tokens
     assert start.settings["mem_fraction_static"] == fraction

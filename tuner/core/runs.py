@@ -102,7 +102,7 @@ def run_of(state: HostState, server: ServerState) -> RunRecord | None:
     identity = server.identity
     own = {(identity.pid, identity.start_ticks)}
     own.update((member.pid, member.start_ticks) for member in identity.members)
-    found = next((run for run in state.runs if _is(run.new, own)), None)
+    found = next((run for run in state.runs if _is(run.new, own) or _is(run.failed, own)), None)
     if found is not None:
         return found
     token = (identity.env or {}).get(RUN_VARIABLE)
@@ -123,6 +123,8 @@ def preset_of(state: HostState, server: ServerState) -> tuple[str, str]:
     run = run_of(state, server)
     if run is None:
         return "", ""
+    if _failed(run, server):
+        return run.preset, run.title
     first = _first(state, run)
     return ("", first.back) if first.going_back else (first.preset, first.title)
 
@@ -132,13 +134,15 @@ def recipe_of(state: HostState, server: ServerState) -> Recipe | None:
     run = run_of(state, server)
     if run is None:
         return None
+    if _failed(run, server):
+        return run.recipe
     first = _first(state, run)
     return None if first.going_back else first.recipe
 
 
 def server_of(state: HostState, run: RunRecord) -> ServerState | None:
     """Return the server that a run started last; None if it is not known (any more)."""
-    return next((server for server in state.servers if run_of(state, server) is run), None)
+    return next((x for x in state.servers if run_of(state, x) is run and not _failed(run, x)), None)
 
 
 # What can be gone back to.
@@ -278,6 +282,11 @@ def _lives(state: HostState, process: ProcessId | None) -> bool:
         return False
     own = (process.pid, process.start_ticks)
     return any(not x.gone and (x.identity.pid, x.identity.start_ticks) == own for x in state.servers)
+
+
+def _failed(run: RunRecord, server: ServerState) -> bool:
+    """Return whether a server is the one that a run started, that failed, and that was gone back from."""
+    return _is(run.failed, {(server.identity.pid, server.identity.start_ticks)})
 
 
 def _is(process: ProcessId | None, own: set[tuple[int, int]]) -> bool:

@@ -184,7 +184,7 @@ def way_back(
             _described(brain, settings, server.identity.port, _usual(server)),
             like=f"server:{server.identity.key}",
             manager=keeper.start,
-            log_name=f"{run}-back",
+            log_name=run,
             preset=preset,
             recipe=runs.recipe_of(state, server),
             title=title or f"the server as it was (pid {server.identity.pid})",
@@ -193,7 +193,7 @@ def way_back(
             return own
     if good is None or launch is None or (launch.like == runs.like(good) and not launch.argv):
         return None
-    return msgspec.structs.replace(again_order(good, engine), log_name=f"{run}-back")
+    return msgspec.structs.replace(again_order(good, engine), log_name=run)
 
 
 def _may_come_back(state: HostState, server: ServerState) -> bool:

@@ -23,6 +23,7 @@ from tuner.core.redact import mask, mask_argv, mask_env, mask_json
 from tuner.domain import events as e
 from tuner.domain.gpu import ProcessInfo
 from tuner.domain.logs import LogHit
+from tuner.domain.recipe import Recipe
 from tuner.domain.runs import Lease, Operator, ProcessId, RunRecord
 from tuner.domain.server import Member, ServerIdentity
 
@@ -320,10 +321,18 @@ def _run(run: RunRecord) -> RunRecord:
         supervisor=_process(run.supervisor),
         old=_process(run.old),
         new=_process(run.new),
+        failed=_process(run.failed),
         argv=mask_argv(run.argv),
         env=mask_env(run.env),
+        recipe=_recipe(run.recipe),
         leftovers=tuple(replace(one, title=mask(one.title)) for one in run.leftovers),
     )
+
+
+def _recipe(recipe: Recipe | None) -> Recipe | None:
+    if recipe is None:
+        return None
+    return replace(recipe, args=mask_argv(recipe.args), env=mask_env(recipe.env))
 
 
 def _masked(names: Iterable[str]) -> list[str]:

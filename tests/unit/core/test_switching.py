@@ -155,7 +155,7 @@ def test_a_server_that_serves_is_what_is_gone_back_to() -> None:
     assert (made.back.like, made.back.argv) == (f"server:{states.KEY}", ())
     assert (made.back.port, made.back.ranks, made.auto_back) == (30000, 8, True)
     assert made.back.title == "the server as it was (pid 48211)"
-    assert made.back.log_name == "run-9-back"
+    assert made.back.log_name == "run-9", "the supervisor adds that it is the way back"
 
 
 def test_its_preset_is_told_where_gputuner_started_it() -> None:

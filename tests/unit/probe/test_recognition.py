@@ -50,6 +50,9 @@ NEAR_MISSES = [
     "python3 watch.py -m sglang.launch_server",
     "python3 -m pytest -m sglang.launch_server",
     "python3 -m sglang.launch_server_wrapper --model-path /m",
+    "/venv/bin/python3 -m sglang.launch_server --help",
+    "/venv/bin/python3 /venv/bin/vllm serve --help=ModelConfig",
+    "/venv/bin/vllm serve -h",
     "python3",
     "",
 ]

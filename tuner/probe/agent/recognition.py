@@ -11,6 +11,8 @@ from .base import Json
 _PYTHON = re.compile(r"^(?:python|pypy)[0-9.]*[dmtu]*$")
 _RUNNERS = frozenset(("cProfile", "coverage", "debugpy", "memray", "pdb", "profile", "scalene", "trace", "viztracer"))
 """Modules that run another program inside their own process."""
+_TELLS = frozenset(("-h", "--help", "--version"))
+"""Flags with which an engine's program prints something and ends; vLLM also has `--help=GROUP`."""
 
 
 def is_python(path: str) -> bool:
@@ -92,7 +94,7 @@ class Engine:
     def leads(self, argv: Sequence[str], line: str) -> bool:
         """Return whether a command line is that of a server's leader, and does not merely mention one."""
         at = program_index(argv)
-        if at is None:
+        if at is None or any(word in _TELLS or word.startswith("--help=") for word in argv[at + 1 :]):
             return False
         start = len(" ".join(argv[:at])) + (1 if at else 0)
         end = start + len(argv[at])
