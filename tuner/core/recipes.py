@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +12,7 @@ import msgspec
 
 from tuner.core.arguments import flag_key, spellings
 from tuner.core.engine import Engine
-from tuner.core.knobs import KnobTable
+from tuner.core.overlays import overlay as spelled
 from tuner.domain.presets import Overlay, Preset
 from tuner.domain.recipe import Argument, Launch, Recipe
 from tuner.domain.server import ServerIdentity
@@ -140,7 +140,7 @@ def lay_over(
         port=_port(argv, recipe, engine),
         like=recipe.like,
         preset=preset.id if preset is not None else "",
-        title=_title(recipe, overlay, preset, engine.knobs()),
+        title=_title(recipe, overlay, preset, engine),
         values=dict(overlay.values),
         notes=(*overlay.notes, *gone.notes, *_of_file(kept, overlay)),
         problems=overlay.problems,
@@ -230,26 +230,17 @@ def _port(argv: Sequence[str], recipe: Recipe, engine: Engine) -> int | None:
     return engine.plan().default_port if asked & set(flags) else recipe.port
 
 
-def _title(recipe: Recipe, overlay: Overlay, preset: Preset | None, table: KnobTable) -> str:
+def _title(recipe: Recipe, overlay: Overlay, preset: Preset | None, engine: Engine) -> str:
     """Return the name of a start: the preset's id, or the recipe's name, with the values that are not the preset's."""
-    own: dict[str, Any] = {}
-    if preset is not None:
-        for name, value in {**preset.args, **preset.env, **preset.flags}.items():
-            knob = table.find(name)
-            own[knob.name if knob is not None else name] = value
+    # The preset is spelled as the overlay was, since it may name a knob by an alias, or by the opposite of a switch.
+    own = spelled(preset, engine.knobs(), engine.name, recipe.version).values if preset is not None else {}
     changed = [
         f"{name} {'by default' if value is None else _shown(value)}"
         for name, value in overlay.values.items()
-        if not _same(value, own, name, preset)
+        if name not in own or own[name] != value
     ]
     title = preset.id if preset is not None and preset.id else recipe.name
     return f"{title} with {', '.join(changed)}" if changed else title
-
-
-def _same(value: Any, own: Mapping[str, Any], name: str, preset: Preset | None) -> bool:
-    if name not in own:
-        return value is None and preset is not None and name in preset.unset
-    return _shown(own[name]) == _shown(value)
 
 
 def _shown(value: Any) -> str:

@@ -278,6 +278,21 @@ class TestLayOver:
             assert (launch.preset, launch.title) == ("p", title)
         assert lay_over(recipe("--tp 2"), Overlay(), None, ENGINES["sglang"]).title == "r"
 
+    @pytest.mark.parametrize(
+        "preset",
+        (
+            Preset(id="p", title="t", why="w", args={"custom_all_reduce": False}),
+            Preset(id="p", title="t", why="w", args={"cuda_graph_max_bs_decode": 16}),
+            Preset(id="p", title="t", why="w", unset=("custom_all_reduce",), env={"NCCL_MAX_NCHANNELS": "2"}),
+            Preset(id="p", title="t", why="w", flags={"--new-flag": True}),
+        ),
+        ids=("an opposite", "an alias", "what is taken away", "a flag that no catalogue holds"),
+    )
+    def test_a_preset_changes_nothing_by_hand_however_it_names_its_knobs(self, preset: Preset) -> None:
+        over = overlay(preset, ENGINES["sglang"].knobs(), "sglang", "0.5.9")
+        assert not over.problems
+        assert lay_over(recipe("--tp 2"), over, preset, ENGINES["sglang"]).title == "p"
+
     def test_notes_and_problems_are_passed_on(self) -> None:
         launch = lay_over(recipe(""), Overlay(notes=("n",), problems=("p",), values={"x": 1}), None, ENGINES["sglang"])
         assert (launch.notes, launch.problems, launch.values) == (("n",), ("p",), {"x": 1})
