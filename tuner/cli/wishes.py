@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from tuner.catalog import load_presets
+from tuner.cli.presets import found as preset_named
+from tuner.cli.recipe import named as recipe_named
 from tuner.cli.tables import plain
 from tuner.core import runs
 from tuner.core.base_recipe import base_of
 from tuner.core.engine import Engine
 from tuner.core.knobs import read_value
-from tuner.core.overlays import near
 from tuner.domain.presets import Preset
 from tuner.domain.recipe import Recipe
 from tuner.domain.starts import Start
@@ -25,7 +26,7 @@ from tuner.errors import TunerError, UsageProblem
 from tuner.paths import history_file
 from tuner.session.session import Session
 from tuner.store.history import History
-from tuner.store.recipes import load_recipe, load_recipes
+from tuner.store.recipes import load_recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,32 +53,32 @@ def named(options: Options) -> tuple[Mapping[str, Preset], Recipe | None]:
     """Return the presets and the recipe that the command names.
 
     Raises:
-        UsageProblem: There is no such preset or recipe, or no engine has such a knob.
+        UsageProblem: There is no such preset, recipe or engine, or no engine has such a knob.
         CatalogError: Its file is wrong.
     """
-    tables = [engine.knobs() for engine in load_engines().values()]
+    engines = load_engines()
+    tables = [engine.knobs() for engine in engines.values()]
     for text in options.overrides:
         name, _ = _taken_apart(text)
         if not any(table.named(name) for table in tables):
             raise _no_knob("No engine has a knob", name, {each for table in tables for each in table})
     presets = load_presets()
-    if options.preset and options.preset not in presets.found:
-        broken = next((each for each in presets.problems if each.path.stem == options.preset), None)
-        if broken is not None:
-            raise broken
-        raise UsageProblem(f"There is no preset {plain(options.preset, 60)}", "", near(options.preset, presets.found))
+    if options.preset:
+        preset_named(presets, options.preset)
     if not options.recipe:
         return presets.found, None
-    if options.recipe.endswith(".toml"):
-        return presets.found, load_recipe(Path(options.recipe))
-    recipes = load_recipes()
-    if options.recipe in recipes.found:
-        return presets.found, recipes.found[options.recipe]
-    wrong = next((each for each in recipes.problems if each.path.stem == options.recipe), None)
-    if wrong is not None:
-        raise wrong
-    there = ", ".join(recipes.found) or "none yet: `gputuner recipe read HOST --save` makes one"
-    raise UsageProblem(f"There is no recipe {plain(options.recipe, 60)}", "", f"There are {there}")
+    name = options.recipe
+    recipe = load_recipe(Path(name)) if name.endswith(".toml") else recipe_named(name)
+    _engine_of(recipe, engines)
+    return presets.found, recipe
+
+
+def _engine_of(recipe: Recipe, engines: Mapping[str, Engine]) -> Engine:
+    """Return the engine that a recipe names. Raises UsageProblem."""
+    if recipe.engine in engines:
+        return engines[recipe.engine]
+    what = f"There is no engine {plain(recipe.engine, 40)}"
+    raise UsageProblem(what, f"recipe {plain(recipe.name, 60)}", f"Engines are {', '.join(engines)}")
 
 
 def server_meant(state: HostState, options: Options, recipe: Recipe | None) -> ServerState | None:
@@ -146,7 +147,7 @@ def wish_of(
     overrides: dict[str, Any] = {}
     if options.start and not again:
         base = base_of(state, Wish(recipe=recipe, preset=options.preset, bare=options.bare), server, engines).recipe
-        engine = engines[base.engine]
+        engine = _engine_of(base, engines)
         same = server is not None and server.identity.engine == base.engine
         version = (server.version if server is not None and same else None) or base.version
         for text in options.overrides:

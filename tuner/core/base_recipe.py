@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from tuner.core import runs
-from tuner.core.engine import Engine
+from tuner.core.engine import Engine, engine_by_program
 from tuner.core.recipes import of_session, read_recipe
 from tuner.core.switching import settings_of
 from tuner.domain.recipe import Launch, Recipe
@@ -65,7 +65,7 @@ def base_of(state: HostState, wish: Wish, server: ServerState | None, engines: M
 
 def _of_runs(state: HostState, wish: Wish, engines: Mapping[str, Engine]) -> Base:
     for run in state.runs:
-        engine = next((each for each in engines.values() if settings_of(run.argv, each)), None)
+        engine = engine_of_run(run, engines)
         if engine is None:
             continue
         ran = _as_it_ran(state, run, engine)
@@ -76,6 +76,14 @@ def _of_runs(state: HostState, wish: Wish, engines: Mapping[str, Engine]) -> Bas
         named = msgspec.structs.replace(ran, name=title) if preset else ran
         return Base(recipe=named, kept=kept, preset=preset, run=run)
     raise TunerError("It is not known how to start a server here", "", "Name a recipe, or go back to an earlier run")
+
+
+def engine_of_run(run: RunRecord, engines: Mapping[str, Engine]) -> Engine | None:
+    """Return the engine of what a run started last; None if neither its program nor its recipe tells it."""
+    if found := engine_by_program(run.argv, engines):
+        return found
+    # Where it went back, its recipe is still that of the start that failed.
+    return engines.get(run.recipe.engine) if run.recipe is not None and not run.going_back else None
 
 
 def _as_it_ran(state: HostState, run: RunRecord, engine: Engine) -> Recipe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -147,3 +148,13 @@ class Engine(Protocol):
 
     def infer_version(self, start: Start) -> tuple[str | None, bool]:
         """Return the version of a start, and True if it only follows from the wording of its log."""
+
+
+def engine_by_program(argv: Sequence[str], engines: Mapping[str, Engine]) -> Engine | None:
+    """Return the engine whose program a command line runs, as the probe recognises it; None if it is none of them.
+
+    Engines share the names of many flags, so flags tell nothing.
+    """
+    line = " ".join(argv)
+    matches = (each for each in engines.values() if any(re.search(leader, line) for leader in each.plan().leaders))
+    return next(matches, None)

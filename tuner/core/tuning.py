@@ -10,65 +10,33 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
-from tuner.core import planned as plans
 from tuner.core import runs
-from tuner.core.base_recipe import base_of, without_run
+from tuner.core.composing import Composed, Known, composed
 from tuner.core.differences import llm
 from tuner.core.drift import changes as changes_of
 from tuner.core.engine import Engine
 from tuner.core.gates import hardware_of
-from tuner.core.helptext import flag_problems, parse_help
-from tuner.core.knobs import read_value
-from tuner.core.planned import forecast_changes, planned
+from tuner.core.helptext import flag_problems
+from tuner.core.planned import base_of, forecast_changes, planned
 from tuner.core.preflight import ask as asked_of
 from tuner.core.preflight import judge
-from tuner.core.presets import overlay, resolve, unmet
-from tuner.core.recipes import lay_over, without_rest
 from tuner.core.respawn import keeper
 from tuner.core.run_words import aim, way_on
 from tuner.core.switching import settings_of, switch_order
 from tuner.domain.gates import Hardware
-from tuner.domain.knobs import KnobKind
 from tuner.domain.planning import Planned
-from tuner.domain.preflight import Check, Verdict
+from tuner.domain.preflight import Check, PreflightAsk, Verdict
 from tuner.domain.presets import Preset
-from tuner.domain.recipe import MASK, Launch, Recipe
-from tuner.domain.runs import Operator, RunRecord
+from tuner.domain.recipe import MASK, Launch
+from tuner.domain.runs import Operator
 from tuner.domain.starts import Start, named_model
 from tuner.domain.state import HostState, ServerState
 from tuner.domain.tuning import Change, Tuning, Wish
 from tuner.errors import TunerError
 
-BARE = Preset(id="", title="", why="")
-"""Stands for no preset: overrides alone are laid over it."""
 UNSEEN = "the command line is kept on the host"
 """Why there is no forecast of what a run would have gone back to."""
-
-
-class _Known(Struct, frozen=True, kw_only=True):
-    """What is known beside the state: the arguments of `tune`."""
-
-    engines: Mapping[str, Engine]
-    presets: Mapping[str, Preset]
-    facts: Mapping[str, Any] | None
-    flags: frozenset[str] | None
-    past: Sequence[Start]
-
-
-class _Start(Struct, frozen=True, kw_only=True):
-    """A start as far as it can be put together."""
-
-    engine: Engine | None = None
-    version: str | None = None
-    recipe: Recipe | None = None
-    kept: Recipe | None = None
-    preset: Preset | None = None
-    overlay: Any = None
-    launch: Launch | None = None
-    unmet: tuple[str, ...] = ()
-    flags: frozenset[str] | None = None
 
 
 def tune(
@@ -98,31 +66,24 @@ def tune(
         facts: What the probe answered to `Tuning.ask`; None: it was not asked, and most checks are unknown.
         past: Earlier starts on this host, newest first, for a start without a server to be stopped.
     """
-    known = _Known(engines=engines, presets=presets, facts=facts, flags=flags, past=past)
+    known = Known(engines=engines, presets=presets, facts=facts, flags=flags)
     server = next((each for each in state.servers if each.identity.key == wish.server), None)
     alive = server if server is not None and not server.gone else None
     troubles = [*_server_troubles(wish, server), *_run_troubles(state)]
-    start = _Start(engine=engines.get(server.identity.engine) if server is not None else None)
-    changes: tuple[Change, ...] = ()
-    plan: Planned | str = ""
+    start = Composed(engine=engines.get(server.identity.engine) if server is not None else None)
     if wish.start:
         try:
-            start = _again(state, wish, server, known) if wish.again else _composed(state, wish, server, known)
+            start = composed(state, wish, server, known)
         except TunerError as error:
             troubles.append(_refusal("preset", "Start", f"{error.title}: {error.detail}".rstrip(": "), error.hint))
         else:
             troubles += _secret_troubles(start.launch)
-            changes = _changes(state, server, start, facts)
-            plan = UNSEEN
-            if start.launch is not None and start.launch.argv:
-                past = _of_the_llm(past, start)
-                base = plans.base_of(state, server, past)
-                plan = planned(
-                    state, server, forecast_changes(start.launch, changes, start.engine, base), engines, past
-                )
+    changes = _changes(state, server, start, facts)
+    plan = _forecast(state, server, start, changes, engines, past)
     made = plan if isinstance(plan, Planned) else None
     checks = (*troubles, *_judged(state, alive, start, made, facts))
-    if wish.ignore_forecast:
+    if wish.ignore_forecast or wish.again:
+        # What has served counts for more than a forecast, which is made from another start.
         checks = tuple(_softened(each) for each in checks)
     tuning = Tuning(
         wish=wish,
@@ -157,166 +118,11 @@ def tune(
     return msgspec.structs.replace(tuning, order=order)
 
 
-# The start.
-
-
-def _composed(state: HostState, wish: Wish, server: ServerState | None, known: _Known) -> _Start:
-    """Return the start that a recipe, a preset and overrides make.
-
-    Raises:
-        TunerError: There is no recipe, engine or preset, or it cannot be composed.
-    """
-    base = base_of(state, wish, server, known.engines)
-    recipe = base.recipe
-    engine = _engine(recipe.engine, known)
-    preset = resolve(known.presets, wish.preset) if wish.preset else None
-    version = _installed(known.facts) or _version(recipe, server)
-    flags = known.flags or _flags(known.facts, engine)
-    hardware = hardware_of(state, server) if server is not None else None
-    laid = overlay(
-        preset or BARE,
-        engine.knobs(),
-        engine.name,
-        version,
-        wish.overrides,
-        base=_base_values(recipe, engine, version),
-        hardware=hardware,
-    )
-    launch = lay_over(recipe, laid, preset, engine, known=flags or (), server=server)
-    like = _like(state, launch, server)
-    launch = without_run(msgspec.structs.replace(launch, like=like, preset=launch.preset or base.preset), base)
-    launch = without_rest(launch, server) if server is not None else launch
-    lacking = unmet(preset, state, engine.name, version) if preset is not None else ()
-    return _Start(
-        engine=engine,
-        version=version,
-        recipe=recipe,
-        kept=base.kept,
-        preset=preset,
-        overlay=laid,
-        launch=launch,
-        unmet=lacking,
-        flags=flags,
-    )
-
-
-def _again(state: HostState, wish: Wish, server: ServerState | None, known: _Known) -> _Start:
-    """Return the start of what an earlier run started, or would have gone back to, exactly as it was.
-
-    Raises:
-        TunerError: No such run is known.
-    """
-    name = wish.again.removeprefix("back:")
-    run = next((each for each in state.runs if each.id == name), None)
-    if run is None:
-        raise TunerError("There is no such run on the host", name)
-    to_back = wish.again.startswith("back:") or run.going_back
-    started = run if run.argv else runs.starter_of(state, run.old)
-    engine = next((each for each in known.engines.values() if started and _runs_with(started, each)), None)
-    if engine is None and server is not None:
-        engine = known.engines.get(server.identity.engine)
-    if to_back and not run.going_back:
-        # Its command line is on the host only.
-        launch = Launch(argv=(), like=f"back:{run.id}", port=run.port, title=run.back)
-    else:
-        preset, title = ("", run.back) if run.going_back else (run.preset, run.title)
-        launch = Launch(
-            argv=run.argv, env=run.env, cwd=run.cwd, like=runs.like(run), port=run.port, preset=preset, title=title
-        )
-    return _Start(
-        engine=engine,
-        version=_installed(known.facts) or (server.version if server is not None else None),
-        kept=None if to_back else run.recipe,
-        launch=launch,
-        flags=known.flags or (_flags(known.facts, engine) if engine is not None else None),
-    )
-
-
-def _runs_with(run: RunRecord, engine: Engine) -> bool:
-    """Return whether a run's command line is one of an engine: it takes settings from it."""
-    return bool(settings_of(run.argv, engine))
-
-
-def _engine(name: str, known: _Known) -> Engine:
-    engine = known.engines.get(name)
-    if engine is None:
-        raise TunerError(f"The engine {name} is not known", "", f"There are {', '.join(known.engines)}")
-    return engine
-
-
-def _like(state: HostState, launch: Launch, server: ServerState | None) -> str:
-    """Return what a launch shares secrets and environment with, as far as that is still there."""
-    kind, _, name = launch.like.partition(":")
-    ended = next((each for each in state.servers if each.gone and f"server:{each.identity.key}" == launch.like), None)
-    if ended is not None and (run := runs.run_of(state, ended)) is not None:
-        return runs.like(run)
-    # A probe remembers what it has seen of a server, so that one that ended since can be started again.
-    lives = {each.identity.key for each in state.servers if not each.gone or each.identity.key in state.seen}
-    if (kind == "server" and name in lives) or (kind in ("run", "back") and any(x.id == name for x in state.runs)):
-        return launch.like
-    masked = MASK in " ".join((*launch.argv, *launch.env.values()))
-    if not masked:
-        return ""
-    if server is not None and server.identity.key in lives:
-        return f"server:{server.identity.key}"
-    good = runs.last_good(state, launch.port)
-    return "" if good is None else runs.like(good)
-
-
-def _version(recipe: Recipe, server: ServerState | None) -> str | None:
-    running = server.version if server is not None and server.identity.engine == recipe.engine else None
-    return running or recipe.version
-
-
-def _of_the_llm(past: Sequence[Start], start: _Start) -> tuple[Start, ...]:
-    """Return the earlier starts of the LLM that a launch serves."""
-    if start.launch is None or start.engine is None:
-        return ()
-    named = named_model(settings_of(start.launch.argv, start.engine))
-    return tuple(
-        each
-        for each in past
-        if each.engine == start.engine.name and named and each.model and llm(each.model) == llm(named)
-    )
-
-
-def _installed(facts: Mapping[str, Any] | None) -> str | None:
-    fact = (facts or {}).get("version")
-    told = fact.get("version") if isinstance(fact, Mapping) else None
-    return told if isinstance(told, str) and told else None
-
-
-def _flags(facts: Mapping[str, Any] | None, engine: Engine) -> frozenset[str] | None:
-    fact = (facts or {}).get("help")
-    text = fact.get("text") if isinstance(fact, Mapping) and not fact.get("problem") else None
-    return (parse_help(text) or None) if isinstance(text, str) else None
-
-
-def _base_values(recipe: Recipe, engine: Engine, version: str | None) -> dict[str, Any]:
-    """Return what a recipe sets, by canonical name of the knob."""
-    table = engine.knobs()
-    settings = settings_of((*recipe.command, *recipe.args), engine)
-    found: dict[str, Any] = {}
-    for name, knob in table.items():
-        if knob.kind is KnobKind.FLAG:
-            value = table.value(settings, name, version)
-        else:
-            spelling = table.spelling(name, version)
-            text = recipe.env.get(spelling.text) if spelling is not None else None
-            try:
-                value = read_value(knob, text) if text is not None else None
-            except ValueError:
-                value = text
-        if value is not None:
-            found[name] = value
-    return found
-
-
-# What it changes, and what speaks against it.
+# What it changes, and whether it fits.
 
 
 def _changes(
-    state: HostState, server: ServerState | None, start: _Start, facts: Mapping[str, Any] | None
+    state: HostState, server: ServerState | None, start: Composed, facts: Mapping[str, Any] | None
 ) -> tuple[Change, ...]:
     if start.launch is None or start.engine is None or not start.launch.argv:
         return ()
@@ -328,10 +134,43 @@ def _changes(
     return changes_of(start.launch, same, start.engine, known, hardware)
 
 
+def _forecast(
+    state: HostState,
+    server: ServerState | None,
+    start: Composed,
+    changes: Sequence[Change],
+    engines: Mapping[str, Engine],
+    past: Sequence[Start],
+) -> Planned | str:
+    """Return the memory of a start; why it is not forecast, in words, where it is not; empty if nothing is started."""
+    if start.launch is None:
+        return ""
+    if not start.launch.argv:
+        return UNSEEN
+    past = _of_the_llm(past, start)
+    base = base_of(state, server, past)
+    return planned(state, server, forecast_changes(start.launch, changes, start.engine, base), engines, past)
+
+
+def _of_the_llm(past: Sequence[Start], start: Composed) -> tuple[Start, ...]:
+    """Return the earlier starts of the LLM that a launch serves."""
+    if start.launch is None or start.engine is None:
+        return ()
+    named = named_model(settings_of(start.launch.argv, start.engine))
+    return tuple(
+        each
+        for each in past
+        if each.engine == start.engine.name and named and each.model and llm(each.model) == llm(named)
+    )
+
+
+# What speaks against it.
+
+
 def _judged(
     state: HostState,
     server: ServerState | None,
-    start: _Start,
+    start: Composed,
     plan: Planned | None,
     facts: Mapping[str, Any] | None,
 ) -> tuple[Check, ...]:
@@ -352,7 +191,7 @@ def _judged(
     )
 
 
-def _taken(server: ServerState | None, start: _Start) -> frozenset[str]:
+def _taken(server: ServerState | None, start: Composed) -> frozenset[str]:
     """Return the flags that a running server of the same version was started with: some are hidden from the help."""
     engine = start.engine
     if server is None or engine is None or server.identity.engine != engine.name or server.version != start.version:
@@ -360,7 +199,7 @@ def _taken(server: ServerState | None, start: _Start) -> frozenset[str]:
     return frozenset(each.flag for each in engine.command_line(server.identity.argv).arguments if each.flag)
 
 
-def _ask(server: ServerState | None, start: _Start) -> Any:
+def _ask(server: ServerState | None, start: Composed) -> PreflightAsk:
     launch, engine = start.launch, start.engine
     command: tuple[str, ...] = ()
     model = ""

@@ -73,6 +73,10 @@ def test_unknown_names_and_broken_files_are_told_apart(tmp_path: Path, monkeypat
         named(Options(recipe="none"))
     with pytest.raises(CatalogError):
         named(Options(recipe=str(tmp_path / "none.toml")))
+    file = tmp_path / "other.toml"
+    file.write_text('host = "h"\nengine = "trtllm"\ncommand = ["/venv/bin/serve"]\n')
+    with pytest.raises(UsageProblem, match=r"There is no engine trtllm: recipe other\. Engines are sglang, vllm"):
+        named(Options(recipe=str(file)))
 
 
 def test_the_only_server_is_meant_and_of_several_one_is_named() -> None:
