@@ -40,6 +40,8 @@ class Kernel:
         self._port: int | None = None
         self._open: dict[int, int | None] = {}
         """The port that each leader was last shown with while it ran."""
+        self._began: dict[tuple[int, int], int] = {}
+        """Start ticks of each member at first sight, by the PIDs of leader and member: a PID may be used again."""
         self._at = time.time()
 
     def fact(self, pid: int) -> dict[str, Any] | None:
@@ -81,7 +83,7 @@ class Kernel:
                 if not self._runs(pid):
                     self._forget(pid)
                 continue
-            known |= {pid, *fact["children"]}
+            known |= {pid, *(child for child in fact["children"] if self._same(pid, child))}
             self._server(pid, fact, now, loads, holders, seen)
         self.freeing = [(until, holder) for until, holder in self.freeing if until > now]
         holders += [holder for _, holder in self.freeing]
@@ -141,7 +143,8 @@ class Kernel:
             self._show_leader(pid, fact, state="Z")
         left = False
         for member in fact["members"]:
-            alive = real.alive(member["pid"]) if not runs else member["state"] != "Z"
+            same = self._same(pid, member["pid"])
+            alive = same and real.alive(member["pid"]) if not runs else member["state"] != "Z"
             title = member["title"].replace("\0", " ").strip()
             holder = gpus.Holder(member["pid"], member["gpu"] or 0, member["memory_bytes"], title)
             if alive or runs:
@@ -163,12 +166,18 @@ class Kernel:
         if not runs and not left and pid not in seen:
             self._forget(pid)
 
+    def _same(self, leader: int, pid: int) -> bool:
+        """Return whether a PID of a server's family is not that of a later process."""
+        stat = real.stat_of(pid)
+        return stat is None or self._began.setdefault((leader, pid), stat[3]) == stat[3]
+
     def _forget(self, pid: int) -> None:
         self.world.servers.pop(pid, None)
         self.world.logged.pop(pid, None)
         self.facts.pop(pid, None)
         self._open.pop(pid, None)
         self._let_go = {pair for pair in self._let_go if pair[0] != pid}
+        self._began = {pair: ticks for pair, ticks in self._began.items() if pair[0] != pid}
         if self.launched.pop(pid, None) is not None:
             (Path(self.world.run_dir) / f"{pid}.json").unlink(missing_ok=True)
 
