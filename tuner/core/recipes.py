@@ -33,6 +33,8 @@ SESSION_PREFIXES = (
     "SUPERVISOR_", "TERM_", "TMUX", "VSCODE_", "XDG_",
 )  # fmt: skip
 """Beginnings of the names of further ones."""
+IMAGE_PREFIXES = ("NV_", "NVIDIA_REQUIRE_", "PIP_", "RUSTUP_", "UV_")
+"""Beginnings of the names of variables that container images bake in for what was installed, or for an installer."""
 _LONGEST_VALUE = 4096
 """Characters: the probe cuts values at this length, so that one of this length may not be whole."""
 _NOBODY = "unknown"
@@ -41,8 +43,8 @@ _DELETED = " (deleted)"
 
 
 def of_session(name: str) -> bool:
-    """Return whether a variable belongs to a login session or a service manager, not to the server."""
-    return name in SESSION_VARIABLES or name.startswith(SESSION_PREFIXES)
+    """Return whether a variable belongs to a login session, a service manager or an image, not to the server."""
+    return name in SESSION_VARIABLES or name.startswith((*SESSION_PREFIXES, *IMAGE_PREFIXES))
 
 
 def read_recipe(state: HostState, server: ServerState, engine: Engine, name: str = "") -> Recipe:

@@ -332,3 +332,11 @@ def test_a_recipe_from_a_file_that_becomes_like_a_server_takes_only_its_secrets(
     like = REPLACE(launch, like=f"server:{one.identity.key}")
     assert without_rest(like, one).unset == ("A", "NCCL_PROTO")
     assert without_rest(without_rest(like, one), one) == without_rest(like, one)
+
+
+def test_what_an_image_bakes_in_is_no_part_of_a_recipe() -> None:
+    baked = ("NV_LIBNCCL_VERSION", "NVIDIA_REQUIRE_CUDA", "PIP_CERT", "UV_LINK_MODE")
+    assert [name for name in (*baked, "NVIDIA_VISIBLE_DEVICES", "NCCL_DEBUG") if not of_session(name)] == [
+        "NVIDIA_VISIBLE_DEVICES",
+        "NCCL_DEBUG",
+    ]
