@@ -7,43 +7,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from tuner.core import runs
-from tuner.core.run_words import going_on, name_of
 from tuner.domain.acts import AnyAct, CancelRun, ReleaseLease, TakeLease
 from tuner.domain.runs import RunRecord
-from tuner.domain.state import HostState, ServerState
 from tuner.domain.tuning import Tuning, Wish
 from tuner.messages import ActDone, ActRequested, ScreenRequested, TuneArrived, TuneRequested
 from tuner.screens.base import TunerScreen
 from tuner.screens.confirm import Agreed, ConfirmDialog, Propose
 from tuner.widgets.confirm_text import DRAIN_S, Proposal, for_cancel, for_change, for_lease, for_option
 from tuner.widgets.spans import clean
-
-
-def back_wish(state: HostState, server: ServerState | None) -> Wish | None:
-    """Return the wish to go back to what was good before the server on screen; None if nothing is known to be.
-
-    What has served counts for more than a forecast, which is made from another start.
-    """
-    port = server.identity.port if server is not None else None
-    own = runs.run_of(state, server) if server is not None else None
-    newest = state.runs[0] if state.runs else None
-    key = server.identity.key if server is not None else ""
-    if newest is not None and newest.back and not newest.going_back and not newest.alive and not going_on(newest):
-        return Wish(server=key, again=f"back:{newest.id}", ignore_forecast=True)
-    good = runs.last_good(state, port, before=own)
-    if good is not None:
-        return Wish(server=key, again=good.id, ignore_forecast=True)
-    if own is not None and own.back and not own.going_back:
-        return Wish(server=key, again=f"back:{own.id}", ignore_forecast=True)
-    return None
-
-
-def back_name(state: HostState, wish: Wish) -> str:
-    """Return what a wish goes back to, as people call it."""
-    run = next((each for each in state.runs if each.id == wish.again.removeprefix("back:")), None)
-    if run is None:
-        return ""
-    return run.back if wish.again.startswith("back:") or run.going_back else name_of(run)
 
 
 class Acting(TunerScreen):
@@ -171,11 +142,11 @@ class Acting(TunerScreen):
         state, server = self.shell.snapshot, self.shell.server()
         if state is None:
             return
-        wish = back_wish(state, server)
-        if wish is None:
+        before = runs.earlier(state, server)
+        if before is None:
             self.notify("Nothing is known that was good before", severity="warning", timeout=5)
             return
-        self.propose(wish)
+        self.propose(Wish(server=server.identity.key if server is not None else "", again=before.again))
 
     def cancel_run(self, run: RunRecord, about: str) -> None:
         """Propose to cancel a run."""

@@ -18,7 +18,7 @@ from tuner.domain.state import HostState, ServerState
 from tuner.domain.tuning import Wish
 from tuner.errors import TunerError
 from tuner.messages import TuneArrived
-from tuner.screens.acting import Acting, back_name, back_wish
+from tuner.screens.acting import Acting
 from tuner.screens.base import TunerScreen
 from tuner.screens.explain_requests import engines
 from tuner.widgets.finding_card import REMEDY_KEYS, Card, CardLine
@@ -149,8 +149,8 @@ class Explained(Acting):
             return False
         can = not self.shell.hindrance() and runs.active_run(state) is None and can_start_again(state, server)
         back = ""
-        if not self.shell.hindrance() and server.gone and (wish := back_wish(state, server)) is not None:
-            back = back_name(state, wish)
+        if not self.shell.hindrance() and server.gone and (before := runs.earlier(state, server)) is not None:
+            back = before.title
         changed = False
         for card in self.cards:
             fatal = card.finding.severity is Severity.FATAL

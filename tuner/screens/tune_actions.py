@@ -22,7 +22,6 @@ from tuner.domain.state import HostState, ServerState
 from tuner.domain.tuning import Wish
 from tuner.errors import TunerError
 from tuner.messages import KeepRequested, Kept, ScreenRequested, ServerRequested
-from tuner.screens.acting import back_wish
 from tuner.screens.dialogs import TextDialog
 from tuner.screens.explain_requests import engines
 from tuner.screens.tune_entry import TuneEntry
@@ -76,7 +75,9 @@ class TuneActions(TuneEntry):
             if action == "stop":
                 wanted = wanted and server is not None and not server.gone
             if action == "back":
-                wanted = wanted and ("back" in options or (state is not None and back_wish(state, server) is not None))
+                wanted = wanted and (
+                    "back" in options or (state is not None and runs.earlier(state, server) is not None)
+                )
             return (True if view.can_act else None) if wanted and not active else False
         if action in ("turn", "edit", "remove"):
             return bool(view.overrides)
