@@ -67,13 +67,31 @@ def output_of(desk: Desk, argv: Sequence[str], timeout_s: float) -> Tuple[Option
 
 def stop_command(manager: List[str]) -> List[str]:
     """Return the command that stops what a manager's start command started; empty where that is not known."""
-    known = manager and os.path.basename(manager[0]) in _ASKS and "start" in manager
+    known = _program(manager) in _ASKS and "start" in manager
     return ["stop" if word == "start" else word for word in manager] if known else []
+
+
+def unit_in(manager: List[str]) -> Optional[Tuple[str, bool]]:
+    """Return the unit that a command of systemctl starts, and whether it is a user's; None for other commands."""
+    if _program(manager) != "systemctl" or "start" not in manager:
+        return None
+    name = manager[-1]
+    return name if "." in name else name + ".service", "--user" in manager
+
+
+def _program(manager: List[str]) -> str:
+    """Return the name of the program that a command runs, also after `env NAME=VALUE`; empty without one."""
+    words = list(manager)
+    if words and os.path.basename(words[0]) == "env":
+        words = words[1:]
+        while words and "=" in words[0]:
+            words = words[1:]
+    return os.path.basename(words[0]) if words else ""
 
 
 def main_pid(desk: Desk, manager: List[str]) -> int:
     """Return the PID of what a manager's start command started; 0 where the manager cannot be asked."""
-    word, asks = _ASKS.get(os.path.basename(manager[0]), ("", []))
+    word, asks = _ASKS.get(_program(manager), ("", []))
     if word not in manager:
         return 0
     at = manager.index(word)

@@ -10,7 +10,7 @@ from ..agent.arguments import masked_argv, masked_env
 from ..agent.base import HOST_ROOT, ME
 from ..agent.processes import owner_of
 from .asking import Door
-from .commands import Command, main_pid, output_of, stop_command
+from .commands import Command, main_pid, output_of, stop_command, unit_in
 from .desk import Clock, Desk
 from .launching import LaunchFailed, environment, folder_of, log_of, spawn
 from .members import Members, own_stat, process_table, run_of, stat_of_process, title_of
@@ -82,7 +82,7 @@ class Start:
         trouble = "%s started no process that could be found" % words
         # A unit of Type=notify is started once it is ready, so the command may last as long as the start.
         while clock.left:
-            pid = main_pid(desk, launch.manager) or (self._listener() if command.code == 0 else 0)
+            pid = main_pid(desk, launch.manager) or (self._listener_in_unit() if command.code == 0 else 0)
             stat = stat_of_process(pid) if pid else None
             if stat is not None and stat.alive:
                 self.members = self._members_of(ProcessId(pid, stat.ticks, owner_of(pid), title_of(pid)), child=False)
@@ -101,15 +101,21 @@ class Start:
             desk.record.audit("stop", argv=end, exit_code=code, outcome=told)
         raise LaunchFailed(trouble)
 
-    def _listener(self) -> int:
-        """Return the topmost process above the one that listens on the port, below PID 1; 0 where there is none."""
+    def _listener_in_unit(self) -> int:
+        """Return the topmost process of the started unit that stands above the listener on the port; 0 without one.
+
+        It is the main process of a unit for which systemd knows none. A listener outside of the unit's control group
+        is somebody else's server: it is neither watched nor ever ended.
+        """
+        from ..agent.origin import cgroup_paths, unit_of
         from ..agent.sockets import listeners_here, sockets_of
 
+        unit = unit_in(self.launch_order.manager)
         inodes = {item.inode for item in listeners_here() or () if item.port == self.launch_order.port}
-        table = process_table() if inodes else {}
+        table = process_table() if unit and inodes else {}
         for pid in table:
-            if inodes & (sockets_of(pid) or set()):
-                while table[pid].ppid in table and table[pid].ppid > 1 and table[table[pid].ppid].ppid > 1:
+            if inodes & (sockets_of(pid) or set()) and unit_of(cgroup_paths(pid)) == unit:
+                while unit_of(cgroup_paths(table[pid].ppid)) == unit and table[pid].ppid in table:
                     pid = table[pid].ppid
                 return pid
         return 0
