@@ -67,6 +67,14 @@ def can_start_again(state: HostState, server: ServerState) -> bool:
     return MASK not in " ".join((*identity.argv, *(identity.env or {}).values()))
 
 
+def in_its_place(state: HostState, server: ServerState) -> ServerState | None:
+    """Return the server that runs on the port of one that ended; None if none does."""
+    port = server.identity.port
+    if not server.gone or port is None:
+        return None
+    return next((each for each in state.servers if not each.gone and each.identity.port == port), None)
+
+
 def remedy_wish(state: HostState, server: ServerState, remedy: Remedy) -> Wish | None:
     """Return the wish to start a server with a remedy; None if it is no change of a knob.
 
@@ -91,8 +99,8 @@ def remedy_wish(state: HostState, server: ServerState, remedy: Remedy) -> Wish |
         case _:
             return None
     wish = Wish(server=server.identity.key, overrides={knob.name: value})
-    live = next((s for s in state.servers if not s.gone and s.identity.port == server.identity.port), None)
-    if not server.gone or live is None or server.identity.port is None:
+    live = in_its_place(state, server)
+    if live is None:
         return wish
     leader = (server.identity.pid, server.identity.start_ticks)
     run = next((r for r in state.runs if r.failed and (r.failed.pid, r.failed.start_ticks) == leader), None)
@@ -149,7 +157,8 @@ class Explained(Acting):
             return False
         can = not self.shell.hindrance() and runs.active_run(state) is None and can_start_again(state, server)
         back = ""
-        if not self.shell.hindrance() and server.gone and (before := runs.earlier(state, server)) is not None:
+        alone = server.gone and in_its_place(state, server) is None
+        if not self.shell.hindrance() and alone and (before := runs.earlier(state, server)) is not None:
             back = before.title
         changed = False
         for card in self.cards:
