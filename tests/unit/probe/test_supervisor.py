@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.domain import runs
-from tuner.probe.supervisor import asking, orders
+from tuner.probe.supervisor import asking, members, orders
 from tuner.probe.supervisor.files import Folder
 from tuner.probe.supervisor.readiness import words_for
 
@@ -168,3 +169,82 @@ def test_a_lock_is_told_with_its_run(tmp_path: Path) -> None:
     assert second.take_lock() == "one"
     first.release_lock()
     assert second.take_lock() is None
+
+
+# -- who is a member --------------------------------------------------------------------------------------------------
+
+
+class Table:
+    """A process table, with titles and runs, in place of the host's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stats: dict[int, members.Stat] = {}
+        self.titles: dict[int, str] = {}
+        self.runs: dict[int, str] = {}
+        monkeypatch.setattr(members, "process_table", lambda: dict(self.stats))
+        monkeypatch.setattr(members, "title_of", lambda pid: self.titles.get(pid, ""))
+        monkeypatch.setattr(members, "run_of", self.runs.get)
+        monkeypatch.setattr(members, "owner_of", lambda pid: 0)
+        monkeypatch.setattr(members, "_pidfd", lambda identity: -1)
+
+    def add(self, pid: int, ppid: int = 1, session: int = 1, title: str = "", state: str = "S") -> None:
+        self.stats[pid] = members.Stat(state, ppid, session, 10 * pid)
+        self.titles[pid] = title
+
+    def members(self, leader: int, others: tuple[int, ...] = (), run: str = "") -> members.Members:
+        known = [orders.ProcessId(pid, 10 * pid) for pid in others]
+        aim = orders.ProcessId(leader, 10 * leader)
+        return members.Members(aim, known, ["^toy::rank_"], run, pulse=SimpleNamespace(helpers=set(), exits={}))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> Table:
+    return Table(monkeypatch)
+
+
+def pids(found: members.Members) -> set[int]:
+    found.scan()
+    return {member.id.pid for member in found.living}
+
+
+LEADER_PID, RANK_PID, CHILD_PID = 9_000_001, 9_000_002, 9_000_003
+
+
+def test_a_rank_s_child_that_has_not_executed_its_program_yet_is_no_rank(table: Table) -> None:
+    """It has the title of the rank that forked it, and its end is no failure."""
+    table.add(LEADER_PID)
+    table.add(RANK_PID, LEADER_PID, title="toy::rank_TP0")
+    table.add(CHILD_PID, RANK_PID, title="toy::rank_TP0")
+    found = table.members(LEADER_PID)
+    assert pids(found) == {LEADER_PID, RANK_PID, CHILD_PID}
+    assert found.living_ranks() == 1
+    del table.stats[CHILD_PID]
+    assert pids(found) == {LEADER_PID, RANK_PID}
+    assert found.vanished_ranks() == []
+    del table.stats[RANK_PID]
+    assert pids(found) == {LEADER_PID}
+    assert [member.id.pid for member in found.vanished_ranks()] == [RANK_PID]
+
+
+def test_a_later_daemon_whose_session_has_the_leader_s_number_is_no_member(table: Table) -> None:
+    """The leader's PID was used again by a daemon, which ended after it had forked, as daemons do."""
+    table.add(CHILD_PID, 1, session=LEADER_PID, title="daemon")
+    assert pids(table.members(LEADER_PID, (RANK_PID,), run="r")) == set()
+
+
+@pytest.mark.parametrize("state", ["S", "Z"])
+def test_all_of_the_leader_s_session_are_members(table: Table, state: str) -> None:
+    table.add(LEADER_PID, 1, session=LEADER_PID, state=state)
+    table.add(CHILD_PID, 1, session=LEADER_PID)
+    assert CHILD_PID in pids(table.members(LEADER_PID, run="r"))
+    assert CHILD_PID not in pids(table.members(LEADER_PID))
+
+
+def test_a_known_member_proves_whose_session_it_is(table: Table) -> None:
+    table.add(RANK_PID, 1, session=LEADER_PID)
+    table.add(CHILD_PID, 1, session=LEADER_PID)
+    assert pids(table.members(LEADER_PID, (RANK_PID,), run="r")) == {RANK_PID, CHILD_PID}
+    table.stats[RANK_PID] = table.stats[RANK_PID]._replace(ticks=7)  # another process now
+    assert pids(table.members(LEADER_PID, (RANK_PID,), run="r")) == set()
+    table.runs[CHILD_PID] = "r"
+    assert pids(table.members(LEADER_PID, (RANK_PID,), run="r")) == {CHILD_PID}

@@ -205,7 +205,7 @@ class Members:
             if not member.alive:
                 member.close()
             elif not member.rank and self._titles:
-                self._look_at_title(member)
+                self._look_at_title(member, table[pid].ppid if pid in table else 0)
         below: Dict[int, List[int]] = {}
         for pid, stat in table.items():
             below.setdefault(stat.ppid, []).append(pid)
@@ -221,11 +221,21 @@ class Members:
                 found += below.get(pid, ())
         if self.run:
             session = self.leader.id.pid
-            head = table.get(session)
-            if head is None or head.ticks == self.leader.id.ticks:
-                for pid, stat in table.items():
-                    if stat.session == session and self._is_new(pid, stat):
-                        self._add(pid, stat)
+            own = self._is_own_session(table)
+            for pid, stat in table.items():
+                if stat.session == session and self._is_new(pid, stat) and (own or run_of(pid) == self.run):
+                    self._add(pid, stat)
+
+    def _is_own_session(self, table: Dict[int, Stat]) -> bool:
+        """Return whether the session with the leader's number is certainly the one that the leader made.
+
+        The kernel gives a number to no other process or session while one with it lives. So the leader, or a known
+        member in that session, proves it. Without one the number may be that of a later daemon.
+        """
+        session = self.leader.id.pid
+        known = [self.leader, *self.living]
+        at = [(table[each.id.pid], each.id.ticks) for each in known if each.id.pid in table]
+        return any(stat.session == session and stat.ticks == ticks for stat, ticks in at)
 
     def _is_new(self, pid: int, stat: Stat) -> bool:
         known = self.by_pid.get(pid)
@@ -247,14 +257,17 @@ class Members:
         if len(self.by_pid) >= MAX_SIGNALLED:
             return
         member = self.by_pid[pid] = Member(ProcessId(pid, stat.ticks, owner_of(pid), title_of(pid)))
-        self._look_at_title(member)
+        self._look_at_title(member, stat.ppid)
         self.found(member)
 
-    def _look_at_title(self, member: Member) -> None:
+    def _look_at_title(self, member: Member, ppid: int) -> None:
         title = title_of(member.id.pid)
         if title:
             member.id.title = title
-            member.rank = any(rx.match(title) for rx in self._titles)
+            # What a rank forks (a compiler, nvidia-smi) has its title until it executes a program of its own.
+            parent = self.by_pid.get(ppid)
+            forked = parent is not None and parent.id.title == title
+            member.rank = not forked and any(rx.match(title) for rx in self._titles)
 
     def vanished_ranks(self) -> List[Member]:
         """Return the ranks that have ended, as of the last scan."""
