@@ -23,6 +23,8 @@ import collections
 import contextlib
 import json
 import random
+import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -37,7 +39,7 @@ from typing import Any
 from changed_host import ALIAS, wait_for
 from common import ROOT, own_home
 from interrupted_host import EngineHost, InterruptedHost, SimulatedHost
-from interrupted_processes import Ours, Recorder, kill, stat_of
+from interrupted_processes import Ours, Recorder, argv_of, kill, stat_of
 from warm_command import Command, Commands
 
 KINDS = (
@@ -45,6 +47,7 @@ KINDS = (
     "cancel", "second operator",
 )  # fmt: skip
 STEPS = ("check", "stop", "memory", "launch", "loading", "port", "health", "first-token", "steady")
+RANK = re.compile(r"sglang::scheduler|VLLM::(Worker|EngineCore)")
 END_S = {"simulated": 100.0, "sglang": 300.0, "vllm": 300.0}
 """Longest wait for the end of an interrupted run."""
 WHOLE_S = {"simulated": 5.0, "sglang": 45.0, "vllm": 45.0}
@@ -173,8 +176,17 @@ class Benchmark:
         server = self.serving()
         self.good.append(host.argv(server))
         known = set(host.runs())
-        words = ["apply", ALIAS, "--server", str(server.pid), "--set", f"max_running_requests={what.value}", "--yes"]
-        command = self.commands.start(*words, *(["--auto-rollback"] if what.auto_back else []))
+        words = [
+            "apply",
+            ALIAS,
+            "--server",
+            str(server.pid),
+            "--set",
+            f"max_running_requests={self.requests(what.value)}",
+            "--yes",
+        ]
+        # The lease of a probe that was killed in the round before is valid for half a minute.
+        command = self.commands.start(*words, "--take-over", *(["--auto-rollback"] if what.auto_back else []))
         started = [command]
         self.wait_until_due(what, command, known)
         run = self.new_run(known)
@@ -224,7 +236,7 @@ class Benchmark:
             self.host.start_first()
             leader = self.host.watch.leader()
             assert leader is not None, "no server could be started"
-            words = ("--server", str(leader.pid), "--set", "max_running_requests=15")
+            words = ("--server", str(leader.pid), "--set", f"max_running_requests={self.requests(15)}")
             command = self.commands.start("apply", ALIAS, *words, "--yes", "--take-over")
             if command.wait(END_S[self.options.engine]) != 0:
                 self.keep(-1, set())
@@ -232,6 +244,10 @@ class Benchmark:
             leader = self.host.watch.leader()
         assert leader is not None, "the server that was switched is gone"
         return leader
+
+    def requests(self, value: int) -> int:
+        """Return a number of running requests that the server can have."""
+        return value if self.options.engine == "simulated" else 2 + value % 13
 
     def new_run(self, known: set[str]) -> str:
         """Return the newest run that is not known yet; empty where there is none."""
@@ -293,7 +309,14 @@ class Benchmark:
         elif kind == "port":
             self.extra.append(Recorder(self.folder, f"port-{what.number}", (), host.env, port=host.port))
         elif kind == "second operator":
-            words = ["apply", ALIAS, "--server", str(server.pid), "--set", f"max_running_requests={what.value + 64}"]
+            words = [
+                "apply",
+                ALIAS,
+                "--server",
+                str(server.pid),
+                "--set",
+                f"max_running_requests={self.requests(what.value + 64)}",
+            ]
             started.append(self.commands.start(*words, "--yes", *(["--take-over"] if what.take_over else [])))
         elif kind == "full disk" and host.may_fill_disk:
             host.fill_disk()
@@ -308,8 +331,9 @@ class Benchmark:
     def kill(self, kind: str, what: Round) -> None:
         """Kill a process of a kind: all of them, but of ranks one."""
         found = [each for each in self.host.watch.look() if each.kind == kind]
-        if kind == "member" and found:
-            found = [found[int(what.rank * len(found))]]
+        if kind == "member":
+            ranks = [each for each in found if argv_of(each.pid)[:1] and RANK.match(argv_of(each.pid)[0])]
+            found = ranks[int(what.rank * len(ranks)) :][:1]
         for each in found:
             kill(each.pid, each.ticks)
 
@@ -619,6 +643,10 @@ def main() -> int:
     def say(text: str) -> None:
         print(text, flush=True)
 
+    def ended(number: int, frame: object) -> None:
+        sys.exit(128 + number)  # so that hosts, disks and bystanders are removed
+
+    signal.signal(signal.SIGTERM, ended)
     numbers = range(options.runs) if options.only is None else [options.only]
     if options.part:
         part, of = map(int, options.part.split("/"))

@@ -8,16 +8,20 @@ import contextlib
 import json
 import os
 import resource
+import shlex
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from changed_host import ChangedHost, free_port, serves, wait_for
-from interrupted_processes import Ours, Watch, argv_of, stat_of
+from changed_host import ALIAS, ChangedHost, free_port, serves, wait_for
+from interrupted_processes import Ours, Watch, argv_of, kill, stat_of
 
+from tests.engine.servers import Sglang, Vllm
+from tests.support.sshd import SshWorld, world
 from tuner import simhost
 
 SPEED = 40.0
@@ -247,14 +251,78 @@ class SimulatedHost(Base):
 
 
 class EngineHost(Base):
-    """This machine with a real engine on its processor, behind a real sshd."""
+    """This machine with a real engine on its processor, behind a real sshd, with a home folder of its own.
 
-    def __init__(self, engine: str, home: Path) -> None:
+    Args:
+        engine: `sglang` or `vllm`, as `tests/engine/build.sh` built it.
+        made: Keys and configuration of the operator, and the sshd.
+    """
+
+    def __init__(self, engine: str, made: SshWorld) -> None:
         super().__init__()
-        raise NotImplementedError
+        self.home = made.home / "far"
+        self.home.mkdir()
+        self.folder = self.home / ".gputuner"
+        self.sshd = made.server(options=f"SetEnv HOME={self.home}")
+        made.config(f"Host {ALIAS}\n  HostName 127.0.0.1\n  Port {self.sshd.port}\n  IdentityFile {made.key}\n")
+        log = self.home / "by-hand.log"
+        self.server = (Sglang if engine == "sglang" else Vllm)(ENGINES / engine, log, *_OPTIONS[engine])
+        self.port = self.server.port
+        self.env = {**os.environ, "HOME": str(self.home)}
+        self.bystanders: dict[str, int] = {}
+        port, word = str(self.port), _WORDS[engine]
+
+        def is_server(argv: Sequence[str]) -> bool:
+            return any(word in each for each in argv[:3]) and port in argv
+
+        self.watch = Watch(is_server, [f"\0HOME={self.home}\0".encode()], self.folder)
+        self.mount()
 
     @classmethod
     @contextlib.contextmanager
     def made(cls, home: Path, options: argparse.Namespace) -> Iterator[EngineHost]:
-        """Start the host, and end it."""
-        yield cls(options.engine, home)
+        """Start the host, and end all that was started on it."""
+        with world(home) as made:
+            host = cls(options.engine, made)
+            try:
+                yield host
+            finally:
+                for _ in range(50):
+                    left = [each for each in host.watch.look() if kill(each.pid, each.ticks)]
+                    if not left:
+                        break
+                    time.sleep(0.2)
+                host.watch.close()
+                host.unmount()
+
+    def start_first(self) -> None:
+        """Start a server by hand, and wait until it serves."""
+        line = f"setsid {shlex.join(self.server.argv())} > {self.server.log} 2>&1 < /dev/null &"
+        env = {**self.env, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **self.server.environment()}
+        subprocess.run(["/bin/sh", "-c", line], env=env, cwd=self.home, check=True)
+        assert wait_for(self.serves, 240, 0.5), self.server.tail()
+
+    def serves(self) -> bool:
+        """Return whether the server answers."""
+        return self.watch.leader() is not None and serves(self.port, self.server.path_ready)
+
+    def cut(self) -> None:
+        """Kill the processes of the sshd that serve connections."""
+        self.sshd.cut()
+
+    def lives(self, process: Mapping[str, Any]) -> bool:
+        """Return whether a process of a record lives."""
+        stat = stat_of(process["pid"])
+        return stat is not None and stat.alive and stat.ticks == process["start_ticks"]
+
+    def shown_ticks(self, pid: int) -> int | None:
+        """Return the start of a process."""
+        stat = stat_of(pid)
+        return stat.ticks if stat is not None else None
+
+
+ENGINES = Path(os.environ.get("GPUTUNER_ENGINES") or Path.home() / ".cache" / "gputuner-ci")
+"""Folder of the engines; read before the benchmark sets a home folder of its own."""
+_OPTIONS = {"sglang": ("--enable-metrics",), "vllm": ()}
+_WORDS = {"sglang": "sglang.launch_server", "vllm": "/bin/vllm"}
+"""Word by which a command line is known as that of a server."""
