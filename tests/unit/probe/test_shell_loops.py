@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.probe.agent.shell_loops import find_loop, launch_words
+from tuner.probe.agent.processes import argv_of
+from tuner.probe.agent.shell_loops import find_loop, launch_words, loop_above
 
 LEADER = ["/venv/bin/python", "-m", "sglang.launch_server", "--model-path", "m"]
 
@@ -105,3 +111,21 @@ def test_a_server_is_known_by_its_module_or_program() -> None:
     assert launch_words(["/venv/bin/python", "/venv/bin/vllm", "serve", "m"]) == ["vllm"]
     assert launch_words(["python", "run_server.py"]) == ["run_server.py", "run_server"]
     assert launch_words([]) == []
+
+
+def test_a_script_that_comes_through_a_pipe_is_left_to_the_shell_that_runs_it() -> None:
+    """`bash <(...)` reads its script line by line: what somebody else reads of it is never run."""
+    read, write = os.pipe()
+    with subprocess.Popen(["bash", f"/dev/fd/{read}"], stdout=subprocess.PIPE, pass_fds=(read,)) as shell:
+        os.close(read)
+        assert shell.stdout is not None
+        os.write(write, b"echo begins\n")
+        assert shell.stdout.readline() == b"begins\n"
+        shell.send_signal(signal.SIGSTOP)
+        os.write(write, b"echo goes on\n")
+        os.close(write)
+        found = loop_above(SimpleNamespace(pid=shell.pid, argv=argv_of(shell.pid)), LEADER)  # type: ignore[arg-type]
+        shell.send_signal(signal.SIGCONT)
+        assert found is not None
+        assert (found["text"], found["certain"]) == ("cannot be read", False)
+        assert shell.stdout.read() == b"goes on\n"

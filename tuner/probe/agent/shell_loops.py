@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from typing import List, Optional, Sequence, Tuple
 
-from .base import PROC, Json, link_of, text_of
+from .base import PROC, Json, link_of, stat_of, text_of
 from .processes import Proc, below_root
 from .recognition import program_index
 
@@ -69,15 +70,24 @@ def script_of(shell: Proc) -> Tuple[str, Optional[str]]:
     cwd = link_of("%s/%d/cwd" % (PROC, shell.pid)) or "/"
     path = os.path.normpath(os.path.join(cwd, name))
     for place in below_root(shell.pid, path):
-        text = text_of(place, TEXT_LIMIT)
+        text = _file_text(place)
         if text is not None:
             return path, text
     # A shell keeps the script open while it runs it, usually as descriptor 255 or 10.
     for number in ("255", "10", "63", "11"):
-        text = text_of("%s/%d/fd/%s" % (PROC, shell.pid, number), TEXT_LIMIT)
+        text = _file_text("%s/%d/fd/%s" % (PROC, shell.pid, number))
         if text is not None:
             return path, text
     return path, None
+
+
+def _file_text(path: str) -> Optional[str]:
+    """Return the text of a script; None where it cannot be read, or is no plain file.
+
+    What is read from the pipe of `bash <(...)` or from a terminal would be missing in the shell that runs it.
+    """
+    status = stat_of(path)
+    return text_of(path, TEXT_LIMIT) if status is not None and stat.S_ISREG(status.st_mode) else None
 
 
 def launch_words(leader: Sequence[str]) -> List[str]:
