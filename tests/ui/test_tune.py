@@ -442,7 +442,9 @@ async def test_after_going_back_a_remedy_stops_what_serves_and_starts_the_mended
     state = states.REPLACE(state, runs=(run,), seen=frozenset({"60311:9100000", states.KEY}))
     app, host = tuned(app_on, state)
     async with app.run_test(size=NARROW) as pilot:
-        await press(pilot, "t", "v", "A")
+        await press(pilot, "t", "v", "G")
+        assert not isinstance(app.screen, ConfirmDialog), "what was good serves already"
+        await press(pilot, "A")
         assert "Switch to fp8-kv with mem_fraction_static 0.88?" in "\n".join(painted(app))
         await press(pilot, "Y")
     (act,) = host.acts

@@ -23,7 +23,7 @@ from tuner.domain.planning import PlanKnob
 from tuner.domain.preflight import PreflightAsk
 from tuner.domain.presets import Preset
 from tuner.domain.recipe import Recipe
-from tuner.domain.runs import Operator
+from tuner.domain.runs import Operator, run_id
 from tuner.domain.starts import Start
 from tuner.domain.state import HostState, ServerState
 from tuner.domain.tuning import PresetChoice, Tuning, Wish
@@ -159,8 +159,8 @@ async def _presets(state: HostState, ask: PresetsRequested, bench: Bench) -> Non
         try:
             found, told = await bench.presets(anew=True)
             problems += told
-            order = library.order(ask.host)
-            recipes = library.recipes(ask.host)
+            order = await asyncio.to_thread(library.order, ask.host)
+            recipes = await asyncio.to_thread(library.recipes, ask.host)
         except TunerError as error:
             problems.append(str(error))
     name = server.identity.engine if server is not None else recipes[0].engine if recipes else ""
@@ -277,7 +277,7 @@ async def _put_together(session: Acting, host: str, wish: Wish, bench: Bench) ->
             wish,
             engines(),
             presets,
-            run=_run_id(),
+            run=run_id(time.time(), secrets.randbits(32)),
             operator=session.operator,
             facts=facts,
             past=_past(state),
@@ -295,11 +295,6 @@ def _past(state: HostState) -> tuple[Start, ...]:
         for server in state.servers
         for start in (*((server.start,) if server.start is not None else ()), *server.past)
     )
-
-
-def _run_id() -> str:
-    """Return the id of a new run: this machine's time in UTC, and eight random digits."""
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
 
 
 def _server(state: HostState, key: str) -> ServerState | None:
