@@ -7,11 +7,17 @@ folder of the run, `~/.gputuner/runs/ID/`: `order.json` and `state.json`.
 from __future__ import annotations
 
 import enum
+from datetime import UTC, datetime
 from typing import Any
 
 from msgspec import Struct
 
 from tuner.domain.recipe import Recipe
+
+
+def run_id(at: float, mark: int) -> str:
+    """Return the id of a run: a moment in UTC (seconds since the epoch), and 32 random bits against equal moments."""
+    return f"{datetime.fromtimestamp(at, UTC):%Y%m%d-%H%M%S}-{mark:08x}"
 
 
 class Operator(Struct, frozen=True, kw_only=True):

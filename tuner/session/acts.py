@@ -22,7 +22,7 @@ import msgspec
 from tuner.core.run_words import holder_words
 from tuner.domain.acts import AnyAct, CancelRun, ReleaseLease, ResumeRun, Switch, TakeLease
 from tuner.domain.events import Acted
-from tuner.domain.runs import Operator
+from tuner.domain.runs import Operator, run_id
 from tuner.domain.state import HostState
 from tuner.errors import ConnectionFailed
 from tuner.probe import bootstrap
@@ -44,8 +44,8 @@ def this_operator() -> Operator:
 
 
 def new_run_id() -> str:
-    """Return the id of a new run: this machine's time in UTC, and eight random digits."""
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
+    """Return the id of a new run, by this machine's clock."""
+    return run_id(time.time(), secrets.randbits(32))
 
 
 class Acts:

@@ -220,7 +220,7 @@ class Session:
         """Ask the probe for the facts that are checked before a switch. It only reads.
 
         Raises:
-            ConnectionFailed: The host is not connected, the link was lost before the answer, or none came in 90 s.
+            ConnectionFailed: The host is not connected, the link was lost before the answer, or none came in 100 s.
         """
         return await self._preflight.facts(ask)
 
