@@ -112,6 +112,19 @@ def test_all_facts_of_a_start(tree: ProcTree, tmp_path: Path, python: str) -> No
     assert keeper(facts).refusal == ""
 
 
+@pytest.mark.parametrize("like", [True, False], ids=["like that server", "by a recipe"])
+def test_no_program_of_another_user_s_server_is_run(tree: ProcTree, tmp_path: Path, like: bool) -> None:
+    """It would run with the rights of whoever looks, who often is root, though the server was only looked at."""
+    key = toy_server(tree)
+    uid = os.getuid() + 1
+    (tree.root / "proc/100/status").write_text(f"Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+    mark = tmp_path / "was-run"
+    ask = {"command": ["/bin/sh"], "help_argv": ["/bin/sh", "-c", f"touch {mark}"], "like": f"server:{key}" * like}
+    with facts_of(tree, key, **ask) as facts:
+        assert "not run" in facts["help"]["problem"]
+    assert not mark.exists()
+
+
 def test_files_of_the_host_that_set_variables(tree: ProcTree, tmp_path: Path) -> None:
     (tree.root / "etc").mkdir()
     (tree.root / "etc/nccl.conf").write_text("# all hosts\nNCCL_P2P_LEVEL=SYS\n")

@@ -123,6 +123,12 @@ def _version(look: Look) -> Json:
 
 
 def _help(look: Look) -> Json:
+    """Run the engine's help, unless its program may be another user's: it would run with the rights of this one."""
+    if look.refused is not None:
+        return {"problem": "it is not run, since the start is refused"}
+    if look.server is not None and look.server.uid != ME:
+        owner = user_name(look.server.uid)
+        return {"problem": "a program of %s's server is not run as %s" % (owner, user_name(ME))}
     return help_of(look.probe.children, list(look.ask["help_argv"]), look.env, look.cwd, HELP_S - 2.0)
 
 
