@@ -162,7 +162,14 @@ class _Change:
         """Send an act that begins or resumes a run, and follow the run."""
         follower = Follower(self._session, self._ask, run_id, self._printer.say, unattended=self._options.yes)
         with follower.minding_interrupts():
-            done = await self._session.act(act, confirmed=True)
+            try:
+                done = await self._session.act(act, confirmed=True)
+            except asyncio.CancelledError:
+                if not follower.left:
+                    raise
+                told.code, told.outcome = 130, "left"
+                told.reason = "the order was on its way: the run may go on at the host, and `gputuner snapshot` tells"
+                return told
             if done.error is not None and not done.run:
                 return _refused(told, done, dry_run=self._options.dry_run)
             if done.error is not None:

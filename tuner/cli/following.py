@@ -80,13 +80,18 @@ class Follower:
         finally:
             loop.remove_signal_handler(signal.SIGINT)
 
+    @property
+    def left(self) -> bool:
+        """Whether the operator has interrupted twice, which leaves the run to itself."""
+        return self._interrupts > 1
+
     async def follow(self) -> Followed:
         """Tell each step until the run has ended, the operator leaves, or the host cannot be reached any more."""
         self._ordered.set()
         try:
             return await self._to_the_end()
         except asyncio.CancelledError:
-            if self._interrupts < 2:
+            if not self.left:
                 raise
             return Followed(run=self._record(), left=True)
 
