@@ -69,10 +69,10 @@ def _of_runs(state: HostState, wish: Wish, engines: Mapping[str, Engine]) -> Bas
         if engine is None:
             continue
         ran = _as_it_ran(state, run, engine)
-        kept = run.recipe if run.recipe is not None and not run.going_back else ran
+        preset, title, laid_over = runs.launched(run)
+        kept = laid_over or ran
         if (wish.preset or wish.bare) and kept is not ran:
             return Base(recipe=msgspec.structs.replace(kept, like=runs.like(run)), kept=kept, run=run)
-        preset, title = ("", run.back) if run.going_back else (run.preset, run.title)
         named = msgspec.structs.replace(ran, name=title) if preset else ran
         return Base(recipe=named, kept=kept, preset=preset, run=run)
     raise TunerError("It is not known how to start a server here", "", "Name a recipe, or go back to an earlier run")
@@ -82,8 +82,8 @@ def engine_of_run(run: RunRecord, engines: Mapping[str, Engine]) -> Engine | Non
     """Return the engine of what a run started last; None if neither its program nor its recipe tells it."""
     if found := engine_by_program(run.argv, engines):
         return found
-    # Where it went back, its recipe is still that of the start that failed.
-    return engines.get(run.recipe.engine) if run.recipe is not None and not run.going_back else None
+    _, _, recipe = runs.launched(run)
+    return engines.get(recipe.engine) if recipe is not None else None
 
 
 def _as_it_ran(state: HostState, run: RunRecord, engine: Engine) -> Recipe:

@@ -130,16 +130,17 @@ def _again(state: HostState, wish: Wish, server: ServerState | None, known: Know
         engine = known.engines.get(server.identity.engine)
     if untried:
         # Its command line is on the host only.
-        launch = Launch(argv=(), like=f"back:{run.id}", port=run.port, title=run.back)
+        recipe = run.back_recipe
+        launch = Launch(argv=(), like=f"back:{run.id}", port=run.port, preset=run.back_preset, title=run.back)
     else:
-        preset, title = ("", run.back) if run.going_back else (run.preset, run.title)
+        preset, title, recipe = runs.launched(run)
         launch = Launch(
             argv=run.argv, env=run.env, cwd=run.cwd, like=runs.like(run), port=run.port, preset=preset, title=title
         )
     return Composed(
         engine=engine,
         version=_installed(known.facts) or (server.version if server is not None else None),
-        kept=None if to_back else run.recipe,
+        kept=recipe,
         launch=launch,
         flags=known.flags or (_flags(known.facts, engine) if engine is not None else None),
     )

@@ -114,19 +114,25 @@ def starter_of(state: HostState, process: ProcessId | None) -> RunRecord | None:
     return next((run for run in state.runs if process is not None and _same(run.new, process)), None)
 
 
+def launched(run: RunRecord) -> tuple[str, str, Recipe | None]:
+    """Return preset, title and recipe of what a run started last: if it went back, of what it went back to."""
+    if run.going_back:
+        return run.back_preset, run.back, run.back_recipe
+    return run.preset, run.title, run.recipe
+
+
 def preset_of(state: HostState, server: ServerState) -> tuple[str, str]:
     """Return the id and the title of the preset that a server was started with.
 
-    Both are empty where gputuner did not start it. The id is empty for the bare recipe, and for a server that was gone
-    back to and that gputuner had not started the first time.
+    Both are empty where gputuner did not start it. The id is empty for the bare recipe.
     """
     run = run_of(state, server)
     if run is None:
         return "", ""
     if _failed(run, server):
         return run.preset, run.title
-    first = _first(state, run)
-    return ("", first.back) if first.going_back else (first.preset, first.title)
+    preset, title, _ = launched(_first(state, run))
+    return preset, title
 
 
 def recipe_of(state: HostState, server: ServerState) -> Recipe | None:
@@ -136,8 +142,7 @@ def recipe_of(state: HostState, server: ServerState) -> Recipe | None:
         return None
     if _failed(run, server):
         return run.recipe
-    first = _first(state, run)
-    return None if first.going_back else first.recipe
+    return launched(_first(state, run))[2]
 
 
 def server_of(state: HostState, run: RunRecord) -> ServerState | None:

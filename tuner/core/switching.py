@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tuner.core import runs
-from tuner.core.engine import Engine
+from tuner.core.engine import Engine, engine_by_program
 from tuner.core.respawn import Keeper
 from tuner.domain.behaviour import Stopping
 from tuner.domain.recipe import MASK, Launch, Recipe
@@ -193,7 +193,7 @@ def way_back(
             return own
     if good is None or launch is None or (launch.like == runs.like(good) and not launch.argv):
         return None
-    return msgspec.structs.replace(again_order(good, engine), log_name=run)
+    return msgspec.structs.replace(again_order(good, engine_by_program(good.argv, engines) or engine), log_name=run)
 
 
 def _may_come_back(state: HostState, server: ServerState) -> bool:
@@ -205,8 +205,7 @@ def _may_come_back(state: HostState, server: ServerState) -> bool:
 def again_order(run: RunRecord, engine: Engine | None, *, like: str = "") -> LaunchOrder:
     """Return the order to start again exactly what a run started last."""
     order = _described(engine, settings_of(run.argv, engine), run.port, None)
-    preset, title = ("", run.back) if run.going_back else (run.preset, run.title)
-    recipe = None if run.going_back else run.recipe
+    preset, title, recipe = runs.launched(run)
     return msgspec.structs.replace(order, like=like or runs.like(run), preset=preset, title=title, recipe=recipe)
 
 

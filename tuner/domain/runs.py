@@ -285,6 +285,10 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     """Path of its log."""
     back: str = ""
     """Title of what can be gone back to; empty: nothing."""
+    back_preset: str = ""
+    """Id of its preset; empty: it has none, or it is not known."""
+    back_recipe: Recipe | None = None
+    """As `LaunchOrder.recipe` of what can be gone back to."""
     exit_code: int | None = None
     """Exit code of the last server that ended; negative: the signal that ended it."""
     argv: tuple[str, ...] = ()

@@ -315,6 +315,7 @@ def _run(run: RunRecord) -> RunRecord:
         preset=mask(run.preset),
         title=mask(run.title),
         back=mask(run.back),
+        back_preset=mask(run.back_preset),
         detail=mask(run.detail),
         failure=mask(run.failure),
         steps=tuple(replace(step, detail=mask(step.detail)) if step.detail else step for step in run.steps),
@@ -325,6 +326,7 @@ def _run(run: RunRecord) -> RunRecord:
         argv=mask_argv(run.argv),
         env=mask_env(run.env),
         recipe=_recipe(run.recipe),
+        back_recipe=_recipe(run.back_recipe),
         leftovers=tuple(replace(one, title=mask(one.title)) for one in run.leftovers),
     )
 

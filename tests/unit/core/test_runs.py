@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support import states
@@ -11,6 +12,7 @@ from tuner.core import runs
 from tuner.core.reduce import initial, reduce
 from tuner.domain import events as e
 from tuner.domain.acts import EndLeftovers, ResumeRun
+from tuner.domain.recipe import Recipe
 from tuner.domain.runs import Lease, Leftover, Operator, ProcessId, RunOutcome, RunRecord, RunStep
 from tuner.domain.state import HostState
 
@@ -91,6 +93,16 @@ def test_what_was_gone_back_to_has_the_preset_it_was_first_started_with() -> Non
     assert runs.preset_of(known, known.servers[0]) == ("base-88", "The base")
     adopted = with_runs(state, back)
     assert runs.preset_of(adopted, adopted.servers[0]) == ("", "The base")
+
+
+def test_what_was_gone_back_to_from_a_run_that_is_forgotten_keeps_its_preset_and_recipe() -> None:
+    state = states.serving()
+    recipe = Recipe(name="box", host="box", engine="sglang", command=("python",), args=())
+    back = {"back": "first with x 1", "back_preset": "first", "back_recipe": recipe}
+    run = msgspec.structs.replace(of_server(state), outcome=RunOutcome.BACK, going_back=True, **back)
+    known = with_runs(state, run)
+    assert runs.preset_of(known, known.servers[0]) == ("first", "first with x 1")
+    assert runs.recipe_of(known, known.servers[0]) == recipe
 
 
 def test_last_good_is_the_newest_that_served_on_that_port() -> None:

@@ -246,6 +246,30 @@ def test_presets_replace_each_other_and_do_not_add_up() -> None:
     assert (back.launch.argv, back.launch.env) == (first.launch.argv, first.launch.env)
 
 
+def test_after_a_way_back_the_next_preset_is_laid_over_the_recipe_too() -> None:
+    state = started(states.serving(), Wish(server=states.KEY, preset="more"))
+    failed = tuned(state, Wish(server=states.KEY, preset="two")).order
+    assert failed is not None
+    assert failed.back is not None
+    identity = state.servers[0].identity
+    run = record(
+        9, new=ProcessId(pid=identity.pid, start_ticks=identity.start_ticks), outcome=RunOutcome.BACK, going_back=True,
+        preset="two", argv=identity.argv, port=identity.port, back=failed.back.title, back_preset=failed.back.preset,
+        back_recipe=failed.back.recipe,
+    )  # fmt: skip
+    gone_back = with_runs(REPLACE(state, runs=()), run)
+    made = tuned(gone_back, Wish(server=states.KEY, preset="low"))
+    assert made.launch is not None
+    assert "--max-running-requests" not in made.launch.argv
+    kept = tuned(gone_back, Wish(server=states.KEY, overrides={"mem_fraction_static": 0.86}))
+    assert kept.launch is not None
+    assert (kept.launch.preset, kept.launch.title) == ("more", "more with mem_fraction_static 0.86")
+    again = tuned(REPLACE(gone_back, servers=()), Wish(again="run-9"))
+    assert again.order is not None
+    assert again.order.start is not None
+    assert (again.order.start.preset, again.order.start.recipe) == ("more", failed.back.recipe)
+
+
 def test_overrides_alone_are_laid_over_the_server_as_it_runs() -> None:
     state = started(states.serving(), Wish(server=states.KEY, preset="more"))
     made = tuned(state, Wish(server=states.KEY, overrides={"mem_fraction_static": 0.86}))

@@ -275,12 +275,16 @@ def test_secrets_in_what_a_run_tells_are_masked() -> None:
     key, token = "sk-abcdefgh12345678", "hf_AbcdefGhijklmnop"
     operator = {"session": "s", "name": f"ann {token}", "machine": token}
     process = {"pid": 1, "start_ticks": 2, "title": f"serve --api-key {key}"}
+    recipe = {
+        "name": "r", "host": "h", "engine": "sglang", "command": ["serve"], "args": ["--api-key", key],
+        "env": {"HF_TOKEN": token},
+    }  # fmt: skip
     run = {
         "id": "r", "operator": operator, "began_at": 1.0, "updated_at": 2.0, "argv": ["serve", "--api-key", key],
         "env": {"HF_TOKEN": token, "MODE": "x"}, "detail": f"asked with Bearer {key}", "failure": token, "title": token,
         "steps": [{"step": "stop", "at": 1.0, "detail": token}], "supervisor": process, "old": process, "new": process,
         "leftovers": [{"pid": 3, "title": token}], "cancelled_by": operator, "back": token, "preset": token,
-        "supervised": True, "progress": {"more": token},
+        "supervised": True, "progress": {"more": token}, "recipe": recipe, "back_recipe": recipe, "back_preset": token,
     }  # fmt: skip
     lines = (
         line(t="run", run=run),

@@ -23,7 +23,7 @@ _KNOWN: Dict[str, Any] = {
     **_NEEDED, "preset": str, "title": str, "recipe": dict, "until": _NUMBER, "detail": str, "steps": list,
     "failure": str, "boot_id": str, "supervisor": dict, "old": dict, "new": dict, "going_back": bool, "back": str,
     "exit_code": int, "argv": list, "env": dict, "cwd": str, "log": str, "port": int, "leftovers": list,
-    "memory": list, "cancelled_by": dict, "failed": dict, "failed_log": str,
+    "memory": list, "cancelled_by": dict, "failed": dict, "failed_log": str, "back_preset": str, "back_recipe": dict,
 }  # fmt: skip
 """Fields of a record that are sent, with their types. None is possible everywhere but in `_NEEDED`."""
 _SETTLING_S = 5.0

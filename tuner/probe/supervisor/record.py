@@ -56,6 +56,8 @@ class Record:
             "failed": None,
             "failed_log": None,
             "back": (order.back.title or "the server before") if order.back else "",
+            "back_preset": order.back.preset if order.back else "",
+            "back_recipe": order.back.recipe if order.back else None,
             "exit_code": None,
             "argv": [],
             "env": {},
