@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import tomlkit
-from tomlkit.exceptions import TOMLKitError
 
 from tuner.domain.presets import Preset
 from tuner.errors import UsageProblem
-from tuner.store.private import make_folder, opener
+from tuner.store.toml_files import change_toml, fill
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LINE = 110
@@ -31,50 +29,8 @@ def save_preset(preset: Preset, folder: Path) -> Path:
             "A preset is called by letters, digits, dots, dashes and underscores", repr(preset.id), "Take another name"
         )
     path = folder / f"{preset.id}.toml"
-    try:
-        make_folder(folder)
-        document = tomlkit.parse(path.read_text("utf-8")) if path.exists() else tomlkit.document()
-        _fill(document, preset)
-        write_toml(document, path)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror or str(error)) if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageProblem("The preset cannot be written", f"{path}: {reason}") from error
-    except TOMLKitError as error:
-        raise UsageProblem(
-            "The preset's file is no TOML", f"{path}: {error}", "Mend it, or take another name"
-        ) from error
+    change_toml(path, "preset", lambda document: fill(document, _fields(preset), _item))
     return path
-
-
-def write_toml(document: tomlkit.TOMLDocument, path: Path) -> None:
-    """Replace a file by a document: whoever reads meanwhile sees the old or the new one, never a part.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(beside, "w", encoding="utf-8", opener=opener) as file:
-            file.write(tomlkit.dumps(document))
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def _fill(document: tomlkit.TOMLDocument, preset: Preset) -> None:
-    """Give a document the fields of a preset; those that are empty are taken out."""
-    for name, value in _fields(preset).items():
-        if not value:
-            document.pop(name, None)
-        elif isinstance(value, dict) and isinstance(document.get(name), dict):
-            table: Any = document[name]
-            for gone in [key for key in table if key not in value]:
-                del table[gone]
-            for key, each in value.items():
-                if table.get(key) != each:
-                    table[key] = each
-        elif document.get(name) != value:
-            document[name] = tomlkit.string(value, multiline=True) if _is_long(value) else tomlkit.item(value)
 
 
 def _fields(preset: Preset) -> dict[str, Any]:
@@ -94,5 +50,7 @@ def _fields(preset: Preset) -> dict[str, Any]:
     }
 
 
-def _is_long(value: object) -> bool:
-    return isinstance(value, str) and len(value) > _LINE
+def _item(name: str, value: Any) -> Any:
+    """Return a field as it is written; a long text stands over several lines."""
+    long = isinstance(value, str) and len(value) > _LINE
+    return tomlkit.string(value, multiline=True) if long else tomlkit.item(value)

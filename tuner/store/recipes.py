@@ -29,7 +29,6 @@ from typing import Any
 import msgspec
 import tomlkit
 from msgspec import Struct
-from tomlkit.exceptions import TOMLKitError
 
 from tuner.core.redact import mask, mask_argv, mask_env
 from tuner.core.toml_lines import item_line, key_lines
@@ -37,8 +36,7 @@ from tuner.domain.recipe import MASK, Recipe
 from tuner.domain.server import Manager
 from tuner.errors import CatalogError, UsageProblem
 from tuner.paths import recipes_dir
-from tuner.store.presets import write_toml
-from tuner.store.private import make_folder
+from tuner.store.toml_files import change_toml, fill
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HEAD = "How this server is started; gputuner lays presets over it. *** stands for a secret, which stays on the host."
@@ -215,18 +213,7 @@ def save_recipe(recipe: Recipe, folder: Path | None = None, *, replace: bool = F
     path = (folder or recipes_dir()) / f"{recipe.name}.toml"
     if path.exists() and not replace:
         raise UsageProblem("There is such a recipe already", str(path), "Take another name, or say --replace")
-    try:
-        make_folder(path.parent)
-        document = tomlkit.parse(path.read_text("utf-8")) if path.exists() else _new()
-        _fill(document, recipe)
-        write_toml(document, path)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror or str(error)) if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageProblem("The recipe cannot be written", f"{path}: {reason}") from error
-    except TOMLKitError as error:
-        raise UsageProblem(
-            "The recipe's file is no TOML", f"{path}: {error}", "Mend it, or take another name"
-        ) from error
+    change_toml(path, "recipe", lambda document: _fill(document, recipe), new=_new)
     return path
 
 
@@ -250,18 +237,7 @@ def _fill(document: tomlkit.TOMLDocument, recipe: Recipe) -> None:
     fields |= {"command": list(mask_argv(recipe.command)), "args": list(mask_argv(recipe.args))}
     fields |= {"env": mask_env(recipe.env), "manager": _set(msgspec.to_builtins(recipe.manager) or {})}
     document.pop("like", None)
-    for name, value in fields.items():
-        if not value:
-            document.pop(name, None)
-        elif isinstance(value, dict) and name in document:
-            table: Any = document[name]
-            for gone in [key for key in table if key not in value]:
-                del table[gone]
-            for key, each in value.items():
-                if table.get(key) != each:
-                    table[key] = each
-        elif document.get(name) != value:
-            document[name] = _rows(value) if name == "args" else value
+    fill(document, fields, lambda name, value: _rows(value) if name == "args" else tomlkit.item(value))
 
 
 def _set(values: Mapping[str, Any]) -> dict[str, Any]:

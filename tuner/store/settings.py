@@ -25,12 +25,9 @@ from typing import Any
 import msgspec
 import tomlkit
 from msgspec import Struct
-from tomlkit.exceptions import TOMLKitError
 
-from tuner.errors import UsageProblem
 from tuner.paths import preset_keys_file
-from tuner.store.presets import write_toml
-from tuner.store.private import make_folder
+from tuner.store.toml_files import change_toml
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -95,15 +92,10 @@ def keep_preset_order(host: str, ids: Sequence[str], path: Path | None = None) -
     Raises:
         UsageProblem: The file cannot be written, or somebody edited it and it is no TOML any more.
     """
-    file = path or preset_keys_file()
-    try:
-        make_folder(file.parent)
-        document = tomlkit.parse(file.read_text("utf-8")) if file.exists() else tomlkit.document()
+
+    def change(document: tomlkit.TOMLDocument) -> None:
         document.pop(host, None)
         if ids:
             document[host] = list(ids)
-        write_toml(document, file)
-    except (TOMLKitError, UnicodeDecodeError) as error:
-        raise UsageProblem("The file of the preset keys is no TOML", f"{file}: {error}", "Mend or remove it") from error
-    except OSError as error:
-        raise UsageProblem("The order of the preset keys cannot be kept", f"{file}: {error.strerror}") from error
+
+    change_toml(path or preset_keys_file(), "order of the preset keys", change, way_out="Mend or remove it")

@@ -1,0 +1,84 @@
+"""Change TOML files that people edit too: their comments stay, and each file is written at once or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from tuner.errors import UsageProblem
+from tuner.store.private import make_folder, opener
+
+
+def change_toml(
+    path: Path,
+    what: str,
+    change: Callable[[tomlkit.TOMLDocument], None],
+    *,
+    new: Callable[[], tomlkit.TOMLDocument] = tomlkit.document,
+    way_out: str = "Mend it, or take another name",
+) -> None:
+    """Change a file; one that is missing is made, with its folder.
+
+    Whoever reads it meanwhile sees the old or the new one, never a part.
+
+    Args:
+        path: The file.
+        what: What the file holds, for an error: `preset`.
+        change: Changes the document.
+        new: Returns the document of a file that is made.
+        way_out: What can be done where the file is no TOML.
+
+    Raises:
+        UsageProblem: The file cannot be read or written, or is no TOML.
+    """
+    try:
+        make_folder(path.parent)
+        document = tomlkit.parse(path.read_text("utf-8")) if path.exists() else new()
+        change(document)
+        _write(path, tomlkit.dumps(document))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageProblem(f"The {what} cannot be written", f"{path}: {reason}") from error
+    except TOMLKitError as error:
+        raise UsageProblem(f"The file of the {what} is no TOML", f"{path}: {error}", way_out) from error
+
+
+def fill(
+    document: tomlkit.TOMLDocument,
+    fields: Mapping[str, Any],
+    item: Callable[[str, Any], Any] = lambda name, value: tomlkit.item(value),
+) -> None:
+    """Give a document some fields; those that are empty are taken out, and those that stay equal are not touched.
+
+    Args:
+        document: The document.
+        fields: Values by name. A table is changed key by key.
+        item: Returns how a field that changes is written.
+    """
+    for name, value in fields.items():
+        if not value:
+            document.pop(name, None)
+        elif isinstance(value, dict) and isinstance(document.get(name), dict):
+            table: Any = document[name]
+            for gone in [key for key in table if key not in value]:
+                del table[gone]
+            for key, each in value.items():
+                if table.get(key) != each:
+                    table[key] = each
+        elif document.get(name) != value:
+            document[name] = item(name, value)
+
+
+def _write(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(beside, "w", encoding="utf-8", opener=opener) as file:
+            file.write(text)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
