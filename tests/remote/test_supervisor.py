@@ -174,6 +174,10 @@ def test_a_port_of_somebody_else_is_found_before_anything_is_stopped(bench: Benc
         ({"cwd": "/nowhere"}, "the working folder /nowhere is not there"),
         ({"log_dir": "/dev/null/logs"}, "the log folder /dev/null/logs"),
         ({"log_dir": "/proc"}, "the log folder /proc"),
+        ({"log_dir": "/tmp", "log_name": "x" * 260}, "the log /tmp/xxx"),
+        ({"env": {"A": "x" * (32 * os.sysconf("SC_PAGE_SIZE"))}}, "an argument or a variable is longer than"),
+        ({"env": {"A": "x\0y"}}, "an argument or a variable has a NUL in it: 'A'"),
+        ({"env": {"A=B": "x"}}, "no variable can be called 'A=B'"),
     ],
 )
 def test_what_cannot_be_started_is_found_before_anything_is_stopped(
@@ -184,6 +188,36 @@ def test_what_cannot_be_started_is_found_before_anything_is_stopped(
     bad = msgspec.structs.replace(good, **changes)
     refused(bench, why, stop=bench.stop(old.pid), start=bad)
     refused(bench, "the way back: " + why, stop=bench.stop(old.pid), start=good, back=bad)
+
+
+@pytest.mark.parametrize("name", ["link", "pipe"])
+def test_a_log_that_is_no_plain_file_is_found_before_anything_is_stopped(
+    bench: Bench, tmp_path: Path, name: str
+) -> None:
+    """Who may write in its folder must not choose what the server's output, keys among it, is appended to."""
+    logs, aim = tmp_path / "logs", tmp_path / "aim"
+    logs.mkdir()
+    aim.touch()
+    (logs / "link.log").symlink_to(aim)
+    os.mkfifo(logs / "pipe.log")
+    old = bench.server()
+    start = bench.launch(log_dir=str(logs), log_name=name)
+    refused(bench, f"the log {logs / name}.log: ", stop=bench.stop(old.pid), start=start)
+    assert aim.read_text() == ""
+
+
+def test_a_log_is_as_open_to_others_as_the_server_before_was(bench: Bench, tmp_path: Path) -> None:
+    for umask, mode in ((0o022, 0o644), (0o077, 0o600)):
+        own = os.umask(umask)
+        try:
+            old = bench.server()
+        finally:
+            os.umask(own)
+        run = bench.begin(stop=bench.stop(old.pid), start=bench.launch(log_dir=str(tmp_path / "logs")))
+        record = run.outcome()
+        assert record.log is not None
+        assert Path(record.log).stat().st_mode & 0o777 == mode
+        assert [path.name for path in (tmp_path / "logs").iterdir()].count(f"{run.id}.log") == 1
 
 
 def test_requests_in_flight_are_awaited(bench: Bench, tmp_path: Path) -> None:

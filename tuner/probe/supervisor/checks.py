@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-from typing import List, Optional
+from typing import Dict, List, Optional
 
 from ..agent.arguments import flag_value
 from ..agent.base import HOST_ROOT, ME, user_name
@@ -13,7 +14,7 @@ from ..agent.processes import owner_of
 from .asking import PortOwner
 from .desk import Desk
 from .files import room_below
-from .launching import LaunchFailed, environment, folder_of, log_of, program_of
+from .launching import LaunchFailed, environment, folder_of, log_of, open_log, program_of
 from .members import Members, ancestors_here, mismatch
 from .orders import Launch
 
@@ -74,7 +75,8 @@ def _launch(desk: Desk, launch: Launch, members: Optional[Members], *, back: boo
             program_of(launch, env)
         except LaunchFailed as e:
             return str(e)
-        trouble = _log_folder(os.path.dirname(log_of(launch, desk.folder.path, desk.folder.run, back=back)))
+        log = log_of(launch, desk.folder.path, desk.folder.run, back=back)
+        trouble = _words(launch.argv, env) or _log_folder(os.path.dirname(log)) or _log(launch, log)
         if trouble:
             return trouble
     for title in launch.titles:
@@ -101,6 +103,31 @@ def port_trouble(port: int, members: Optional[Members], argv: List[str]) -> str:
     if owner.other is None:
         return ""
     return "port %d is taken by %s" % (port, holder(port, owner.other.uid))
+
+
+def _words(argv: List[str], env: Dict[str, str]) -> str:
+    """Return why the kernel would not take a command line or an environment; empty if it would."""
+    longest = 32 * os.sysconf("SC_PAGE_SIZE")
+    for word in (*argv, *("%s=%s" % item for item in env.items())):
+        if "\0" in word:
+            return "an argument or a variable has a NUL in it: %r" % word.partition("=")[0][:80]
+        if len(word.encode("utf-8", "surrogateescape")) >= longest:
+            return "an argument or a variable is longer than %d KiB: %s" % (longest >> 10, word.partition("=")[0][:80])
+    name = next((name for name in env if not name or "=" in name), None)
+    return "" if name is None else "no variable can be called %r" % name
+
+
+def _log(launch: Launch, log: str) -> str:
+    """Return why the log of a new server cannot be opened; empty if it can. No file is left behind."""
+    new = not os.path.lexists(log)
+    try:
+        os.close(open_log(launch, log))
+        if new:
+            os.unlink(log)
+    except OSError as e:
+        words = "it is a link" if e.errno == errno.ELOOP else e.strerror
+        return "the log %s: %s" % (log, words)
+    return ""
 
 
 def _log_folder(path: str) -> str:

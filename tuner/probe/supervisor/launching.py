@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -56,6 +57,27 @@ def log_of(launch: Launch, folder: str, run: str, *, back: bool) -> str:
     return os.path.join(launch.log_dir or folder, name + ("-back" if back else "") + ".log")
 
 
+def open_log(launch: Launch, log: str, frame: Optional[Dict[str, Any]] = None) -> int:
+    """Return a descriptor that appends to the log of a server that is to be started. Raises OSError.
+
+    Others may be able to write in its folder, so a link there is not followed, and a pipe is not waited for. An engine
+    prints its arguments, keys among them: the file is as open to others as the umask of the server before lets it be,
+    and to nobody where that is not known.
+    """
+    umask = int((frame or {}).get("umask", 0o077)) if launch.log_dir else 0o077
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    own = os.umask(umask)
+    try:
+        fd = os.open(log, flags, 0o666)
+    finally:
+        os.umask(own)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no plain file", log)
+    os.set_blocking(fd, True)
+    return fd
+
+
 def spawn(
     launch: Launch, env: Dict[str, str], log: str, pulse: Pulse, recorded: Callable[[ProcessId], None],
     frame: Optional[Dict[str, Any]] = None,
@@ -80,7 +102,7 @@ def spawn(
     cwd = folder_of(launch, env)
     try:
         os.makedirs(os.path.dirname(log), exist_ok=True)
-        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644 if launch.log_dir else 0o600)
+        out = open_log(launch, log, frame)
     except OSError as e:
         raise LaunchFailed("the log %s: %s" % (log, e.strerror)) from None
     go_read, go_write = os.pipe()
@@ -98,9 +120,9 @@ def spawn(
     for fd in (out, go_read, result_write):
         os.close(fd)
     try:
-        stat = stat_of_process(pid) or stat_of_process(pid, "/proc")
+        seen = stat_of_process(pid) or stat_of_process(pid, "/proc")
         title = plain(" ".join(masked_argv(launch.argv, launch.secret_flags))[:300])
-        identity = ProcessId(pid, stat.ticks if stat is not None else 0, os.getuid(), title)
+        identity = ProcessId(pid, seen.ticks if seen is not None else 0, os.getuid(), title)
         recorded(identity)
         os.write(go_write, b"go")
     finally:
@@ -153,6 +175,8 @@ def _become(
             os.execve(program, argv, env)  # noqa: S606
         except OSError as e:
             words = "is no program that this host can run" if e.errno == errno.ENOEXEC else e.strerror
-            os.write(result, ("%s: %s" % (what, words)).encode())
+            os.write(result, ("%s: %s" % (what, words)).encode("utf-8", "replace"))
+        except ValueError as e:
+            os.write(result, ("%s: %s" % (what, e)).encode("utf-8", "replace"))
     finally:
         os._exit(code)
