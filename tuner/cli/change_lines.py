@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from tuner.cli.paper import Paper
 from tuner.cli.plan import table_lines, verdict_lines
 from tuner.core import run_words as words
+from tuner.core.change_words import value_words
 from tuner.core.finding_words import sureness
 from tuner.core.order_words import steps_of
-from tuner.core.remedies import as_typed, order, typed
+from tuner.core.remedies import order, typed
 from tuner.core.report_plan import plan_report
 from tuner.domain.findings import Finding
 from tuner.domain.knobs import KnobKind
@@ -86,17 +86,6 @@ def change_words(change: Change) -> str:
         moved += f" → {value_words(change.then)}"
     where = f"  ({text}{source})" if text else f"  ({source.removeprefix(', ')})" if source else ""
     return moved + where + (f": {change.drift}" if change.drift else "")
-
-
-def value_words(value: Any) -> str:
-    """Return a value as one says it."""
-    if value is None:
-        return "not set"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, list | tuple):
-        return " ".join(map(str, value))
-    return as_typed(value) if isinstance(value, str | int | float) else str(value)
 
 
 def forecast_lines(tuning: Tuning, paper: Paper) -> Iterator[str]:

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from tuner.core.arguments import Asked, asked
+from tuner.core.change_words import value_words
 from tuner.core.engine import Engine
 from tuner.core.gates import Held, ways
 from tuner.core.ignored import Ignored, ignored
@@ -159,7 +160,7 @@ class _Sides:
         else:
             change = _with(change, source=ARGV)
             if resolved is not None and given.knob is not None and not _same(given.knob, old.value, resolved):
-                words.append(f"{_shown(old.value)} was asked for, and the engine made it {_shown(resolved)}")
+                words.append(f"{value_words(old.value)} was asked for, and the engine made it {value_words(resolved)}")
                 stays = new is not None and _same(given.knob, old.value, new.value)
                 change = _with(change, now=resolved, source=SETTINGS, then=resolved if stays else change.then)
             elif new is not None and _same(given.knob, old.value, new.value):
@@ -348,9 +349,3 @@ def _same(knob: Knob | None, one: Any, other: Any) -> bool:
 
 def _listed(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else [part.strip() for part in str(value).strip("[]").split(",")]
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -6,11 +6,11 @@ import posixpath
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
 from tuner.core.arguments import flag_key, spellings
+from tuner.core.change_words import value_words
 from tuner.core.engine import Engine
 from tuner.core.overlays import overlay as spelled
 from tuner.domain.presets import Overlay, Preset
@@ -237,18 +237,12 @@ def _title(recipe: Recipe, overlay: Overlay, preset: Preset | None, engine: Engi
     # The preset is spelled as the overlay was, since it may name a knob by an alias, or by the opposite of a switch.
     own = spelled(preset, engine.knobs(), engine.name, recipe.version).values if preset is not None else {}
     changed = [
-        f"{name} {'by default' if value is None else _shown(value)}"
+        f"{name} {'by default' if value is None else value_words(value)}"
         for name, value in overlay.values.items()
         if name not in own or own[name] != value
     ]
     title = preset.id if preset is not None and preset.id else recipe.name
     return f"{title} with {', '.join(changed)}" if changed else title
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _of_file(kept: Iterable[Argument], overlay: Overlay) -> Iterator[str]:

@@ -6,14 +6,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tuner.core.change_words import value_words
 from tuner.core.order_words import steps_of
-from tuner.core.remedies import as_typed
 from tuner.domain.planning import PlanKnob, Planned
 from tuner.domain.preflight import Check, Verdict
 from tuner.domain.recipe import Launch
 from tuner.domain.tuning import Change, PresetChoice, Tuning
 from tuner.widgets.glyphs import Glyphs
-from tuner.widgets.plan_fields import value_words
+from tuner.widgets.plan_fields import value_words as knob_words
 from tuner.widgets.plan_panel import bar_lines, interval_line, table_lines, verdict_lines
 from tuner.widgets.spans import Line, Span, clean, clip, clip_line, spread, text_width, width_of, wrap_words
 
@@ -36,17 +36,6 @@ _VERDICTS: dict[Verdict, tuple[str, str]] = {
     Verdict.OK: ("ok", "ok"),
 }
 """Word and style of each verdict, in the order in which checks are listed."""
-
-
-def value_text(value: Any) -> str:
-    """Return a value of a knob in a few words: `0.88`, `on`, `not set`."""
-    if value is None:
-        return "not set"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, list | tuple):
-        return " ".join(clean(as_typed(each)) for each in value)
-    return clean(as_typed(value)) if isinstance(value, str | int | float) else clean(str(value))
 
 
 def title_lines(choice: PresetChoice | None, overrides: int, width: int, glyphs: Glyphs, *, most: int) -> list[Line]:
@@ -122,8 +111,8 @@ def in_words(each: Change, value: Any, knobs: Mapping[str, PlanKnob]) -> str:
     knob = knobs.get(each.name)
     number = int(value) if isinstance(value, str) and value.isdecimal() else value
     if knob is not None and knob.knob.unit == "bytes" and isinstance(number, int):
-        return value_words(knob, number)
-    return value_text(value)
+        return clean(knob_words(knob, number))
+    return clean(value_words(value))
 
 
 def _change(
