@@ -314,6 +314,42 @@ def test_a_run_of_an_earlier_boot_is_over(bench: Bench, tmp_path: Path) -> None:
     assert bench.living()  # it may be anybody's
 
 
+EARLY = """
+import gputuner_run.supervisor.main as module
+def read(self, name, real=module.Folder.read, seen=[]):
+    early = name == "state.json" and not seen
+    seen.append(name) if early else None
+    return None if early else real(self, name)
+module.Folder.read = read
+"""
+"""Makes a supervisor look for the record when there is none yet."""
+
+
+def test_a_second_supervisor_that_was_started_at_once_leaves_the_run_to_the_first(bench: Bench) -> None:
+    """A service manager that crawls may start one after the probe has given it up and started another."""
+    old = bench.server("--stubborn")
+    run = bench.begin(stop=bench.stop(old.pid, (StopStep(signal="TERM", wait_s=5.0), *HASTY)))
+    run.until("stop")
+    first = run.supervisor
+    run.supervise(fault=EARLY)
+    assert run.supervisor.wait(20.0) == 1
+    assert f"another run is going on: {run.id}" in run.errors
+    assert run.record.outcome is RunOutcome.RUNNING
+    (run.folder / "supervisor.err").unlink()
+    run.supervisor = first
+    assert run.outcome().outcome is RunOutcome.STOPPED
+    assert [line["outcome"] for line in run.lines("audit.ndjson") if line["act"] == "run"] == ["stopped"]
+
+
+def test_a_second_supervisor_does_not_carry_out_what_the_first_has_done(bench: Bench) -> None:
+    old = bench.server()
+    run = bench.begin(stop=bench.stop(old.pid))
+    assert run.outcome().outcome is RunOutcome.STOPPED
+    run.supervise(fault=EARLY)
+    assert run.supervisor.wait(20.0) == 0
+    assert run.record.outcome is RunOutcome.STOPPED
+
+
 def test_the_lock_dies_with_the_supervisor(bench: Bench) -> None:
     old = bench.server("--stubborn")
     run = bench.begin(stop=bench.stop(old.pid, (StopStep(signal="TERM", wait_s=60.0),)))

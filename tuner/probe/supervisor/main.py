@@ -31,11 +31,12 @@ def main() -> None:
         sys.exit("gputuner: %s is no order: %r" % (folder.file("order.json"), e))
     for launch in (order.start, order.back):
         HIDDEN.extend(launch.secret_flags if launch is not None else ())
+    other = folder.take_lock() if Record(folder, order, folder.read("state.json")).going_on else None
+    # Only now: the lock was perhaps waited for, and its holder may have carried this run out meanwhile.
     before = folder.read("state.json")
     record = Record(folder, order, before)
-    other = folder.take_lock() if record.going_on else None
     if other is not None:
-        if before is None:
+        if before is None and other != folder.run:
             record.end("refused", "another run is going on: %s" % other)
             return
         sys.exit("gputuner: another run is going on: %s" % other)
