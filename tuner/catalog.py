@@ -20,6 +20,7 @@ from tuner.domain.presets import ANY_ENGINE, Expectation, Preset, Requires
 from tuner.engines import load_engines
 from tuner.errors import CatalogError
 from tuner.paths import config_dir, presets_dir
+from tuner.store.toml_files import read_toml
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _INTERCONNECTS = ("", "nvlink", "pcie")
@@ -95,17 +96,7 @@ def read_preset(path: Path) -> Preset:
     Raises:
         CatalogError: It cannot be read, is not TOML, or has a field that does not exist or is of the wrong type.
     """
-    try:
-        if path.exists() and not path.is_file():
-            raise CatalogError(path, None, "cannot be read (it is no file)")
-        text = path.read_text("utf-8")
-        content = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise CatalogError(path, None, f"cannot be read ({_reason(error)})") from error
-    except tomllib.TOMLDecodeError as error:
-        at = re.search(r"at line (\d+)", str(error))
-        line = int(at[1]) if at else len(text.splitlines())
-        raise CatalogError(path, line, f"is not TOML ({error})", "Correct that line") from error
+    text, content = read_toml(path)
     lines = key_lines(text)
     if not _ID.fullmatch(path.stem):
         raise CatalogError(path, None, "its name is no id", "Letters, digits, dots, dashes and underscores, then .toml")
@@ -186,12 +177,6 @@ def _is_of_others(path: Path) -> bool:
         return path.is_file() and not set(tomllib.loads(path.read_text("utf-8"))) & set(FIELDS)
     except (OSError, UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError):
         return False
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else "it is nested too deep"
 
 
 # --- What they name ---------------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from tuner.domain.recipe import MASK, Recipe
 from tuner.domain.server import Manager
 from tuner.errors import CatalogError, UsageProblem
 from tuner.paths import recipes_dir
-from tuner.store.toml_files import change_toml, fill
+from tuner.store.toml_files import change_toml, fill, read_toml
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HEAD = "How this server is started; gputuner lays presets over it. *** stands for a secret, which stays on the host."
@@ -93,17 +92,7 @@ def load_recipe(path: Path) -> Recipe:
         CatalogError: It cannot be read, is not TOML, has an unknown field or one of the wrong type, or holds a secret.
             The error names the line.
     """
-    try:
-        text = path.read_text("utf-8")
-        content = tomllib.loads(text)
-    except UnicodeDecodeError as error:
-        raise CatalogError(path, None, "cannot be read (it is not UTF-8)") from error
-    except OSError as error:
-        raise CatalogError(path, None, f"cannot be read ({error.strerror})") from error
-    except tomllib.TOMLDecodeError as error:
-        at = re.search(r"at line (\d+)", str(error))
-        line = int(at[1]) if at else len(text.splitlines())
-        raise CatalogError(path, line, f"is not TOML ({error})", "Correct that line") from error
+    text, content = read_toml(path)
     lines = key_lines(text)
     for name in content:
         if name not in FIELDS:

@@ -1,8 +1,10 @@
-"""Change TOML files that people edit too: their comments stay, and each file is written at once or not at all."""
+"""Read and change TOML files that people edit: comments stay, and each file is written at once or not at all."""
 
 from __future__ import annotations
 
 import os
+import re
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,27 @@ from typing import Any
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from tuner.errors import UsageProblem
+from tuner.errors import CatalogError, UsageProblem
 from tuner.store.private import make_folder, opener
+
+
+def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
+    """Return the text of a file, and what is in it.
+
+    Raises:
+        CatalogError: It cannot be read, or is no TOML; with the line.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise CatalogError(path, None, "cannot be read (it is no file)")
+        text = path.read_text("utf-8")
+        return text, tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        at = re.search(r"at line (\d+)", str(error))
+        line = int(at[1]) if at else len(text.splitlines())
+        raise CatalogError(path, line, f"is not TOML ({error})", "Correct that line") from error
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        raise CatalogError(path, None, f"cannot be read ({_reason(error)})") from error
 
 
 def change_toml(
@@ -42,8 +63,7 @@ def change_toml(
         change(document)
         _write(path, tomlkit.dumps(document))
     except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror or str(error)) if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageProblem(f"The {what} cannot be written", f"{path}: {reason}") from error
+        raise UsageProblem(f"The {what} cannot be written", f"{path}: {_reason(error)}") from error
     except TOMLKitError as error:
         raise UsageProblem(f"The file of the {what} is no TOML", f"{path}: {error}", way_out) from error
 
@@ -82,3 +102,9 @@ def _write(path: Path, text: str) -> None:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else "it is nested too deep"
