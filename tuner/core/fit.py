@@ -121,16 +121,21 @@ class Estimate(Struct, frozen=True):
     measured: bool = False
 
 
-def fit_captures(captures: Iterable[Capture], sizes: int) -> Estimate | None:
+def fit_captures(captures: Iterable[Capture], sizes: int, largest: int = 0) -> Estimate | None:
     """Estimate the memory of a set of CUDA graphs from sets that were captured before; None without any.
 
     A graph costs about the same whatever its batch, so memory grows with the number of graphs. One measured set gives
     a proportion; several give a line through the smallest and the largest. A set of as many graphs is the answer.
+    The error is half of what is added; all of it for larger batches than any that was captured, whose graphs may cost
+    more.
 
     Args:
         captures: Sets of the same kind of graph, LLM, TP size and engine.
         sizes: Number of graphs of the set that is asked for.
+        largest: Its largest batch; 0: none that is larger than those of `captures`.
     """
+    captures = list(captures)
+    off = 1.0 if largest > max((each.largest for each in captures), default=largest) else 0.5
     known = sorted({(each.sizes, round(each.gib, 3)) for each in captures if each.sizes > 0 and each.gib >= 0})
     if sizes <= 0:
         return Estimate(0.0, 0.0, "no graphs", measured=True)
@@ -145,12 +150,12 @@ def fit_captures(captures: Iterable[Capture], sizes: int) -> Estimate | None:
         worst = max(gib for _, gib in known)
         value = worst / high[0] * sizes
         note = f"{worst:.2f} GiB / {high[0]} graphs x {sizes}"
-        return Estimate(value, max(0.1, abs(value - worst) / 2), note)
+        return Estimate(value, max(0.1, abs(value - worst) * off), note)
     slope = max(0.0, (high[1] - low[1]) / (high[0] - low[0]))
     value = max(0.0, low[1] + slope * (sizes - low[0]))
     beyond = max(0, sizes - high[0], low[0] - sizes)
     note = f"{low[1]:.2f} GiB of {low[0]} graphs and {high[1]:.2f} of {high[0]}, for {sizes}"
-    return Estimate(value, max(0.1, slope * beyond / 2), note)
+    return Estimate(value, max(0.1, slope * beyond * off), note)
 
 
 def fit_prefill(captures: Iterable[Capture], sizes: int, largest: int) -> Estimate | None:

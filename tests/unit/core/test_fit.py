@@ -53,6 +53,10 @@ def test_graphs_of_another_number_are_estimated_with_an_error_that_holds() -> No
     assert found is not None
     assert not found.measured
     assert abs(found.gib - 0.60) <= found.error_gib
+    larger = fit.fit_captures([Capture(8, 32, 0.11)], 52, 512)
+    assert larger is not None
+    assert (larger.gib, larger.error_gib) == (found.gib, pytest.approx(2 * found.error_gib)), "batches nobody captured"
+    assert fit.fit_captures([Capture(8, 512, 0.11)], 52, 512) == found
     between = fit.fit_captures([Capture(8, 32, 0.11), Capture(52, 512, 0.60)], 30)
     assert between is not None
     assert 0.11 < between.gib < 0.60

@@ -62,7 +62,9 @@ def graphs_of(base: Start, past: Sequence[Start], old: Shape, new: Shape, drafte
     longest = max(new.prefill_sizes, default=0) if new.prefill_graphs else 0
     # The measured graphs contain the buffers, so scaling by the number of graphs scales the error of the buffers too.
     times = max((len(new.decode_sizes) / each.sizes for each in seen), default=1.0)
-    decode = _row(fit_captures(seen, len(new.decode_sizes)), decode_error * max(1.0, times))
+    decode = _row(
+        fit_captures(seen, len(new.decode_sizes), max(new.decode_sizes, default=0)), decode_error * max(1.0, times)
+    )
     prefill = _row(fit_prefill(seen_prefill, len(new.prefill_sizes), longest), prefill_error)
     if decode is None:
         largest = max(new.decode_sizes, default=0)
