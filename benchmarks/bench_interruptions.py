@@ -23,7 +23,6 @@ import collections
 import contextlib
 import json
 import random
-import re
 import signal
 import statistics
 import subprocess
@@ -39,7 +38,7 @@ from typing import Any
 from changed_host import ALIAS, wait_for
 from common import ROOT, own_home
 from interrupted_host import EngineHost, InterruptedHost, SimulatedHost
-from interrupted_processes import Ours, Recorder, argv_of, kill, stat_of
+from interrupted_processes import Ours, Recorder, kill, stat_of
 from warm_command import Command, Commands
 
 KINDS = (
@@ -47,7 +46,6 @@ KINDS = (
     "cancel", "second operator",
 )  # fmt: skip
 STEPS = ("check", "stop", "memory", "launch", "loading", "port", "health", "first-token", "steady")
-RANK = re.compile(r"sglang::scheduler|VLLM::(Worker|EngineCore)")
 END_S = {"simulated": 100.0, "sglang": 300.0, "vllm": 300.0}
 """Longest wait for the end of an interrupted run."""
 WHOLE_S = {"simulated": 5.0, "sglang": 45.0, "vllm": 45.0}
@@ -74,12 +72,12 @@ class Round:
     rank: float
 
     @classmethod
-    def drawn(cls, seed: int, number: int, whole_s: float) -> Round:
+    def drawn(cls, seed: int, number: int, whole_s: float, among: Sequence[str] = KINDS) -> Round:
         """Draw a round."""
         chance = random.Random(f"{seed}:{number}")
-        kinds = [chance.choice(KINDS)]
+        kinds = [chance.choice(among)]
         if chance.random() < 0.15:
-            kinds.append(chance.choice(KINDS))
+            kinds.append(chance.choice(among))
         draw = chance.random()
         if draw < 0.1:
             when, after_s = "command", chance.uniform(0.0, 2.5)
@@ -332,8 +330,9 @@ class Benchmark:
         """Kill a process of a kind: all of them, but of ranks one."""
         found = [each for each in self.host.watch.look() if each.kind == kind]
         if kind == "member":
-            ranks = [each for each in found if argv_of(each.pid)[:1] and RANK.match(argv_of(each.pid)[0])]
-            found = ranks[int(what.rank * len(ranks)) :][:1]
+            ranks = self.host.ranks()
+            found = [each for each in found if each.pid in ranks]
+            found = found[int(what.rank * len(found)) :][:1]
         for each in found:
             kill(each.pid, each.ticks)
 
@@ -592,7 +591,7 @@ def work(options: argparse.Namespace, numbers: Sequence[int], say: Callable[[str
             benchmark = Benchmark(host, commands, options, home, say)
             try:
                 for number in numbers:
-                    benchmark.play(Round.drawn(options.seed, number, WHOLE_S[options.engine]))
+                    benchmark.play(Round.drawn(options.seed, number, WHOLE_S[options.engine], options.kinds))
             finally:
                 commands.close()
                 benchmark.close()
@@ -602,7 +601,17 @@ def work(options: argparse.Namespace, numbers: Sequence[int], say: Callable[[str
 def spread(options: argparse.Namespace, say: Callable[[str], None]) -> Tally:
     """Let several processes play rounds, each on a host of its own."""
     whole = Tally()
-    words = [sys.executable, __file__, "--seed", str(options.seed), "--runs", str(options.runs)]
+    words = [
+        sys.executable,
+        __file__,
+        "--seed",
+        str(options.seed),
+        "--runs",
+        str(options.runs),
+        "--first",
+        str(options.first),
+    ]
+    words += [part for kind in options.kinds for part in ("--kind", kind)]
     words += ["--engine", options.engine, *(["--keep", options.keep] if options.keep else [])]
     parts = [
         subprocess.Popen([*words, "--part", f"{number}/{options.hosts}"], stdout=subprocess.PIPE, text=True)
@@ -632,13 +641,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=20_261_130)
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, metavar="K", help="begin with this round")
     parser.add_argument("--only", type=int, default=None, metavar="K")
     parser.add_argument("--hosts", type=int, default=1, help="so many simulated hosts at the same time")
     parser.add_argument("--engine", choices=("simulated", "sglang", "vllm"), default="simulated")
     parser.add_argument("--part", default="", help=argparse.SUPPRESS)
     parser.add_argument("--verbose", action="store_true", help="print what gputuner said where no run began")
     parser.add_argument("--keep", default="", metavar="FOLDER", help="keep the records of rounds with a violation")
+    parser.add_argument("--kind", dest="kinds", action="append", choices=KINDS, help="only interruptions of this kind")
     options = parser.parse_args()
+    options.kinds = options.kinds or list(KINDS)
 
     def say(text: str) -> None:
         print(text, flush=True)
@@ -647,7 +659,7 @@ def main() -> int:
         sys.exit(128 + number)  # so that hosts, disks and bystanders are removed
 
     signal.signal(signal.SIGTERM, ended)
-    numbers = range(options.runs) if options.only is None else [options.only]
+    numbers = range(options.first, options.runs) if options.only is None else [options.only]
     if options.part:
         part, of = map(int, options.part.split("/"))
         print(json.dumps(work(options, list(numbers)[part::of], say).json), flush=True)

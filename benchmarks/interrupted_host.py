@@ -48,6 +48,9 @@ class InterruptedHost(Protocol):
     def argv(self, server: Ours) -> list[str]:
         """Return the command line of a server."""
 
+    def ranks(self) -> set[int]:
+        """Return the PIDs of all ranks that live, or lived a moment ago."""
+
     def runs(self) -> list[str]:
         """Return the ids of all runs, oldest first."""
 
@@ -233,6 +236,13 @@ class SimulatedHost(Base):
         """Return whether the server answers."""
         return self.watch.leader() is not None and serves(self.port)
 
+    def ranks(self) -> set[int]:
+        """Return the PIDs of all ranks that live, or lived a moment ago: the simulated server tells them."""
+        return {
+            each["pid"] for fact in self.box.facts() for each in fact["members"]
+            if each["kind"] == "scheduler" and fact["pid"] not in self.bystanders.values()
+        }  # fmt: skip
+
     def cut(self) -> None:
         """Cut the link."""
         self.link.cut()
@@ -300,11 +310,16 @@ class EngineHost(Base):
         line = f"setsid {shlex.join(self.server.argv())} > {self.server.log} 2>&1 < /dev/null &"
         env = {**self.env, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **self.server.environment()}
         subprocess.run(["/bin/sh", "-c", line], env=env, cwd=self.home, check=True)
-        assert wait_for(self.serves, 240, 0.5), self.server.tail()
+        assert wait_for(self.serves, 600, 0.5), self.server.tail()
 
     def serves(self) -> bool:
         """Return whether the server answers."""
         return self.watch.leader() is not None and serves(self.port, self.server.path_ready)
+
+    def ranks(self) -> set[int]:
+        """Return the PIDs of all ranks that live."""
+        titles = {each.pid: " ".join(argv_of(each.pid)[:1]) for each in self.watch.look()}
+        return {pid for pid, title in titles.items() if title.startswith(_RANKS)}
 
     def cut(self) -> None:
         """Kill the processes of the sshd that serve connections."""
@@ -324,5 +339,6 @@ class EngineHost(Base):
 ENGINES = Path(os.environ.get("GPUTUNER_ENGINES") or Path.home() / ".cache" / "gputuner-ci")
 """Folder of the engines; read before the benchmark sets a home folder of its own."""
 _OPTIONS = {"sglang": ("--enable-metrics",), "vllm": ()}
+_RANKS = ("sglang::scheduler", "VLLM::Worker", "VLLM::EngineCore")
 _WORDS = {"sglang": "sglang.launch_server", "vllm": "/bin/vllm"}
 """Word by which a command line is known as that of a server."""

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,6 +99,8 @@ class Ours:
     session: int
     title: str
     parent: int
+    seen: float
+    """Monotonic time of the first look at it."""
 
 
 @dataclass
@@ -127,6 +129,8 @@ class Watch:
         self._strange: dict[int, tuple[int, float]] = {}
         """Ticks, and the time of the first look, of processes that are not ours."""
         self._sessions: set[int] = set()
+        self._before: Set[int] = frozenset()
+        """Sessions of the servers that lived at the last look."""
         self._guard = threading.Lock()
         self._closing = threading.Event()
         self.crowds: list[Crowd] = []
@@ -155,8 +159,10 @@ class Watch:
                     servers.setdefault(each.session, []).append(each.pid)
             self.looks += 1
             self.most = max(self.most, len(servers))
-            if len(servers) > 1:
+            # A bystander that was just forked counts for one look by its session, if its PID was that of a server.
+            if len(servers) > 1 and servers.keys() == self._before:
                 self.crowds.append(Crowd(time.time(), servers))
+            self._before = servers.keys()
             return found
 
     def _look(self) -> list[Ours]:
@@ -167,19 +173,24 @@ class Watch:
             del self._strange[pid]
         for pid in here:
             strange = self._strange.get(pid)
+            # A process that is not ours is looked at again while it is young.
             if strange is not None and now - strange[1] > YOUNG_S:
                 continue
             stat = stat_of(pid)
             if stat is None or not stat.alive:
                 continue
             known = self._known.get((pid, stat.ticks))
-            if known is None or known.kind == "supervisor":
+            if known is None or known.kind in ("supervisor", "probe") or now - known.seen < YOUNG_S:
+                # One that was just forked has the command line of its parent, until it runs a program of its own.
                 kind = self._kind(pid, stat)
                 if not kind:
+                    self._known.pop((pid, stat.ticks), None)
                     if strange is None or strange[0] != stat.ticks:
                         self._strange[pid] = (stat.ticks, now)
                     continue
-                known = Ours(pid, stat.ticks, kind, stat.session, " ".join(argv_of(pid))[:300], stat.parent)
+                words = " ".join(argv_of(pid))[:300]
+                seen = known.seen if known is not None else now
+                known = Ours(pid, stat.ticks, kind, stat.session, words, stat.parent, seen)
                 self._known[pid, stat.ticks] = known
             found.append(known)
         return found
