@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,9 @@ from tuner.session.acts import new_run_id
 from tuner.session.session import Session
 
 _GOOD = frozenset({RunOutcome.READY, RunOutcome.STOPPED})
+
+FACTS_S = 30.0
+"""Seconds for which an order is good that was put together before the question; then it is made anew."""
 
 
 def apply(target: Target, options: Options) -> int:
@@ -143,19 +147,24 @@ class _Change:
         told = Told(host=state.name, tuning=tuning, state=state)
         self._printer.all(tuning_lines(tuning, state, server, self._printer.paper))
         self._printer.say("")
-        if tuning.refused or tuning.order is None:
+        if tuning.order is not None and not options.dry_run:
+            asked_at = time.monotonic()
+            if not await self._confirmed(state, tuning, server):
+                told.code, told.outcome = PROBLEM, "declined"
+                return told
+            if time.monotonic() - asked_at > FACTS_S:
+                # A server that ended meanwhile is not stopped, and what speaks against it by now is heeded.
+                told.tuning = tuning = await self._tuned(self._session.state, wish)
+        if tuning.order is None:
             told.code, told.outcome = PROBLEM, RunOutcome.REFUSED
             told.reason = tuning.refused[0] if tuning.refused else "it cannot be put together"
             return told
-        if not options.dry_run and not await self._confirmed(state, tuning, server):
-            told.code, told.outcome = PROBLEM, "declined"
-            return told
-        if options.take_over and (refusal := await _taken_over(self._session)) is not None:
-            return _refused(told, refusal, dry_run=options.dry_run)
         if options.dry_run:
             self._printer.say("dry run: nothing was sent")
             told.outcome, told.sent = "dry-run", msgspec.to_builtins(tuning.order)
             return told
+        if options.take_over and (refusal := await _taken_over(self._session)) is not None:
+            return _refused(told, refusal)
         return await self.ordered(Switch(order=tuning.order), tuning.order.run, told)
 
     async def ordered(self, act: AnyAct, run_id: str, told: Told) -> Told:

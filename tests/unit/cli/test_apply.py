@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from types import SimpleNamespace
 from typing import Any, cast
+
+import msgspec
+import pytest
 
 from tests.support import states
 from tests.support.facts import until
 from tests.support.sessions import FakeSession
-from tuner.cli.apply import _Change
+from tuner.cli import apply
+from tuner.cli.apply import FACTS_S, _Change
 from tuner.cli.change_report import Printer, Told
 from tuner.cli.wishes import Options
 from tuner.domain.acts import AnyAct, ResumeRun
 from tuner.domain.events import Acted
+from tuner.domain.runs import Lease, Operator
 from tuner.session.tasks import spawn
 
 
@@ -43,3 +49,42 @@ async def test_two_interrupts_while_an_order_is_unanswered_leave_it_and_say_so()
         told = await task
     assert (told.code, told.outcome) == (130, "left")
     assert "the run may go on at the host" in told.reason
+
+
+class Hesitating:
+    """An operator who agrees after a while, during which the server ends."""
+
+    def __init__(self, session: FakeSession, clock: list[float], seconds: float) -> None:
+        self._session, self._clock, self._seconds = session, clock, seconds
+
+    async def question(self, text: str, prompt: str) -> str:
+        self._clock[0] += self._seconds
+        gone = msgspec.structs.replace(self._session.state.servers[0], gone=True)
+        self._session.state = msgspec.structs.replace(self._session.state, servers=(gone,))
+        return "y"
+
+
+def change(session: FakeSession, ask: Any, **options: Any) -> Any:
+    printer = Printer(as_json=True)
+    return _Change(cast("Any", session), ask, printer, Options(start=False, **options), {}, None)
+
+
+@pytest.mark.parametrize(("seconds", "sent"), [(FACTS_S - 1.0, True), (FACTS_S + 1.0, False)])
+async def test_an_order_that_was_confirmed_late_is_made_anew(
+    seconds: float, sent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(apply, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    session = FakeSession(states.serving(), facts={}, acted=Acted(id=1, error="no"))
+    told = await change(session, Hesitating(session, clock, seconds)).carried_out(session.state)
+    assert (len(session.acts) == 1) is sent
+    assert ("nothing to stop" in told.reason) is not sent
+    assert told.code == 1
+
+
+async def test_a_dry_run_with_a_lease_to_take_over_shows_the_order_and_takes_nothing() -> None:
+    lease = Lease(holder=Operator(session="s2", name="bob"), beat_at=states.WALL)
+    session = FakeSession(msgspec.structs.replace(states.serving(), lease=lease), facts={})
+    told = await change(session, None, dry_run=True, take_over=True).carried_out(session.state)
+    assert (told.outcome, session.acts) == ("dry-run", [])
+    assert told.sent["stop"]["leader"]["pid"] == states.serving().servers[0].identity.pid
