@@ -434,6 +434,22 @@ def test_clean_spares_a_folder_into_which_a_server_logs(tmp_path: Path) -> None:
         assert "logs into the folder" in ann.refused("clean")
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_clean_spares_the_server_of_another_host_with_the_same_home_folder(ann: Operator, ended: bool) -> None:
+    ann.done("take-lease")
+    place = ann.folder / "runs" / RUN
+    place.mkdir(parents=True)
+    (place / "order.json").write_text('{"hostname":"another-host"}')
+    (place / "state.json").write_text(json.dumps({"id": RUN, "outcome": "ready"}))
+    if ended:
+        (place / "exit.json").write_text("{}")
+        ann.done("clean")
+        assert not ann.folder.exists()
+    else:
+        assert f"run {RUN} was begun on another-host" in ann.refused("clean")
+        assert place.exists()
+
+
 # -- records -----------------------------------------------------------------------------------------------------------
 
 
@@ -526,6 +542,7 @@ def test_where_systemd_runs_the_supervisor_is_a_unit_of_its_own(home: Path, tmp_
         assert len(calls) == 1 + old
         words = calls[-1]
         assert words[words.index("--unit") + 1] == f"gputuner-{RUN}"
+        assert ("TimeoutStopSec=10" in words) is not old, "the supervisor goes on after TERM; a shutdown must too"
         assert {"--collect", "--quiet", "KillMode=process", "Restart=no", f"--setenv=HOME={home}"} <= set(words)
         assert TOKEN not in log.read_text(), "what a unit's command line holds is shown to everybody"
         (ann.folder / "runs" / RUN / "cancel").write_text(json.dumps({"operator": ANN}))

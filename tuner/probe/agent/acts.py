@@ -96,8 +96,7 @@ class Door:
             try:
                 self.lease.require(operator)
             except Refused as e:
-                if os.path.isdir(our_folder()):
-                    audit("probe", operator, outcome="refused", detail=str(e), **note)
+                self._conclude(operator, outcome="refused", detail=str(e), **note)
                 raise
         else:
             return {}
@@ -106,13 +105,25 @@ class Door:
             answer = handler(act, operator, order)
         except Exception as e:
             outcome = "refused" if isinstance(e, Refused) else "failed"
-            if os.path.isdir(our_folder()):
-                audit("probe", operator, outcome=outcome, detail=str(e), **note)
+            self._conclude(operator, outcome=outcome, detail=str(e), **note)
             raise
-        if os.path.isdir(our_folder()):  # `clean` has removed it, and the audit with it
-            note["argv"] = answer.pop("argv", None)
-            audit("probe", operator, outcome="done", detail=answer.get("hint") or None, **note)
+        note["argv"] = answer.pop("argv", None)
+        self._conclude(operator, outcome="done", detail=answer.get("hint") or None, **note)
         return answer
+
+    def _conclude(self, operator: Json, **what: Any) -> None:
+        """Write into the audit what came of an act, unless the act has removed it.
+
+        A disk that is full by now is a problem of its own: what was done is done, and must not be answered as an error.
+        """
+        path = os.path.join(our_folder(), "audit.ndjson")
+        if os.path.isdir(our_folder()):
+            try:
+                audit("probe", operator, **what)
+            except OSError as e:
+                self.probe.problems.note("folder", path, e.strerror or str(e))
+            else:
+                self.probe.problems.clear("folder", path)
 
     # -- the acts ---------------------------------------------------------------------------------------------------
 

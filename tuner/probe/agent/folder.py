@@ -25,8 +25,16 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
 def our_folder() -> str:
-    """Return the path of this user's folder, whether it exists or not."""
-    return folder_of(os.environ.get("HOME") or home_of(ME) or "/")
+    """Return the path of this user's folder, whether it exists or not.
+
+    $HOME counts only if no other user owns it: root often has that of who called sudo, who could put another folder,
+    with another program to run as root, in the place of ours.
+    """
+    home = os.environ.get("HOME") or ""
+    status = stat_of(home) if home else None
+    if status is None or status.st_uid not in (ME, 0):
+        home = home_of(ME) or home
+    return folder_of(home or "/")
 
 
 def folder_of(home: str) -> str:

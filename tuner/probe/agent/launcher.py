@@ -49,6 +49,8 @@ def start_supervisor(probe: Probe, name: str, place: str) -> str:
     scope = systemd_scope()
     child: Any = None
     if scope is None or not _by_systemd(probe, name, scope, command, env):
+        if scope is not None and ME != 0 and kills_at_logout():
+            raise Refused("systemd-run failed, and this host ends all else of a user at logout", "nothing was touched")
         scope = None
         child = _apart(command, env)
         probe.thread(child.wait, "supervisor")  # or it would stay as a zombie when it has ended
@@ -60,7 +62,7 @@ def start_supervisor(probe: Probe, name: str, place: str) -> str:
         ended = child is not None and child.poll() is not None
         if scope is not None and time.monotonic() - asked_at > 1.0:
             asked_at = time.monotonic()
-            ended = not _is_active(probe, name, scope)
+            ended = not _is_active(probe, name, scope, env)
         if ended and _mark(state) == before:
             raise Refused("the run's supervisor ended at once: %s" % _words(place, child), "nothing was touched")
         if time.monotonic() > until:
@@ -125,15 +127,18 @@ def kills_at_logout() -> bool:
 def _by_systemd(probe: Probe, name: str, scope: Tuple[str, ...], command: List[str], env: Dict[str, str]) -> bool:
     """Start the supervisor as a unit of its own; return False where systemd does not take it."""
     basic = ["-p", "KillMode=process", "-p", "Restart=no"]
+    # The supervisor goes on after TERM, which must not hold up the host's shutdown for a minute and a half.
     # A unit has limits of its own, lower than a login's in places that matter: locked memory, open files, tasks. And a
     # worker that the kernel kills for want of memory would take the supervisor along.
-    more = ["-p", "TasksMax=infinity", "-p", "OOMPolicy=continue", *_limits()]
+    more = ["-p", "TasksMax=infinity", "-p", "OOMPolicy=continue", "-p", "TimeoutStopSec=10", *_limits()]
     variables = ["--setenv=%s=%s" % item for item in sorted(env.items())]
     unit = ["systemd-run", *scope, "--unit", unit_of_run(name), "--collect", "--quiet"]
     # An old systemd refuses properties that it does not know.
     for properties in (basic + more, basic):
         try:
-            code, _ = probe.children.output([*unit, *properties, *variables, "--", *command], MANAGER_S)
+            code, _ = probe.children.output(
+                [*unit, *properties, *variables, "--", *command], MANAGER_S, env=_for_systemd(env)
+            )
         except (OSError, TimeoutError):
             return False
         if code == 0:
@@ -157,9 +162,15 @@ def _limits() -> List[str]:
     return out
 
 
-def _is_active(probe: Probe, name: str, scope: Tuple[str, ...]) -> bool:
+def _for_systemd(env: Dict[str, str]) -> Dict[str, str]:
+    """Return the environment of systemd's programs, with the folder for sockets that leads to a user's manager."""
+    return {**os.environ, **env, "LC_ALL": "C"}
+
+
+def _is_active(probe: Probe, name: str, scope: Tuple[str, ...], env: Dict[str, str]) -> bool:
+    argv = ["systemctl", *scope, "is-active", unit_of_run(name)]
     try:
-        code, words = probe.children.output(["systemctl", *scope, "is-active", unit_of_run(name)], MANAGER_S)
+        code, words = probe.children.output(argv, MANAGER_S, env=_for_systemd(env))
     except (OSError, TimeoutError):
         return True  # not known, so the wait goes on
     return code == 0 or words.strip() in ("activating", "reloading")

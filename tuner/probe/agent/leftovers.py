@@ -7,11 +7,12 @@ import shutil
 import signal
 import stat
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from .base import Json, Refused
-from .folder import audit, our_folder, run_ids, size_of
+from .folder import audit, our_folder, read_json, run_folder, run_ids, size_of
 from .identity import NO_PROCESS, alive, boot_id, send
+from .lease import hostname
 
 if TYPE_CHECKING:
     from .probe import Probe
@@ -73,6 +74,16 @@ def _wait(probe: Probe, processes: List[Tuple[int, int]], wait_s: float) -> List
             return left
 
 
+def host_of_server(ident: str) -> Optional[str]:
+    """Return the other host with this home folder on which the server of a run may live; None: on none."""
+    place = run_folder(ident)
+    host = (read_json(os.path.join(place, "order.json")) or {}).get("hostname")
+    if not isinstance(host, str) or host == hostname() or os.path.exists(os.path.join(place, "exit.json")):
+        return None
+    outcome = (read_json(os.path.join(place, "state.json")) or {}).get("outcome")
+    return host if outcome in ("running", "ready", "back", "stuck") else None
+
+
 def clean(probe: Probe, runs: RunsWatch) -> str:
     """Remove gputuner's folder; return what was removed, in words.
 
@@ -91,6 +102,12 @@ def clean(probe: Probe, runs: RunsWatch) -> str:
                 "a server that was started by run %s" % ident if record["alive"] else "the supervisor of run %s" % ident
             )
             raise Refused("%s still lives, and needs the folder" % what, "stop the server first")
+        elsewhere = host_of_server(ident)
+        if elsewhere is not None:
+            raise Refused(
+                "run %s was begun on %s, which has the same home folder, and may still need it" % (ident, elsewhere),
+                "clean it there, or remove the folder by hand",
+            )
     real = os.path.realpath(place) + "/"
     for server in probe.live_servers():
         path = server.target.path
