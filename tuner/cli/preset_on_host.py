@@ -59,7 +59,7 @@ def diff(preset: Preset, presets: Presets, host: str, pid: str | None, *, as_jso
 
     tuning, lacking = run(looked())
     launch = tuning.launch
-    problems = launch.problems if launch is not None else tuple(check.detail for check in tuning.checks)
+    problems = launch.problems if launch is not None else tuning.refused
     notes = launch.notes if launch is not None else ()
     if as_json:
         answer = {

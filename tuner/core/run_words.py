@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tuner.core.runs import UNTOUCHED
 from tuner.domain.runs import Lease, Leftover, MemoryBack, Operator, RunOutcome, RunRecord, RunStep
 from tuner.units import GIB, format_duration
 
@@ -25,9 +26,9 @@ STEP_DOING: dict[RunStep, str] = {
     RunStep.MEMORY: "waiting for the GPU memory",
     RunStep.LAUNCH: "launching",
     RunStep.LOADING: "loading",
-    RunStep.PORT: "waiting for health",
-    RunStep.HEALTH: "waiting for the first token",
-    RunStep.FIRST_TOKEN: "got its first token",
+    RunStep.PORT: "listening",
+    RunStep.HEALTH: "waiting for health",
+    RunStep.FIRST_TOKEN: "waiting for the first token",
     RunStep.STEADY: "watching it for a moment",
     RunStep.END: "ending",
 }
@@ -162,7 +163,7 @@ def way_on(run: RunRecord) -> str:
         return ""
     if run.new is not None and run.alive:
         return f"pid {run.new.pid}, which it started, lives"
-    if run.step in (RunStep.CHECK, RunStep.DRAIN):
+    if run.step in UNTOUCHED:
         return "nothing was touched yet"
     if run.step in (RunStep.STOP, RunStep.MEMORY):
         return "the old server may be stopped, and nothing was started yet"

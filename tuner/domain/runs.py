@@ -182,8 +182,9 @@ class RunStep(enum.StrEnum):
     PORT = "port"
     """The new process itself listens on its port."""
     HEALTH = "health"
-    """The health endpoint answers."""
+    """Its health endpoint is asked until it answers."""
     FIRST_TOKEN = "first-token"  # noqa: S105 - a step, no secret
+    """It is asked for one token."""
     STEADY = "steady"
     """A token came; all ranks are watched for a moment."""
     END = "end"
