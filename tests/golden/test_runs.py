@@ -150,6 +150,10 @@ def test_a_failed_start_has_its_cause_beside_the_server_that_serves(second: list
     assert not [finding for finding in serving.findings if finding.severity in (Severity.FATAL, Severity.ERROR)]
 
 
+def test_no_line_was_lost(first: list[tuple[float, HostState]], second: list[tuple[float, HostState]]) -> None:
+    assert (end(first).lost_lines, end(second).lost_lines) == (0, 0)
+
+
 def test_servers_that_were_stopped_have_not_failed(
     first: list[tuple[float, HostState]], second: list[tuple[float, HostState]]
 ) -> None:
