@@ -21,6 +21,8 @@ CODES = {
     *("nvml-missing", "nvml-error", "nvml-hang", "gpu-lost", "no-gpu", "proc-denied", "log-denied", "log-vanished"),
     *("log-terminal", "log-pipe", "log-none", "http-refused", "http-nonsense", "http-auth", "http-timeout"),
     *("disk-full", "python-old", "tail-flood", "clock-skew", "probe-error", "journal", "history"),
+    "folder",
+    "run-damaged",
 }
 
 
