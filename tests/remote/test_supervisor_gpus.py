@@ -125,3 +125,17 @@ def test_a_failed_start_must_give_back_what_it_took(bench: Bench, driver: Driver
     until(lambda: run.record.detail == "GPU memory: GPU 0: 58.1 GiB are not free yet")
     driver.tell([600], [])
     assert run.outcome().outcome is RunOutcome.BACK
+
+
+def test_what_a_tenant_took_while_the_start_loaded_is_not_the_start_s(
+    bench: Bench, driver: Driver, tmp_path: Path
+) -> None:
+    driver.tell([500], [])
+    ends = tmp_path / "ends"
+    run = bench.begin(
+        start=bench.serving("--exit-code", "3", "--exit-after", str(ends)), back=bench.serving(), auto_back=True
+    )
+    until(lambda: bench.living())
+    driver.tell([30_500], [(0, os.getpid(), 30_000)])
+    ends.touch()
+    assert run.outcome().outcome is RunOutcome.BACK

@@ -106,13 +106,25 @@ class GpuMemory:
         """Return the GPUs on which any of these processes holds memory."""
         return {gpu for gpu, pid, _ in self.reading.get("users") or () if pid in pids}
 
-    def before(self, uuids: Sequence[str], pids: Set[int], baseline: Optional[Dict[str, int]] = None) -> List[Json]:
+    @property
+    def tenants(self) -> Json:
+        """Return the bytes that each process holds, by GPU and PID as text, as of the last reading."""
+        out: Dict[str, Dict[str, int]] = {}
+        for gpu, pid, held in self.reading.get("users") or ():
+            out.setdefault(str(gpu), {})[str(pid)] = held or 0
+        return out
+
+    def before(
+        self, uuids: Sequence[str], pids: Set[int], baseline: Optional[Dict[str, int]] = None,
+        tenants: Optional[Json] = None,
+    ) -> List[Json]:  # fmt: skip
         """Return what must come back, from the last reading, as JSON of `MemoryBack` and some more.
 
         Args:
             uuids: GPUs of the server, as the laptop knows them.
             pids: Its processes.
             baseline: Bytes in use by GPU before it was started; None: not known.
+            tenants: `tenants` at that time.
         """
         out = []
         level = baseline or {}
@@ -125,7 +137,10 @@ class GpuMemory:
             # In a container the driver names nobody, or processes of the host.
             told = bool(users) and None not in users.values() and all(read_stat(pid) is not None for pid in users)
             if str(index) in level:
-                held, told = max(0, used - level[str(index)]), True
+                # What others took since then is theirs, if the driver tells who they are.
+                then = (tenants or {}).get(str(index)) or {}
+                taken = sum(max(0, (size or 0) - then.get(pid, 0)) for pid, size in others.items()) if told else 0
+                held, told = max(0, used - level[str(index)] - taken), True
             out.append({
                 "gpu": index, "before_bytes": used, "held_bytes": held, "after_bytes": None, "told": told,
                 "others": others,

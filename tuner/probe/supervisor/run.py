@@ -188,6 +188,7 @@ class Run:
         if not self.gpus.reading:
             self.gpus.wait(FIRST_S)
         progress["baseline"] = dict(self.gpus.reading.get("used") or {})
+        progress["tenants"] = self.gpus.tenants
         self.gpus.end()  # the driver's library needs memory, which this process and its copies would keep
         self.start = Start(desk, launch, back=back)
         try:
@@ -228,7 +229,8 @@ class Run:
         if start is not None:
             members = start.members
             self.gpus.wait(FIRST_S)
-            before = self.gpus.before([], set(members.by_pid), progress.get("baseline")) if self.gpus.fresh else []
+            started = (progress.get("baseline"), progress.get("tenants"))
+            before = self.gpus.before([], set(members.by_pid), *started) if self.gpus.fresh else []
             ending = Ending(desk, members, self.gpus, boot_id() or "")
             manager = stop_command(start.launch_order.manager)
             failure = ending.end(start.launch_order.stop, manager, MANAGER_S, _memory_s(self._order), before)
