@@ -16,9 +16,10 @@ from tuner.cli.following import Followed
 from tuner.cli.paper import Paper
 from tuner.cli.tables import plain
 from tuner.core.report_plan import plan_report
-from tuner.domain.runs import RunOutcome
+from tuner.domain.preflight import Check
+from tuner.domain.runs import RunOutcome, StepRecord
 from tuner.domain.state import HostState
-from tuner.domain.tuning import Tuning
+from tuner.domain.tuning import Change, Tuning
 
 SCHEMA = 1
 
@@ -95,36 +96,11 @@ def _body(told: Told) -> dict[str, Any]:
         "old_pid": run.old.pid if run is not None and run.old is not None else None,
         "rolled_back": run is not None and run.outcome is RunOutcome.BACK,
         "failure": (run.failure or None) if run is not None else None,
-        "steps": []
-        if run is None
-        else [
-            {
-                "step": str(step.step),
-                "back": step.back,
-                "seconds": None if step.ended is None else round(step.ended - step.at, 3),
-                "detail": step.detail or None,
-            }
-            for step in run.steps
-        ],
-        "checks": []
-        if tuning is None
-        else [
-            {
-                "id": check.id,
-                "verdict": str(check.verdict),
-                "title": check.title,
-                "detail": check.detail or None,
-                "way_out": check.way_out or None,
-            }
-            for check in tuning.checks
-        ],
-        "changes": []
-        if tuning is None
-        else [
-            {"name": each.name, "kind": str(each.kind), "now": each.now, "then": each.then, "drift": each.drift or None}
-            for each in tuning.changes
-            if each.changed or each.drift
-        ],
+        "steps": [_step(each) for each in run.steps] if run is not None else [],
+        "checks": [_check(each) for each in tuning.checks] if tuning is not None else [],
+        "changes": [_change(each) for each in tuning.changes if each.changed or each.drift]
+        if tuning is not None
+        else [],
         "forecast": msgspec.to_builtins(plan_report(tuning.planned.then))
         if tuning is not None and tuning.planned is not None
         else None,
@@ -138,4 +114,33 @@ def _body(told: Told) -> dict[str, Any]:
         "memory": [] if run is None else [msgspec.to_builtins(each) for each in run.memory],
         "leftovers": [] if run is None else [msgspec.to_builtins(each) for each in run.leftovers],
         "order": told.sent,
+    }
+
+
+def _step(step: StepRecord) -> dict[str, Any]:
+    return {
+        "step": str(step.step),
+        "back": step.back,
+        "seconds": None if step.ended is None else round(step.ended - step.at, 3),
+        "detail": step.detail or None,
+    }
+
+
+def _check(check: Check) -> dict[str, Any]:
+    return {
+        "id": check.id,
+        "verdict": str(check.verdict),
+        "title": check.title,
+        "detail": check.detail or None,
+        "way_out": check.way_out or None,
+    }
+
+
+def _change(change: Change) -> dict[str, Any]:
+    return {
+        "name": change.name,
+        "kind": str(change.kind),
+        "now": change.now,
+        "then": change.then,
+        "drift": change.drift or None,
     }

@@ -68,7 +68,7 @@ class Library(Protocol):
         """Save a recipe; return where."""
 
 
-class Acting(Protocol):
+class ActingSession(Protocol):
     """The part of a session that changes hosts."""
 
     state: HostState
@@ -132,7 +132,7 @@ def _key(host: str, ask: PreflightAsk) -> tuple[str, bytes]:
     return host, msgspec.json.encode(replace(ask, help_argv=()))
 
 
-async def answer(session: Acting, ask: object, bench: Bench) -> None:
+async def answer(session: ActingSession, ask: object, bench: Bench) -> None:
     """Answer a request of the Tune screen, or of one that offers remedies."""
     match ask:
         case PresetsRequested():
@@ -238,7 +238,7 @@ def _read(knob: Knob, text: str | None) -> Any:
 # What a wish would change --------------------------------------------------------------------------------------------
 
 
-async def _tune(session: Acting, ask: TuneRequested, bench: Bench) -> None:
+async def _tune(session: ActingSession, ask: TuneRequested, bench: Bench) -> None:
     post = ask.reply_to.post_message
     first = await _put_together(session, ask.host, ask.wish, bench)
     known = bench.facts(ask.host, first.ask) is not None
@@ -254,7 +254,7 @@ async def _tune(session: Acting, ask: TuneRequested, bench: Bench) -> None:
     post(TuneArrived(ask, made, checked=True))
 
 
-async def _checked(session: Acting, host: str, wish: Wish, first: Tuning, bench: Bench) -> Tuning:
+async def _checked(session: ActingSession, host: str, wish: Wish, first: Tuning, bench: Bench) -> Tuning:
     """Ask the host for the facts, and put the wish together with them.
 
     Raises:
@@ -267,7 +267,7 @@ async def _checked(session: Acting, host: str, wish: Wish, first: Tuning, bench:
     return await _put_together(session, host, wish, bench)
 
 
-async def _put_together(session: Acting, host: str, wish: Wish, bench: Bench) -> Tuning:
+async def _put_together(session: ActingSession, host: str, wish: Wish, bench: Bench) -> Tuning:
     state = session.state
     presets, _ = await bench.presets()
 
@@ -304,7 +304,7 @@ def _server(state: HostState, key: str) -> ServerState | None:
 # Acts and what is kept -----------------------------------------------------------------------------------------------
 
 
-async def _act(session: Acting, ask: ActRequested, bench: Bench) -> None:
+async def _act(session: ActingSession, ask: ActRequested, bench: Bench) -> None:
     post = ask.reply_to.post_message
     act = ask.what
     if isinstance(act, Wish):
