@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from tests.fixtures.runs.bench import TITLES, Bench, benches, lives, until
 from tuner.domain.runs import RunOutcome, RunStep
+from tuner.probe.supervisor.readiness import EVERY_S, TAKEN_S
 
 SECRET = "sk-canary-0123456789abcdef"
 
@@ -119,6 +121,16 @@ def test_a_port_that_another_took_meanwhile_ends_the_start(bench: Bench, tmp_pat
     assert record.outcome is RunOutcome.FAILED
     assert f"port {bench.port} is taken by PID {os.getpid()}" in record.failure
     assert not bench.living()
+
+
+def test_a_socket_that_goes_away_by_itself_does_not_end_the_start(bench: Bench, tmp_path: Path) -> None:
+    bind = tmp_path / "bind"
+    run = bench.begin(start=bench.serving("--bind-after", str(bind)))
+    run.until("loading")
+    with socket.create_server(("127.0.0.1", bench.port)):
+        threading.Event().wait(min(2.5 * EVERY_S, TAKEN_S / 1.5))  # so it is seen twice
+    bind.touch()
+    assert run.outcome().outcome is RunOutcome.READY
 
 
 def test_a_server_of_another_port_is_not_asked(bench: Bench) -> None:
