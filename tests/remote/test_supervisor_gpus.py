@@ -127,6 +127,22 @@ def test_a_failed_start_must_give_back_what_it_took(bench: Bench, driver: Driver
     assert run.outcome().outcome is RunOutcome.BACK
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_driver_that_answers_too_late_is_asked_who_still_holds_memory(
+    bench: Bench, driver: Driver, named: bool
+) -> None:
+    """Nothing was read before the first signal, so what must come back is not known: nothing may be left."""
+    old = bench.server()
+    driver.tell([70_000], [(0, old.pid, 69_000)] if named else [])
+    late = "import gputuner_run.supervisor.run as module\nmodule.FIRST_S = 0.0"
+    run = bench.begin(stop=bench.stop(old.pid, gpus=("GPU-0",), memory_s=30.0), start=bench.serving(), fault=late)
+    run.until("memory")
+    until(lambda: "GPU 0" in run.record.detail)
+    assert ("still holds" if named else "in use") in run.record.detail
+    driver.tell([30_100], [(0, os.getpid(), 30_000)])
+    assert run.outcome().outcome is RunOutcome.READY
+
+
 def test_what_a_tenant_took_while_the_start_loaded_is_not_the_start_s(
     bench: Bench, driver: Driver, tmp_path: Path
 ) -> None:

@@ -248,3 +248,15 @@ def test_a_known_member_proves_whose_session_it_is(table: Table) -> None:
     assert pids(table.members(LEADER_PID, (RANK_PID,), run="r")) == set()
     table.runs[CHILD_PID] = "r"
     assert pids(table.members(LEADER_PID, (RANK_PID,), run="r")) == {CHILD_PID}
+
+
+# -- children ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_child_does_not_end_as_an_earlier_one_with_its_pid_did() -> None:
+    from tuner.probe.supervisor.pulse import Pulse
+
+    pulse = Pulse.__new__(Pulse)
+    pulse.exits, pulse.helpers = {7: -9}, set()
+    pulse.born(7)
+    assert (pulse.exits, pulse.helpers) == ({}, {7})

@@ -41,7 +41,7 @@ class Command:
             self._pid = os.posix_spawnp(
                 argv[0], list(argv), env, file_actions=files, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ]
             )
-            desk.pulse.helpers.add(self._pid)
+            desk.pulse.born(self._pid)
         except OSError as e:
             self.trouble = "%s: %s" % (argv[0], e.strerror)
 

@@ -60,7 +60,7 @@ class Helper:
         theirs.close()
         ours.setblocking(False)
         self._sock, self._pid = ours, pid
-        self._pulse.helpers.add(pid)
+        self._pulse.born(pid)
 
     def answer(self) -> Optional[Json]:
         """Return the answer if it is there, with `fault` if the child died of the question; None while it is not."""

@@ -156,13 +156,18 @@ class Proof:
         gpus: Reads the GPUs.
         before: What must come back: see `GpuMemory.before`.
         pids: The server's processes: start ticks by PID.
+        unread: UUIDs of the server's GPUs whose memory could not be read before: all of it that nobody else holds must
+            be free.
     """
 
-    def __init__(self, desk: Desk, gpus: GpuMemory, before: List[Json], pids: Dict[int, int]) -> None:
+    def __init__(
+        self, desk: Desk, gpus: GpuMemory, before: List[Json], pids: Dict[int, int], unread: Sequence[str] = ()
+    ) -> None:
         self._desk = desk
         self._gpus = gpus
         self._before = before
         self._pids = pids
+        self._unread = unread
         self._seen: Dict[int, Any] = {}
 
     def wait(self, seconds: float) -> str:
@@ -191,6 +196,20 @@ class Proof:
             text = self._missing_on(item)
             if text:
                 return text
+        known = self._gpus.indexes(self._unread)
+        if len(known) < len(self._unread) and not self._gpus.none:
+            return "%d of its GPUs cannot be read" % (len(self._unread) - len(known))
+        return next(filter(None, map(self._missing_unread, sorted(known))), "")
+
+    def _missing_unread(self, index: int) -> str:
+        """Return what the server, or nobody that the driver names, has in use on a GPU that was not read before."""
+        users = self._gpus.users(index)
+        mine = sorted(pid for pid in users if self._is_ours(pid))
+        if mine:
+            return "GPU %d: PID %s still holds %s" % (index, mine[0], _gib(users[mine[0]]))
+        over = (self._gpus.used(index) or 0) - sum(held or 0 for held in users.values())
+        if over > IDLE_BYTES:
+            return "GPU %d: %s in use, and the driver does not tell by whom" % (index, _gib(over))
         return ""
 
     def _missing_on(self, item: Json) -> str:

@@ -34,6 +34,11 @@ class Pulse:
         for name in ("SIGPIPE", "SIGXFSZ"):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
 
+    def born(self, pid: int) -> None:
+        """Take note of a new child that is our own work, whose PID an earlier child may have had."""
+        self.exits.pop(pid, None)
+        self.helpers.add(pid)
+
     def wait(self, seconds: Optional[float], fds: Iterable[int] = ()) -> None:
         """Return after so many seconds (None: never), when a signal comes, or when a descriptor can be read."""
         poll = select.poll()

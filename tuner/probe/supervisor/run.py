@@ -174,7 +174,7 @@ class Run:
         gpus.wait(FIRST_S)
         before = gpus.before(uuids, pids) if gpus.fresh else []
         self._progress["before"] = before
-        self._progress["watched"] = not gpus.none
+        self._progress["unread"] = [] if gpus.fresh else uuids
         self._desk.record.data["memory"] = [
             {name: item[name] for name in ("gpu", "before_bytes", "held_bytes", "after_bytes")} for item in before
         ]
@@ -197,9 +197,6 @@ class Run:
             desk.record.failed(str(e))
             self.start = None
             self._decide(str(e))
-            return
-        except Cancelled:
-            self._undo("cancelled")
             return
         self._watch(self.start)
 

@@ -43,7 +43,7 @@ class Start:
     # -- launch ---------------------------------------------------------------------------------------------------
 
     def launch(self, frame: Optional[Dict[str, Any]]) -> None:
-        """Start it. `frame`: limits and the like of the server before. Raises LaunchFailed and Cancelled."""
+        """Start it. `frame`: limits and the like of the server before. Raises LaunchFailed."""
         desk, launch, record = self._desk, self.launch_order, self._desk.record
         log = log_of(launch, desk.folder.path, desk.folder.run, back=self.back)
         record.data.update(

@@ -152,7 +152,7 @@ class Ending:
             desk.record.say("no GPU")
             return ""
         pids = {member.id.pid: member.id.ticks for member in self._members.by_pid.values()}
-        proof = Proof(desk, gpus, before, pids)
+        proof = Proof(desk, gpus, before, pids, desk.record.progress.get("unread") or ())
         missing = proof.wait(memory_s)
         if missing:
             self._proof_left = proof.leftovers()
