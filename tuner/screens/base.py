@@ -153,7 +153,7 @@ class TunerScreen(Screen[None]):
         self.app.copy_to_clipboard(text)
         count = text.count("\n") + 1
         lines = f"{count} line{'s' if count > 1 else ''}"
-        self.notify(f"Copied {what}, {lines}" if what else f"Copied {lines}", timeout=2)
+        self.notify(f"Copied {what}, {lines}" if what else f"Copied {lines}", timeout=2, markup=False)
 
     def copy_text(self) -> str:
         """Return what is copied when nothing is selected."""

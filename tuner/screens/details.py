@@ -158,7 +158,7 @@ class DetailsScreen(TunerScreen):
         self._asking = ""
         if message.error:
             self.catch_up()
-            self.notify(message.error, severity="warning", title="Checks")
+            self.notify(message.error, severity="warning", title="Checks", markup=False)
         elif self.shell.snapshot is not None:
             self._checks[self.shell.snapshot.name] = message.checks
             self.catch_up()

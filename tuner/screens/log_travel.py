@@ -100,5 +100,5 @@ class LogTraveller(Explained):
             self._show_also(message.lines, self._parts.about)
         self._parts.arrived(message)
         if message.error:
-            self.notify(message.error, severity="warning", title="Older lines")
+            self.notify(message.error, severity="warning", title="Older lines", markup=False)
         self._draw_filters()

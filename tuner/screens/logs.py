@@ -251,7 +251,7 @@ class LogsScreen(LogTraveller):
     def action_regex(self) -> None:
         """Switch between searching for regular expressions and plain text."""
         what = "regular expressions" if self.entry.toggle_regex() else "plain text"
-        self.notify(f"Searching for {what}", timeout=2)
+        self.notify(f"Searching for {what}", timeout=2, markup=False)
 
     def _close_entry(self) -> None:
         self.entry.close()
@@ -274,7 +274,7 @@ class LogsScreen(LogTraveller):
     def search(self, text: str) -> None:
         """Search for a text, first in the lines in memory, then on the host in the whole log."""
         if self.entry.regex and (why := regex_problem(text)):
-            self.notify(f"Not a regular expression: {why}", severity="error")
+            self.notify(f"Not a regular expression: {why}", severity="error", markup=False)
             return
         view, state, server = self.view, self.shell.snapshot, self.shell.server()
         if state is None or server is None:

@@ -183,7 +183,7 @@ class Shell(App[None]):
         done = await super().run_action(action, default_namespace, namespaces)
         name = parse(action)[1] if isinstance(action, str) else action[1]
         if not done and (why := self.idle_reason(name)):
-            self.notify(why, timeout=2)
+            self.notify(why, timeout=2, markup=False)
         return done
 
     def idle_reason(self, action: str) -> str:
