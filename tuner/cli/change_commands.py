@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from tuner.cli.commands import cli
 from tuner.cli.parameters import DURATION, HOST, example
+from tuner.errors import TunerError
 
 _yes = click.option("--yes", is_flag=True, help="Do it without being asked. Without it, a terminal is needed.")
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON object at the end.")
@@ -94,7 +96,7 @@ def apply(
         take_over=take_over,
         ignore_forecast=ignore_forecast,
     )
-    return command.apply(host, options)
+    return _reported(host, as_json, lambda: command.apply(host, options))
 
 
 @example("gputuner stop root@gpu-box-1 --drain 60s", "gputuner stop local --server 48211 --yes")
@@ -119,7 +121,7 @@ def stop(
     options = Options(
         pid=pid, start=False, drain_s=drain or 0.0, yes=yes, dry_run=dry_run, take_over=take_over, as_json=as_json
     )
-    return command.apply(host, options)
+    return _reported(host, as_json, lambda: command.apply(host, options))
 
 
 @example("gputuner resume root@gpu-box-1", "gputuner resume root@gpu-box-1 --back --yes")
@@ -137,7 +139,8 @@ def resume(host: Any, back: bool, yes: bool, take_over: bool, as_json: bool) -> 
     from tuner.cli import apply as command
     from tuner.cli.wishes import Options
 
-    return command.resume(host, back=back, options=Options(yes=yes, take_over=take_over, as_json=as_json))
+    options = Options(yes=yes, take_over=take_over, as_json=as_json)
+    return _reported(host, as_json, lambda: command.resume(host, back=back, options=options))
 
 
 @example("gputuner clean root@gpu-box-1", "gputuner clean root@gpu-box-1 --yes")
@@ -155,4 +158,21 @@ def clean(host: Any, yes: bool, dry_run: bool, take_over: bool, as_json: bool) -
     from tuner.cli import apply as command
     from tuner.cli.wishes import Options
 
-    return command.clean(host, Options(yes=yes, dry_run=dry_run, take_over=take_over, as_json=as_json))
+    options = Options(yes=yes, dry_run=dry_run, take_over=take_over, as_json=as_json)
+    return _reported(host, as_json, lambda: command.clean(host, options))
+
+
+def _reported(host: Any, as_json: bool, work: Callable[[], int]) -> int:
+    """Do the work; where it raises, `--json` prints its object all the same. The line on stderr and the exit code stay.
+
+    Raises:
+        TunerError, KeyboardInterrupt: What the work raised.
+    """
+    try:
+        return work()
+    except (TunerError, KeyboardInterrupt) as error:
+        if as_json:
+            from tuner.cli.change_report import failed
+
+            click.echo(failed(host.name, error))
+        raise

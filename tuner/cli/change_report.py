@@ -78,6 +78,15 @@ def ended(told: Told, printer: Printer, *, as_json: bool) -> int:
     return told.code
 
 
+def failed(host: str, error: BaseException) -> str:
+    """Return what `--json` prints where a command ended with an error, or was interrupted before a run began."""
+    if isinstance(error, KeyboardInterrupt):
+        told = Told(host=host, outcome="interrupted", reason="interrupted before a run began")
+    else:
+        told = Told(host=host, outcome="error", reason=str(error))
+    return json.dumps(_body(told), ensure_ascii=False)
+
+
 def _body(told: Told) -> dict[str, Any]:
     """Return what `--json` prints. A key is never left out; what is not known is None."""
     tuning, followed = told.tuning, told.followed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import shlex
 import subprocess
@@ -110,3 +111,21 @@ def test_output_that_cannot_be_written_is_one_line(arguments: tuple[str, ...]) -
         )
     assert ran.returncode == 1
     assert ran.stderr == "gputuner: The output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("apply", "local", "no-such-preset", "--yes"), 2),
+        (("apply", "local", "--set", "no_such_knob=1", "--yes"), 2),
+        (("apply", "root@127.0.0.1:1", "graphs-16", "--yes"), 3),
+        (("stop", "root@127.0.0.1:1", "--yes"), 3),
+        (("resume", "root@127.0.0.1:1", "--yes"), 3),
+        (("clean", "root@127.0.0.1:1", "--yes"), 3),
+    ],
+)
+def test_a_change_that_ends_with_an_error_prints_its_object_too(arguments: tuple[str, ...], code: int) -> None:
+    ran = gputuner(*arguments, "--json")
+    told = json.loads(ran.stdout)
+    assert (ran.returncode, told["outcome"], told["run"]) == (code, "error", None)
+    assert ran.stderr.strip() == f"gputuner: {told['reason']}"
