@@ -83,6 +83,18 @@ def test_processes_that_outlive_their_leader_are_ended(bench: Bench) -> None:
     assert [name for name, _ in run.signals()] == ["KILL", "TERM", "TERM"]
 
 
+def test_a_server_may_have_more_processes_than_its_supervisor_may_have_files(bench: Bench) -> None:
+    old = bench.server("--ranks", "20")
+    few = """
+import resource
+import gputuner_run.supervisor.members as module
+module.HIGHEST_FD = 12
+resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
+"""
+    assert bench.begin(stop=bench.stop(old.pid), fault=few).outcome().outcome is RunOutcome.STOPPED
+    assert not bench.living()
+
+
 def test_what_cannot_be_ended_is_listed_and_nothing_is_started(bench: Bench) -> None:
     old = bench.server("--ranks", "1", "--orphans", "--ranks-stubborn")
     run = bench.begin(stop=bench.stop(old.pid, (StopStep(signal="TERM", wait_s=0.3),)), start=bench.launch())

@@ -26,6 +26,8 @@ SHOWN_S = 2.0
 """Most seconds until a simulated process table shows a new process."""
 MAX_SIGNALLED = 4096
 """Most processes that one server may have; more are a fault of ours."""
+HIGHEST_FD = 512
+"""Highest descriptor that is kept for a process: a login may have 1024, and without one nothing can be read."""
 
 
 class Stat(NamedTuple):
@@ -134,7 +136,7 @@ def _pidfd(identity: ProcessId) -> int:
     except OSError:
         return -1
     # Only now: the process that is checked is the one that the descriptor stands for.
-    stat = stat_of_process(identity.pid)
+    stat = stat_of_process(identity.pid) if fd <= HIGHEST_FD else None
     if stat is None or stat.ticks != identity.ticks:
         os.close(fd)
         return -1
