@@ -57,7 +57,7 @@ class View(Struct, frozen=True, kw_only=True):
     """A forecast that does not fit is no reason to refuse."""
     tuning: Tuning | None = None
     error: str = ""
-    """Why there is no tuning, in words."""
+    """Why there is no tuning, or why the host could not be asked about it, in words; empty: neither."""
     old: bool = False
     """A newer answer is awaited."""
     checked: bool = False
@@ -180,6 +180,9 @@ def sections(
             taken = (*parts, last, *((run,) if run is not None else ()))
             room -= sum(len(part.lines) + 2 for part in taken) + 2
         checks = check_lines(tuning.checks, width, room, glyphs, checked=view.checked)
+        if view.error:
+            unasked: Line = ((f"the host could not be asked: {view.error}", "warn"),)
+            checks = [*_wrapped(unasked, width), *checks]
         parts += [Section("checks", "checks before anything is stopped", tuple(checks), word), last]
     if run is not None:
         parts.insert(0 if news(state) is not None else len(parts), run)
