@@ -252,6 +252,20 @@ def test_requests_that_do_not_end_are_not_awaited_for_ever(bench: Bench, tmp_pat
     assert RunStep.DRAIN in [step.step for step in run.record.steps]
 
 
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
+def test_who_has_the_port_in_another_network_gets_no_key(bench: Bench) -> None:
+    flags = ("--port", str(bench.port), "--host", "0.0.0.0", "--api-key", "sk-canary")
+    old = bench.other("unshare", "-n", *bench.argv(*flags))
+    until(lambda: len(bench.enrolled()) == 1 and Path(f"/proc/{old.pid}/net/tcp").read_text().count("\n") > 1)
+    with socket.create_server(("127.0.0.1", bench.port)) as stranger:
+        stranger.setblocking(False)
+        asks = (DrainAsk(path="/loads", series=("running", "waiting")),)
+        run = bench.begin(stop=bench.stop(old.pid, port=bench.port, drain_s=2.0, drain=asks))
+        assert run.outcome().outcome is RunOutcome.STOPPED
+        with pytest.raises(BlockingIOError):
+            stranger.accept()
+
+
 # -- other users ------------------------------------------------------------------------------------------------------
 
 
@@ -347,6 +361,17 @@ def test_a_manager_that_cannot_start_its_server_is_told_to_leave_it(bench: Bench
     assert (record.outcome, record.failure) == (RunOutcome.FAILED, "supervisorctl start toy: it is broken")
     acts = [line["argv"][1] for line in run.lines("audit.ndjson") if "argv" in line]
     assert acts == ["start", "stop"]
+
+
+def test_a_manager_that_refuses_without_an_exit_code_leaves_the_server_alone(bench: Bench, tmp_path: Path) -> None:
+    """So does supervisorctl before 4.0. A server that were killed all the same would be started by it again."""
+    path = tmp_path / "supervisorctl"
+    path.write_text("#!/bin/sh\necho 'toy: ERROR (no such process)'\n")
+    path.chmod(0o755)
+    old = bench.server()
+    refused(
+        bench, "toy: ERROR", stop=bench.stop(old.pid, HASTY, manager=(str(path), "stop", "toy"), manager_wait_s=2.0)
+    )
 
 
 def test_a_manager_that_refuses_leaves_the_server_alone(bench: Bench, manager: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from typing import List, Optional, Sequence, Tuple
 
@@ -14,6 +15,7 @@ _ASKS = {
     "supervisorctl": ("start", ["pid"]),
 }
 """How a manager is asked for the PID of what it started: the word that is replaced, and by what."""
+_ERROR = re.compile(r"^error: |: ERROR \(")
 
 
 class Command:
@@ -49,6 +51,11 @@ class Command:
     def code(self) -> Optional[int]:
         """Return its exit code; None while it runs."""
         return 127 if self.trouble else self._desk.pulse.exits.get(self._pid)
+
+    @property
+    def failed(self) -> bool:
+        """Return whether it ended without doing its work; supervisorctl before 4.0 has the exit code 0 even then."""
+        return self.code is not None and (self.code != 0 or bool(_ERROR.search(self.output)))
 
     @property
     def output(self) -> str:

@@ -16,6 +16,8 @@ from .pulse import Pulse
 from .record import Record
 from .run import Run
 
+UNWRITTEN_S = 1.0
+"""Seconds between two attempts to write the outcome."""
 _AGAIN = "--again"
 """Argument of a supervisor that begins anew after a fault."""
 
@@ -57,8 +59,9 @@ def main() -> None:
             _fault(desk, run, e)
     run.gpus.end()
     folder.free_reserve()
-    folder.flush()
-    record.save()
+    # The outcome is told however long the disk stays full; until then the run goes on for everybody else.
+    while not (folder.flush() & record.save()) and os.path.isdir(folder.path):
+        pulse.wait(UNWRITTEN_S)
     folder.release_lock()
     stay(desk, run.start)
 

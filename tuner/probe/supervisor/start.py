@@ -89,7 +89,7 @@ class Start:
                 self._recorded(self.members.leader.id)
                 desk.record.audit("start", argv=launch.manager, exit_code=command.code, outcome=command.output)
                 return
-            if command.code not in (None, 0):
+            if command.failed:
                 trouble = "%s: %s" % (words, command.output or "exit code %s" % command.code)
                 break
             desk.wait(EVERY_S)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any, List, Sequence
 
-from ..agent.base import PROC, Json, text_of
+from ..agent.base import HOST_ROOT, PROC, Json, text_of
 from ..agent.processes import environ_of
+from ..agent.sockets import same_network
 from .asking import Door, PortOwner, work
 from .commands import Command
 from .desk import Clock, Desk
@@ -47,6 +48,10 @@ class Ending:
         desk, pid = self._desk, self._members.leader.id.pid
         clock = Clock(stop.drain_s)
         desk.record.step("drain", until=clock.until)
+        if not HOST_ROOT and not same_network(pid):
+            # Its address leads elsewhere from here: to another server, which would get its key.
+            desk.record.say("its requests in flight cannot be counted from another network namespace")
+            return
         argv = (text_of("%s/%d/cmdline" % (PROC, pid)) or "").rstrip("\0").split("\0")
         flags = (aim.api_key_flags, aim.api_key_env, aim.tls_flags) if aim is not None else (["--api-key"], [], [])
         door = Door(argv, environ_of(pid) or {}, *flags)
@@ -125,7 +130,7 @@ class Ending:
         command = Command(desk, argv)
         pause = 0.02
         orphaned_at = 0.0
-        while clock.left and members.living and command.code in (None, 0):
+        while clock.left and members.living and not command.failed:
             if command.code == 0 and not members.leader.alive:
                 orphaned_at = orphaned_at or time.monotonic()
                 if time.monotonic() - orphaned_at >= ORPHAN_GRACE_S:
@@ -139,7 +144,7 @@ class Ending:
         while command.code is None and ending.left:
             desk.wait(0.02)
         desk.record.audit("stop", argv=list(argv), exit_code=command.code, outcome=command.output)
-        if command.code not in (None, 0) and members.leader.alive:
+        if command.failed and members.leader.alive:
             return "%s: %s" % (words, command.output or "exit code %s" % command.code)
         return ""
 
