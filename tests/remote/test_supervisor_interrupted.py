@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -396,6 +397,31 @@ def test_a_disk_that_fills_up_stops_nothing(bench: Bench, tmp_path: Path) -> Non
     assert record.outcome is RunOutcome.READY
     assert ("KILL", old.pid) in run.signals()
     assert ("KILL", old.pid) in [(line.get("signal"), line.get("pid")) for line in run.lines("audit.ndjson")]
+
+
+@pytest.mark.parametrize("starts", [False, True], ids=["stop", "switch"])
+def test_an_outcome_is_told_once_there_is_room_for_it(bench: Bench, tmp_path: Path, starts: bool) -> None:
+    flag, ended = tmp_path / "full", tmp_path / "ended"
+    old = bench.server()
+    fault = (
+        FULL.format(flag=str(flag), needs_reserve=False, reserve="")
+        + f"""
+from gputuner_run.supervisor import record
+real_end = record.Record.end
+def end(self, *arguments):
+    open({str(flag)!r}, "w").close()
+    real_end(self, *arguments)
+    open({str(ended)!r}, "w").close()
+record.Record.end = end
+"""
+    )
+    run = bench.begin(stop=bench.stop(old.pid), start=bench.serving() if starts else None, fault=fault)
+    until(ended.exists, 20.0)
+    with pytest.raises(subprocess.TimeoutExpired):
+        run.supervisor.wait(1.5)
+    assert run.record.outcome is RunOutcome.RUNNING
+    flag.unlink()
+    assert run.outcome().outcome is (RunOutcome.READY if starts else RunOutcome.STOPPED)
 
 
 def test_the_reserve_is_for_the_record_of_what_comes_next(bench: Bench, tmp_path: Path) -> None:
