@@ -243,7 +243,11 @@ def check_preset(
             for name, wrong in by_engine.items()
             for fault in wrong
         ]
-    once = {(fault.path, fault.line, fault.what): fault for wrong in by_engine.values() for fault in wrong}
+    once: dict[tuple[str, int | None, str], Fault] = {}
+    for fault in (each for wrong in by_engine.values() for each in wrong):
+        # Of two engines that say the same, the one that knows what was meant.
+        if fault.way_out.startswith("Did you mean") or (fault.path, fault.line, fault.what) not in once:
+            once[fault.path, fault.line, fault.what] = fault
     return [Wrong(_error(fault, path), fault.harms) for fault in once.values()]
 
 

@@ -21,6 +21,7 @@ from tuner.screens.confirm import ConfirmDialog
 from tuner.screens.dialogs import TextDialog
 from tuner.widgets.keybar import KeyBar
 from tuner.widgets.rows import Rows
+from tuner.widgets.tune_knobs import completions, taken_apart
 
 AppOn = Callable[..., tuple[Any, list[FakeSession]]]
 NARROW, WIDE = (80, 24), (160, 48)
@@ -157,6 +158,30 @@ async def test_name_and_value_can_be_typed_at_once(app_on: AppOn) -> None:
     async with app.run_test(size=WIDE) as pilot:
         await press(pilot, "t", "n", *"cuda_graph_max_bs=64", "enter")
         assert app.screen.view.overrides == {"cuda_graph_max_bs": 64}
+
+
+async def test_a_name_and_its_value_are_told_apart_from_words_of_a_name(app_on: AppOn) -> None:
+    app, _ = tuned(app_on, changing.tunable())
+    async with app.run_test(size=WIDE) as pilot:
+        await press(pilot, "t")
+        knobs = app.screen.knobs()
+    assert completions(knobs, "memory weights"), "the words of a title find it"
+    for typed, name, value in (
+        ("cuda_graph_max_bs=64", "cuda_graph_max_bs", "64"),
+        ("--cuda-graph-max-bs 64", "--cuda-graph-max-bs", "64"),
+        ("NCCL_DEBUG_FILE=/logs/a=b c", "NCCL_DEBUG_FILE", "/logs/a=b c"),
+        ("memory weights", "memory weights", ""),
+        ("mem_fraction_static =", "mem_fraction_static", ""),
+        ("wurst 3", "wurst", "3"),
+    ):
+        assert taken_apart(knobs, typed) == (name, value)
+
+
+async def test_while_a_value_is_typed_behind_its_name_the_knob_stays_marked(app_on: AppOn) -> None:
+    app, _ = tuned(app_on, changing.tunable())
+    async with app.run_test(size=WIDE) as pilot:
+        await press(pilot, "t", "n", *"mem_fraction_static=1.")
+        assert rows(app, "#hints").splitlines()[0].startswith("▌mem_fraction_static")
 
 
 async def test_a_name_that_no_knob_has_is_said_and_not_taken(app_on: AppOn) -> None:

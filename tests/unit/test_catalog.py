@@ -114,6 +114,13 @@ def test_what_is_wrong_is_told_with_its_line(project: Path, text: str, line: int
     assert "good" in presets.found
 
 
+def test_what_was_probably_meant_is_told_where_only_one_engine_has_it(project: Path) -> None:
+    write(project / "presets", "mine", GOOD + "args.mem_fraction_statik = 0.8\n")
+    told = [str(each) for each in load_presets().problems]
+    assert len(told) == 1
+    assert "Did you mean mem_fraction_static?" in told[0]
+
+
 def test_a_circle_of_presets_is_told_at_each_of_them(project: Path) -> None:
     for name, base in (("a", "b"), ("b", "c"), ("c", "a")):
         write(project / "presets", name, GOOD + f'extends = ["{base}"]\n')

@@ -12,7 +12,7 @@ from tuner.widgets.field import Field
 from tuner.widgets.plan_fields import label_of, typed_value
 from tuner.widgets.rows import Rows
 from tuner.widgets.spans import Line, clean, wrap_words
-from tuner.widgets.tune_knobs import completion_lines, completions, said_of_text
+from tuner.widgets.tune_knobs import completion_lines, completions, said_of_text, taken_apart
 
 _HINTS = {
     "filter": "presets with (enter: done, escape: all)",
@@ -96,7 +96,8 @@ class TuneEntry(Acting):
 
     def move_pick(self, step: int) -> None:
         """Choose another completion."""
-        found = completions(self.knobs(), self.query_one("#entry", Input).value)
+        name, _ = taken_apart(self.knobs(), self.query_one("#entry", Input).value)
+        found = completions(self.knobs(), name)
         if found:
             self._pick = min(max(0, self._pick + step), len(found) - 1)
             self.show_hints()
@@ -133,9 +134,9 @@ class TuneEntry(Acting):
 
     def _take_knob(self, typed: str) -> None:
         """Go on with the value of the chosen knob; `name=value` and `name value` take both at once."""
-        name, _, value = typed.replace("=", " ").strip().partition(" ")
-        found = completions(self.knobs(), name if value else typed)
-        if not typed.strip() or not found:
+        name, value = taken_apart(self.knobs(), typed)
+        found = completions(self.knobs(), name)
+        if not name or not found:
             return
         each = found[min(self._pick, len(found) - 1)]
         if not value:

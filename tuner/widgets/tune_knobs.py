@@ -92,15 +92,11 @@ def _label(knobs: Mapping[str, PlanKnob], name: str) -> str:
 
 def completions(knobs: Mapping[str, PlanKnob], text: str) -> list[PlanKnob]:
     """Return the knobs that a text may mean: names that begin with it first, then those that contain its words."""
-    wanted = text.strip().lstrip("-").replace("-", "_").lower()
+    wanted = _plain(text)
     words = wanted.replace("_", " ").split()
 
-    def names(each: PlanKnob) -> list[str]:
-        spelled = (each.knob.name, label_of(each), each.flag or "", each.env or "", *each.knob.also)
-        return [name.lstrip("-").replace("-", "_").lower() for name in spelled if name]
-
     def rank(each: PlanKnob) -> int | None:
-        own = names(each)
+        own = _names(each)
         if wanted in own:
             return 0
         if any(name.startswith(wanted) for name in own):
@@ -112,8 +108,35 @@ def completions(knobs: Mapping[str, PlanKnob], text: str) -> list[PlanKnob]:
     return [each for _, _, each in sorted(found, key=lambda one: one[:2])]
 
 
+def taken_apart(knobs: Mapping[str, PlanKnob], text: str) -> tuple[str, str]:
+    """Return name and value of a typed text: `name=value`, `name value`, or words of a name and an empty value."""
+    name, equals, value = text.strip().partition("=")
+    if equals:
+        return name.strip(), value.strip()
+    first, _, rest = text.strip().partition(" ")
+    if rest and (spells_one(knobs, first) or not completions(knobs, text)):
+        return first, rest.strip()
+    return text.strip(), ""
+
+
+def spells_one(knobs: Mapping[str, PlanKnob], name: str) -> bool:
+    """Return whether a text is the whole name of a knob."""
+    return any(_plain(name) in _names(each) for each in knobs.values())
+
+
+def _plain(name: str) -> str:
+    return name.strip().lstrip("-").replace("-", "_").lower()
+
+
+def _names(each: PlanKnob) -> list[str]:
+    """Return all names of a knob, as `_plain` writes them."""
+    spelled = (each.knob.name, label_of(each), each.flag or "", each.env or "", *each.knob.also)
+    return [_plain(name) for name in spelled if name]
+
+
 def completion_lines(knobs: Mapping[str, PlanKnob], text: str, chosen: int, width: int, glyphs: Glyphs) -> list[Line]:
     """Return the knobs that a typed text may mean, with value and title; the chosen one is marked."""
+    text, _ = taken_apart(knobs, text)
     found = completions(knobs, text)
     if not found:
         return [((f" {glyphs.warn} ", "warn"), (f"no knob of this version is called {clean(text)}", "text"))]
@@ -144,7 +167,7 @@ def said_of_text(each: PlanKnob, text: str) -> Said:
     try:
         value = typed_value(each, text)
     except ValueError as error:
-        return Said(f"{error}. {bounds(each)}".rstrip(". "), "bad", good=False)
+        return Said(f"{error}; {bounds(each)}", "bad", good=False)
     return said_of(each, value)
 
 
@@ -173,4 +196,4 @@ def bounds(each: PlanKnob) -> str:
         accepts = f"up to {knob.max:g}"
     else:
         accepts = {KnobType.INT: "a whole number", KnobType.FLOAT: "a number"}.get(knob.type, "")
-    return clean(". ".join(part for part in (accepts, knob.title) if part))
+    return clean(": ".join(part for part in (accepts, knob.title) if part))
