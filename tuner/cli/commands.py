@@ -325,7 +325,10 @@ def recipe_show(name: str, as_json: bool) -> int:
 @recipe.command("check")
 @click.argument("files", metavar="FILE...", type=click.Path(path_type=Path), nargs=-1, required=True)
 def recipe_check(files: tuple[Path, ...]) -> int:
-    """Say what is wrong with recipes that were written by hand, each problem with its line."""
+    """Say what is wrong with recipes that were written by hand, each problem with its file, line and way out.
+
+    The exit code is 1 if any has a problem, and 2 if a FILE cannot be read.
+    """
     from tuner.cli import recipe as command
 
     return command.check(files)

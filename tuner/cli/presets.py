@@ -78,7 +78,7 @@ def check(files: Sequence[Path]) -> int:
     else:
         own: dict[str, Preset] = {}
         for path in files:
-            _readable(path)
+            readable(path)
             checked += 1
             try:
                 preset = read_preset(path)
@@ -89,7 +89,7 @@ def check(files: Sequence[Path]) -> int:
         names, known = list(own), {**presets.found, **own}
     for name in names:
         errors += [wrong.error for wrong in check_preset(known, name, engines)]
-    for line in dict.fromkeys(_line(error) for error in errors):
+    for line in dict.fromkeys(fault_line(error) for error in errors):
         click.echo(line)
     if errors:
         return PROBLEM
@@ -97,15 +97,21 @@ def check(files: Sequence[Path]) -> int:
     return FINE
 
 
-def _readable(path: Path) -> None:
+def readable(path: Path, what: str = "preset") -> None:
+    """Check that a file that the operator named can be read.
+
+    Raises:
+        UsageProblem: It cannot.
+    """
+    problem = f"The {what} cannot be read"
     try:
         if not path.is_dir() and not path.is_file() and path.exists():
-            raise UsageProblem("The preset cannot be read", f"{path}: it is no file")
+            raise UsageProblem(problem, f"{path}: it is no file")
         path.read_text("utf-8")
     except OSError as error:
-        raise UsageProblem("The preset cannot be read", f"{path}: {error.strerror}") from error
+        raise UsageProblem(problem, f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageProblem("The preset cannot be read", f"{path}: it is not UTF-8") from error
+        raise UsageProblem(problem, f"{path}: it is not UTF-8") from error
 
 
 def show(name: str, engine: str | None, version: str | None, *, as_json: bool) -> int:
@@ -279,9 +285,9 @@ def _refuse(overlaid: Overlay) -> None:
 
 def _complain(problems: Sequence[CatalogError]) -> None:
     for error in problems:
-        click.echo(f"gputuner: {_line(error)}", err=True)
+        click.echo(f"gputuner: {fault_line(error)}", err=True)
 
 
-def _line(error: CatalogError) -> str:
+def fault_line(error: CatalogError) -> str:
     """Return an error of a file in the form in which editors and compilers take one."""
     return plain(f"{error.detail}: {sentences(error.title, error.hint)}")

@@ -14,6 +14,7 @@ import msgspec
 from tuner.cli import FINE, PROBLEM
 from tuner.cli.headless import connected, settled
 from tuner.cli.paper import Paper
+from tuner.cli.presets import fault_line, readable
 from tuner.cli.running import run
 from tuner.cli.tables import plain, table
 from tuner.core.drift import drift
@@ -199,13 +200,18 @@ def named(name: str) -> Recipe:
 
 
 def check(files: Sequence[Path]) -> int:
-    """Say what is wrong with files of recipes; exit code 1 if anything is."""
+    """Print what is wrong with files of recipes, each in a line; exit code 1 if anything is.
+
+    Raises:
+        UsageProblem: A file cannot be read.
+    """
     engines = load_engines()
     wrong = 0
     for path in files:
+        readable(path, "recipe")
         problems = list(_problems(path, engines))
         for problem in problems:
-            click.echo(f"gputuner: {problem}", err=True)
+            click.echo(fault_line(problem))
         wrong += len(problems)
         if not problems:
             click.echo(f"{path}: fine")

@@ -6,7 +6,7 @@ refused until it is ruled out, one that can only end a start or do nothing is no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -169,7 +169,7 @@ def _is_one(capability: str, of: tuple[str, ...]) -> bool:
     return capability in of or capability.partition(".")[0] in of
 
 
-def _all(tests: Any) -> bool | None:
+def _all(tests: Iterable[bool | None]) -> bool | None:
     """Return False if any test is False, None if any is not known, else True."""
     results = list(tests)
     if False in results:

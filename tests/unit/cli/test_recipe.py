@@ -114,14 +114,15 @@ def test_a_file_is_checked(told: Any, tmp_path: Path) -> None:
     )
     assert told("check", good) == (0, f"{good}: fine\n", "")
     code, out, err = told("check", good, bad)
-    assert (code, out) == (1, f"{good}: fine\n")
-    assert err.splitlines() == [
-        f"gputuner: 99999 is no port: {bad}:4. Ports are 1 to 65535",
-        f"gputuner: x belongs to no flag: {bad}:6. Take it out",
-        f"gputuner: they name no LLM: {bad}:5. Add --model-path and its path",
+    assert (code, err) == (1, "")
+    assert out.splitlines() == [
+        f"{good}: fine",
+        f"{bad}:4: 99999 is no port. Ports are 1 to 65535",
+        f"{bad}:6: x belongs to no flag. Take it out",
+        f"{bad}:5: they name no LLM. Add --model-path and its path",
     ]
     code, _, err = told("check", tmp_path / "none.toml")
-    assert code == 1
+    assert code == 2
     assert "No such file" in err
 
 
