@@ -20,6 +20,8 @@ LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 EVERY_S = 0.04
 YOUNG_S = 3.0
 """Seconds for which a process is looked at again: what it runs changes by exec."""
+YOUNG_LOOKS = 20
+"""Least number of those looks: on a busy machine there are few in three seconds."""
 
 RECORDER = """
 import os, signal, socket, sys, time
@@ -126,8 +128,8 @@ class Watch:
         self._marks = marks
         self._folder = str(folder)
         self._known: dict[tuple[int, int], Ours] = {}
-        self._strange: dict[int, tuple[int, float]] = {}
-        """Ticks, and the time of the first look, of processes that are not ours."""
+        self._strange: dict[int, tuple[int, float, int]] = {}
+        """Ticks, time of the first look and number of the first look, of processes that are not ours."""
         self._sessions: set[int] = set()
         self._before: Set[int] = frozenset()
         """Sessions of the servers that lived at the last look."""
@@ -174,7 +176,7 @@ class Watch:
         for pid in here:
             strange = self._strange.get(pid)
             # A process that is not ours is looked at again while it is young.
-            if strange is not None and now - strange[1] > YOUNG_S:
+            if strange is not None and now - strange[1] > YOUNG_S and self.looks - strange[2] > YOUNG_LOOKS:
                 continue
             stat = stat_of(pid)
             if stat is None or not stat.alive:
@@ -186,7 +188,7 @@ class Watch:
                 if not kind:
                     self._known.pop((pid, stat.ticks), None)
                     if strange is None or strange[0] != stat.ticks:
-                        self._strange[pid] = (stat.ticks, now)
+                        self._strange[pid] = (stat.ticks, now, self.looks)
                     continue
                 words = " ".join(argv_of(pid))[:300]
                 seen = known.seen if known is not None else now
