@@ -247,6 +247,12 @@ def test_what_apply_printed_before_each_change_came_true(printed: str, log: str,
         assert int(told[1].replace(",", "")) == pytest.approx(then.limits["max_total_num_tokens"].value, rel=rel)
 
 
+def test_a_fraction_above_the_interval_does_not_fit_though_its_tokens_are_not_known() -> None:
+    """A start that failed before it told its pool is refused when it is planned once more."""
+    again = SGLANG.forecast(last_start(f"{CHANGES}f995/server.log"), {})
+    assert (again.fit, again.kv_tokens, again.f_max) == (Fit.TOO_HIGH, None, 0.942)
+
+
 def test_of_a_server_without_a_gpu_nothing_is_said() -> None:
     logs = list((GOLDEN / "real").glob("*-cpu/*.log"))
     assert len(logs) == 29

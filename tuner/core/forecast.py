@@ -240,12 +240,12 @@ def verdict(
         fit = Fit.UNKNOWN
     elif fraction <= f_min:
         fit = Fit.TOO_LOW
-    elif tokens is None or (f_max is None and not capped):
-        fit = Fit.UNKNOWN
-    elif tokens <= 0:
+    elif tokens is not None and tokens <= 0:
         fit = Fit.TOO_LOW
     elif f_max is not None and fraction > f_max + 1e-9:
         fit = Fit.TOO_HIGH
+    elif tokens is None or (f_max is None and not capped):
+        fit = Fit.UNKNOWN
     if fit is Fit.FITS and unknown:
         fit = Fit.UNKNOWN
     if fit is Fit.FITS and not context and tokens is not None and tokens < LEAST_TOKENS:
