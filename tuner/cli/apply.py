@@ -12,7 +12,7 @@ import msgspec
 
 from tuner.cli import FINE, PROBLEM, UNREACHED
 from tuner.cli.ask import TerminalAsk
-from tuner.cli.change_lines import requests_words, server_words, tuning_lines
+from tuner.cli.change_lines import server_words, tuning_lines
 from tuner.cli.change_report import Printer, Told, ended
 from tuner.cli.following import Follower
 from tuner.cli.headless import connected, settled
@@ -224,7 +224,7 @@ class _Change:
         parts = [f"host   {state.name}"]
         if order.stop is not None and server is not None:
             parts.append(f"stop   {server_words(state, server)}")
-            if requests_words(server) not in ("", "no request in flight"):
+            if server.metrics.running or server.metrics.queued:
                 drained = f"waits up to {self._options.drain_s:.0f} s for them" if self._options.drain_s else "are cut"
                 parts.append(f"       its requests: {drained}, as far as the engine lets them")
         if order.start is not None:
