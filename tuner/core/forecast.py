@@ -238,9 +238,7 @@ def verdict(
         warnings = [*warnings, f"to make room: {helps}"] if helps else warnings
     elif fraction is None or f_min is None:
         fit = Fit.UNKNOWN
-    elif fraction <= f_min:
-        fit = Fit.TOO_LOW
-    elif tokens is not None and tokens <= 0:
+    elif fraction <= f_min or (tokens is not None and tokens <= 0):
         fit = Fit.TOO_LOW
     elif f_max is not None and fraction > f_max + 1e-9:
         fit = Fit.TOO_HIGH
