@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,20 @@ def test_no_signal_is_ignored_by_what_is_started(bench: Bench) -> None:
     bench.adopt(record.new.pid)
     status = Path(f"/proc/{record.new.pid}/status").read_text()
     assert [int(status.split(name)[1].split()[0], 16) for name in ("SigIgn:", "SigBlk:")] == [0, 0]
+
+
+def test_text_is_handed_on_as_it_is_in_a_login_with_another_character_set(bench: Bench, tmp_path: Path) -> None:
+    made = subprocess.run(
+        ["localedef", "-i", "en_US", "-f", "ISO-8859-1", str(tmp_path / "latin")], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip("this machine cannot make a locale")
+    login = {"LC_ALL": "latin", "LOCPATH": str(tmp_path)}
+    run = bench.begin(start=bench.serving("--name", "\u2603", env={"WORD": "\xfc\u2603"}), env=login)
+    record = run.outcome()
+    assert record.outcome is RunOutcome.READY
+    assert record.new is not None
+    assert environ(record.new.pid)["WORD"] == "\xfc\u2603"
 
 
 def test_what_is_no_text_is_handed_on_byte_by_byte(bench: Bench) -> None:

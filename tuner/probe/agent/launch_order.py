@@ -115,8 +115,13 @@ def completed(launch: Json, find: Callable[[str], Source]) -> Json:
 
 
 def login_environment() -> Dict[str, str]:
-    """Return the environment of the login that started the probe."""
-    return {name: value for name, value in os.environ.items() if name not in LOGIN_VARIABLES}
+    """Return the environment of the login that started the probe, as UTF-8 whatever the login's language is."""
+    env = {_text(name): _text(value) for name, value in os.environb.items()}
+    return {name: value for name, value in env.items() if name not in LOGIN_VARIABLES}
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
 
 
 def filled_env(env: Mapping[str, str], source: Source) -> Dict[str, str]:

@@ -40,7 +40,8 @@ def start_supervisor(probe: Probe, name: str, place: str) -> str:
     """
     state = os.path.join(place, "state.json")
     before = _mark(state)
-    command = [interpreter(), "-ISB", os.path.join(place, "supervisor.py"), place]
+    # UTF-8 whatever the login's language is: command lines and environments are passed on byte by byte.
+    command = [interpreter(), "-ISBXutf8", os.path.join(place, "supervisor.py"), place]
     env = {name: os.environ[name] for name in _PASSED if name in os.environ}
     runtime = runtime_folder()
     if runtime:

@@ -78,7 +78,7 @@ def _fault(desk: Desk, run: Run, error: Exception) -> None:
     traceback.print_exc()
     run.gpus.end()
     if _AGAIN not in sys.argv:
-        os.execv(sys.executable, [sys.executable, "-ISB", *sys.argv, _AGAIN])  # noqa: S606
+        os.execv(sys.executable, [sys.executable, "-ISBXutf8", *sys.argv, _AGAIN])  # noqa: S606
     desk.record.say(words + "; the run can be resumed")
     sys.exit(1)
 
