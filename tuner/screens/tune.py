@@ -29,6 +29,8 @@ _LEFT, _LEFT_MOST, _LEFT_SHARE = 40, 60, 0.34
 """Width of the presets beside the sections, in cells, and its share of the terminal."""
 _REST_S = 0.5
 """Seconds for which a choice rests before the host is asked about it."""
+_LONG = ("run", "forecast", "checks")
+"""Sections that leave only three lines to the list of presets on a narrow terminal, so that they fit."""
 _LIST = 7
 """Most lines of the list of presets on a narrow terminal, with its heading."""
 
@@ -156,7 +158,7 @@ class TuneScreen(TuneActions):
         right = width - beside - 1 if self.wide else width - 1
         title: list[Line] = []
         if self.wide or self.section != "run":
-            most = 3 if self.wide else 2
+            most = 3 if self.wide else 1 if self.section in _LONG else 2
             title = title_lines(self.view.choice, len(self.view.overrides), right, self.glyphs, most=most)
             title += [()] if self.wide else []
         self.query_one("#tune-title", Rows).show(title, dimmed=dimmed)
@@ -184,7 +186,7 @@ class TuneScreen(TuneActions):
             mine = knob_lines(view.knobs, view.overrides, view.at, width, most, self.glyphs, active=self.on_knobs)
             mine = [(), *mine]
         running = self.has_preset
-        narrow = 3 if self.section == "run" else min(_LIST, max(3, room // 3))
+        narrow = 3 if self.section in _LONG else min(_LIST, max(3, room // 3))
         most = room - len(mine) if self.wide else narrow
         rows = list_lines(
             view.presets, view.chosen, running, width, most, self.glyphs, filter=self._filter, active=not self.on_knobs
@@ -258,6 +260,7 @@ class TuneScreen(TuneActions):
         if self.of != (message.asked.host, message.asked.key):
             return
         self.view = replace(self.view, presets=message.presets, knobs=message.knobs)
+        self.refresh_bindings()
         first = not self.recipes
         self.recipes, self._problems = message.recipes, message.problems
         if first and message.recipes and not self.server_key:

@@ -171,7 +171,7 @@ def status_line(
 
 
 def preset_name(state: HostState, server: ServerState) -> str:
-    """Return the id of the preset that a server was started with; empty for none, or where gputuner did not start it."""
+    """Return the id of the preset that a server was started with; empty for none, or if gputuner did not start it."""
     return clean(preset_of(state, server)[0]) if state.runs else ""
 
 

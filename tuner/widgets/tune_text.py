@@ -49,7 +49,7 @@ def title_lines(choice: PresetChoice | None, overrides: int, width: int, glyphs:
         most: Most lines.
     """
     name = clean(choice.id) if choice is not None else "as it is"
-    title = clean(choice.title) if choice is not None else "no preset: as the recipe says"
+    title = clean(choice.title) if choice is not None else "the server as it runs, or as its recipe says"
     more = f" + {overrides} changed by hand" if overrides else ""
     head: Line = ((f" {name}{more}  ", "strong"), (title if title != name else "", "text"))
     lines = [clip_line(head, width, glyphs.ellipsis)]
@@ -61,6 +61,8 @@ def title_lines(choice: PresetChoice | None, overrides: int, width: int, glyphs:
             for at, chunk in enumerate(wrap_words(f"not for this server: {clean(choice.unmet)}", width - 5))
         ]
     lines += [((f" {chunk}", "dim"),) for chunk in wrap_words(clean(choice.why), width - 3) if chunk]
+    if most == 1:
+        return lines[:1]
     if len(lines) > most:
         last = clip_line((*lines[most - 1], (" .", "dim")), width - 2, glyphs.ellipsis)
         lines = [*lines[: most - 1], (*last[:-1], (glyphs.ellipsis, "dim"))]
