@@ -642,7 +642,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=20_261_130)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--first", type=int, default=0, metavar="K", help="begin with this round")
-    parser.add_argument("--only", type=int, default=None, metavar="K")
+    parser.add_argument("--only", type=int, action="append", metavar="K", help="this round alone; may be given again")
     parser.add_argument("--hosts", type=int, default=1, help="so many simulated hosts at the same time")
     parser.add_argument("--engine", choices=("simulated", "sglang", "vllm"), default="simulated")
     parser.add_argument("--part", default="", help=argparse.SUPPRESS)
@@ -659,7 +659,7 @@ def main() -> int:
         sys.exit(128 + number)  # so that hosts, disks and bystanders are removed
 
     signal.signal(signal.SIGTERM, ended)
-    numbers = range(options.first, options.runs) if options.only is None else [options.only]
+    numbers = range(options.first, options.runs) if options.only is None else options.only
     if options.part:
         part, of = map(int, options.part.split("/"))
         print(json.dumps(work(options, list(numbers)[part::of], say).json), flush=True)

@@ -210,7 +210,7 @@ class SimulatedHost(Base):
         def is_server(argv: Sequence[str]) -> bool:
             return list(argv[:3]) == [python, "-m", "sglang.launch_server"] and "--port" in argv  # not with --help
 
-        self.watch = Watch(is_server, [mark], self.folder)
+        self.watch = Watch(is_server, [mark], self.folder, strict=True)
         self.mount()
 
     @classmethod

@@ -121,11 +121,15 @@ class Watch:
         is_leader: Whether a command line is that of a server of this benchmark.
         marks: Parts of the environment, one of which every process of this host has.
         folder: gputuner's folder on the host.
+        strict: Whether members of servers have one of the marks too; engines that set titles overwrite them.
     """
 
-    def __init__(self, is_leader: Callable[[Sequence[str]], bool], marks: Sequence[bytes], folder: Path) -> None:
+    def __init__(
+        self, is_leader: Callable[[Sequence[str]], bool], marks: Sequence[bytes], folder: Path, *, strict: bool = False
+    ) -> None:
         self._is_leader = is_leader
         self._marks = marks
+        self._strict = strict
         self._folder = str(folder)
         self._known: dict[tuple[int, int], Ours] = {}
         self._strange: dict[int, tuple[int, float, int]] = {}
@@ -207,7 +211,8 @@ class Watch:
         if len(argv) > 2 and argv[-1 if argv[-1] != "--again" else -2].startswith(self._folder + "/runs/"):
             return "supervisor"
         if stat.session in self._sessions:
-            return "member"
+            # By then the number may be that of a session on another simulated host, since PIDs are used again on purpose.
+            return "member" if not self._strict or any(mark in env_of(pid) for mark in self._marks) else ""
         if "-ISBuc" in argv or ("-c" in argv and {"-I", "-S", "-B", "-u"} <= set(argv)):
             env = env_of(pid)
             return "probe" if any(mark in env for mark in self._marks) else ""
