@@ -211,7 +211,7 @@ class Watch:
         if len(argv) > 2 and argv[-1 if argv[-1] != "--again" else -2].startswith(self._folder + "/runs/"):
             return "supervisor"
         if stat.session in self._sessions:
-            # By then the number may be that of a session on another simulated host, since PIDs are used again on purpose.
+            # The number may be that of another simulated host's session by then: PIDs are used again on purpose.
             return "member" if not self._strict or any(mark in env_of(pid) for mark in self._marks) else ""
         if "-ISBuc" in argv or ("-c" in argv and {"-I", "-S", "-B", "-u"} <= set(argv)):
             env = env_of(pid)
