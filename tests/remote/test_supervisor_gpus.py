@@ -108,6 +108,15 @@ def test_a_driver_that_hangs_proves_nothing_and_stops_nobody(bench: Bench, drive
     driver.tell([], [], hangs=True)
     run = bench.begin(stop=bench.stop(old.pid, gpus=("GPU-0",), memory_s=1.0), start=bench.serving())
     record = run.outcome()
+    assert record.outcome is RunOutcome.REFUSED
+    assert "not answer" in record.detail
+    assert old.pid in bench.living()
+
+
+def test_a_server_can_be_stopped_although_the_driver_hangs(bench: Bench, driver: Driver) -> None:
+    old = bench.server()
+    driver.tell([], [], hangs=True)
+    record = bench.begin(stop=bench.stop(old.pid, gpus=("GPU-0",), memory_s=1.0)).outcome()
     assert record.outcome is RunOutcome.STUCK
     assert "not answer" in record.detail
     assert not bench.living()
@@ -135,12 +144,12 @@ def test_a_driver_that_answers_too_late_is_asked_who_still_holds_memory(
     old = bench.server()
     driver.tell([70_000], [(0, old.pid, 69_000)] if named else [])
     late = "import gputuner_run.supervisor.run as module\nmodule.FIRST_S = 0.0"
-    run = bench.begin(stop=bench.stop(old.pid, gpus=("GPU-0",), memory_s=30.0), start=bench.serving(), fault=late)
+    run = bench.begin(stop=bench.stop(old.pid, gpus=("GPU-0",), memory_s=30.0), fault=late)
     run.until("memory")
     until(lambda: "GPU 0" in run.record.detail)
     assert ("still holds" if named else "in use") in run.record.detail
     driver.tell([30_100], [(0, os.getpid(), 30_000)])
-    assert run.outcome().outcome is RunOutcome.READY
+    assert run.outcome().outcome is RunOutcome.STOPPED
 
 
 def test_what_a_tenant_took_while_the_start_loaded_is_not_the_start_s(

@@ -132,7 +132,7 @@ class Run:
             self._first_reading(stop.gpus, set(members.by_pid))
             # The wait for the driver was long enough for another world.
             members.scan()
-            trouble = why_not(desk, members)
+            trouble = why_not(desk, members) or self._unproven(stop.gpus)
             if trouble:
                 desk.record.end("refused", trouble)
                 return False
@@ -167,6 +167,12 @@ class Run:
             self._desk.record.end("cancelled", UNTOUCHED)
             return False
         return True
+
+    def _unproven(self, uuids: List[str]) -> str:
+        """Return why a server must not be stopped for another: it could not be proven that its memory is back."""
+        if self._order.start is None or not uuids or self.gpus.fresh or self.gpus.none:
+            return ""
+        return "the GPU driver does not answer, so it could not be seen whether the memory comes back"
 
     def _first_reading(self, uuids: List[str], pids: Any) -> None:
         """Read the memory of the GPUs before anything changes it."""
