@@ -323,7 +323,12 @@ class Benchmark:
             limited = [each for each in host.watch.look() if each.kind in ("supervisor", "probe")]
             for each in limited:
                 host.limit_files(each.pid, limit=True)
-            return lambda: [host.limit_files(each.pid, limit=False) for each in host.watch.look()] and None
+
+            def lift() -> None:
+                for each in host.watch.look():
+                    host.limit_files(each.pid, limit=False)
+
+            return lift
         return nothing
 
     def kill(self, kind: str, what: Round) -> None:
@@ -417,7 +422,7 @@ class Benchmark:
                 [sys.executable, "-m", "tuner", "snapshot", ALIAS, "--json"],
                 stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd=ROOT,
             )  # fmt: skip
-            said, code = done.stdout + done.stderr, done.returncode
+            said, code = done.stdout + done.stderr, int(done.returncode)
         else:
             command = self.commands.start("snapshot", ALIAS, "--json")
             code, said = command.wait(60), command.said
