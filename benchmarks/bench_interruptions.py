@@ -417,12 +417,13 @@ class Benchmark:
 
     def reading(self, what: Round) -> dict[str, Any]:
         """Return what a user sees who connects now."""
+        code: int | None
         if what.installed:
             done = subprocess.run(
                 [sys.executable, "-m", "tuner", "snapshot", ALIAS, "--json"],
                 stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd=ROOT,
             )  # fmt: skip
-            said, code = done.stdout + done.stderr, int(done.returncode)
+            said, code = done.stdout + done.stderr, done.returncode
         else:
             command = self.commands.start("snapshot", ALIAS, "--json")
             code, said = command.wait(60), command.said
@@ -590,8 +591,8 @@ def work(options: argparse.Namespace, numbers: Sequence[int], say: Callable[[str
     with tempfile.TemporaryDirectory(prefix="gt-") as folder:
         home = Path(folder)
         own_home(home)
-        kind = SimulatedHost if options.engine == "simulated" else EngineHost
-        with kind.made(home, options) as host:
+        made = SimulatedHost.made if options.engine == "simulated" else EngineHost.made
+        with made(home, options) as host:
             commands = Commands(home)
             benchmark = Benchmark(host, commands, options, home, say)
             try:

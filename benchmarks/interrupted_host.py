@@ -34,10 +34,16 @@ class InterruptedHost(Protocol):
 
     folder: Path
     port: int
-    env: Mapping[str, str]
     watch: Watch
-    bystanders: Mapping[str, int]
     may_fill_disk: bool
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """Environment of a login on the host."""
+
+    @property
+    def bystanders(self) -> Mapping[str, int]:
+        """PIDs of the host's own bystanders, by name."""
 
     def start_first(self) -> None:
         """Start a server by hand, and wait until it serves."""
