@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 
 from tuner.cli.paper import Paper
@@ -13,6 +12,7 @@ from tuner.core.finding_words import sureness
 from tuner.core.order_words import steps_of
 from tuner.core.remedies import order, typed
 from tuner.core.report_plan import plan_report
+from tuner.core.shellwords import shell_line, shell_word
 from tuner.domain.findings import Finding
 from tuner.domain.knobs import KnobKind
 from tuner.domain.preflight import Check, Verdict
@@ -117,8 +117,8 @@ def command_lines(tuning: Tuning, paper: Paper) -> Iterator[str]:
     assert launch is not None
     variables = [change.text or change.name for change in tuning.changes if change.kind is KnobKind.ENV]
     shown = {name: launch.env[name] for name in dict.fromkeys(variables) if name in launch.env}
-    words = [f"{name}={shlex.quote(value)}" for name, value in shown.items()]
-    yield from paper.wrapped(" ".join([*words, shlex.join(launch.argv)]), label="command", hang=_LABEL)
+    words = [f"{name}={shell_word(value)}" for name, value in shown.items()]
+    yield from paper.wrapped(" ".join([*words, shell_line(launch.argv)]), label="command", hang=_LABEL)
     if launch.cwd:
         yield from paper.wrapped(launch.cwd, label="in", hang=_LABEL)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from tuner.core.engine import Engine
 from tuner.core.hazards import shown
 from tuner.core.overlays import near, overlay, range_words
 from tuner.core.presets import resolve
+from tuner.core.shellwords import shell_line, shell_word
 from tuner.core.versions import parse_version
 from tuner.domain.presets import ANY_ENGINE, Overlay, Preset
 from tuner.engines import load_engines
@@ -194,9 +194,9 @@ def _story(spelled: Spelled, paper: Paper) -> Iterator[str]:
         yield from paper.wrapped(each, label="needs", hang=_LABEL)
     yield from paper.wrapped(f"{spelled.engine.title} {spelled.version}", label="for", hang=_LABEL)
     if overlaid.argv:
-        yield from paper.wrapped(shlex.join(overlaid.argv), label="argv", hang=_LABEL)
+        yield from paper.wrapped(shell_line(overlaid.argv), label="argv", hang=_LABEL)
     for key, value in overlaid.env.items():
-        yield from paper.wrapped(f"{key}={shlex.quote(value)}", label="env", hang=_LABEL)
+        yield from paper.wrapped(f"{key}={shell_word(value)}", label="env", hang=_LABEL)
     for note in overlaid.notes:
         yield from paper.wrapped(note, label="note", hang=_LABEL)
     for expected in preset.expect:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from tuner.core.engine import Engine
 from tuner.core.gates import hardware_of
 from tuner.core.recipe_faults import recipe_faults
 from tuner.core.recipes import read_recipe
+from tuner.core.shellwords import shell_line
 from tuner.core.toml_lines import item_line, key_lines
 from tuner.domain.link import Target
 from tuner.domain.preflight import PreflightAsk
@@ -241,7 +241,7 @@ def recipe_lines(recipe: Recipe, paper: Paper) -> Iterator[str]:
         ("host", recipe.host),
         ("engine", f"{recipe.engine}{version}"),
         ("LLM", recipe.model),
-        ("command", shlex.join(recipe.command)),
+        ("command", shell_line(recipe.command)),
         *(("arguments" if not number else "", row) for number, row in enumerate(_rows(recipe.args))),
         *(("env" if not number else "", f"{name}={value}") for number, (name, value) in enumerate(recipe.env.items())),
         ("folder", recipe.cwd),
@@ -261,11 +261,11 @@ def _rows(words: Sequence[str]) -> Iterator[str]:
     row: list[str] = []
     for word in words:
         if word.startswith("-") and row:
-            yield shlex.join(row)
+            yield shell_line(row)
             row = []
         row.append(word)
     if row:
-        yield shlex.join(row)
+        yield shell_line(row)
 
 
 def _manager(recipe: Recipe) -> str | None:

@@ -8,11 +8,11 @@ from tuner.core.remedies import as_typed
 
 
 def value_words(value: Any) -> str:
-    """Return a value of a knob in a few words: `0.88`, `on`, `1 2 4`, `not set`."""
+    """Return a value of a knob in a few words: `0.88`, `on`, `1 2 4`, `not set`; an empty text is `''`."""
     if value is None:
         return "not set"
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, list | tuple):
-        return " ".join(as_typed(each) for each in value)
-    return as_typed(value) if isinstance(value, str | int | float) else str(value)
+        return " ".join(as_typed(each) or "''" for each in value)
+    return as_typed(value) or "''" if isinstance(value, str | int | float) else str(value)

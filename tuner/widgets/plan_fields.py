@@ -42,7 +42,7 @@ def value_words(each: PlanKnob, value: Any) -> str:
         return f"{value >> 20} MiB" if value % (1 << 20) == 0 else f"{value >> 10} KiB"
     if isinstance(value, int) and value >= 10_240 and value % 1024 == 0:
         return f"{value >> 10}k"
-    return clean(as_typed(value))
+    return clean(as_typed(value)) or "''"
 
 
 def next_value(each: PlanKnob, value: Any, step: int) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tuner.core.change_words import value_words
 from tuner.core.order_words import steps_of
+from tuner.core.shellwords import shell_line, shell_word
 from tuner.domain.planning import PlanKnob, Planned
 from tuner.domain.preflight import Check, Verdict
 from tuner.domain.recipe import Launch
@@ -243,10 +243,10 @@ def command_text(launch: Launch) -> str:
     if launch.unset or launch.env:
         words.append("env")
     for name in launch.unset:
-        words += ["-u", clean(name)]
-    words += [f"{clean(name)}={clean(value)}" for name, value in launch.env.items()]
-    words += [clean(word) for word in launch.argv]
-    return shlex.join(words)
+        words += ["-u", name]
+    words += [f"{name}={value}" for name, value in launch.env.items()]
+    words += launch.argv
+    return shell_line(words)
 
 
 def command_lines(launch: Launch | None, width: int, glyphs: Glyphs) -> list[Line]:
@@ -259,7 +259,7 @@ def command_lines(launch: Launch | None, width: int, glyphs: Glyphs) -> list[Lin
     if launch.cwd:
         lines.append((("   in  ", "dim"), (clip(clean(launch.cwd), width - 9, glyphs.ellipsis), "text")))
     lines += [(("   unset ", "dim"), (clean(name), "text")) for name in launch.unset]
-    given = [[shlex.quote(f"{clean(name)}={clean(value)}")] for name, value in launch.env.items()]
+    given = [[shell_word(f"{name}={value}")] for name, value in launch.env.items()]
     lines += [(("   ", "text"), (chunk, "dim")) for chunk in _joined(given, width - 5)]
     lines += [
         (("   " if at == 0 else "     ", "text"), (chunk, "strong" if at == 0 else "text"))
@@ -274,7 +274,7 @@ def _wrapped(argv: Sequence[str], width: int) -> list[str]:
     for word in argv:
         if word.startswith("-") and groups[-1]:
             groups.append([])
-        groups[-1].append(shlex.quote(clean(word)))
+        groups[-1].append(shell_word(word))
     return _joined(groups, width)
 
 
