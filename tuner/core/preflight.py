@@ -54,7 +54,7 @@ def ask(
         like=launch.like,
         package=engine.plan().package,
         llm=llm,
-        draft=draft_of(settings_of(launch, server, engine)),
+        draft=draft_of(settings_of(launch, server, engine), engine),
         port=launch.port,
         log_dir=launch.log_dir,
     )
@@ -211,23 +211,29 @@ def _llm(case: Case) -> Iterator[Check]:
         yield fact.unknown("llm", "LLM")
     else:
         yield _files(case, fact, "LLM")
-    if not draft_of(case.settings()):
+    if case.engine is None or not draft_of(case.settings(), case.engine):
         return
     fact = case.fact("draft")
     yield fact.unknown("llm", "Draft") if fact.missing else _files(case, fact, "Draft")
 
 
-def draft_of(settings: Mapping[str, Any]) -> str:
+def draft_of(settings: Mapping[str, Any], engine: Engine) -> str:
     """Return the draft that server args name for speculative decoding; empty if they name none."""
-    config = settings.get("speculative_config")
+    named = next((value for name in engine.behaviour().draft if (value := _set(settings, name))), None)
+    # In brackets stands a method that needs no draft model: `[ngram]`.
+    return named if isinstance(named, str) and not named.startswith("[") else ""
+
+
+def _set(settings: Mapping[str, Any], name: str) -> object:
+    """Return a server arg; `a.b` is also the key `b` of the JSON value of `a`."""
+    whole, dot, key = name.partition(".")
+    given = settings.get(whole)
     try:
-        told = json.loads(config) if isinstance(config, str) else config
+        told = json.loads(given) if dot and isinstance(given, str) else given
     except ValueError:
         told = None
-    named = told.get("model") if isinstance(told, Mapping) else None
-    for name in ("speculative_draft_model_path", "speculative_config.model", "speculative_model"):
-        named = named or settings.get(name)
-    return named if isinstance(named, str) and not named.startswith("[") else ""
+    inside = told.get(key) if dot and isinstance(told, Mapping) else None
+    return inside or settings.get(name)
 
 
 def _files(case: Case, fact: Fact, title: str) -> Check:

@@ -10,7 +10,7 @@ import msgspec
 from tuner.core import runs
 from tuner.core.engine import Engine, engine_by_program
 from tuner.core.respawn import Keeper
-from tuner.domain.behaviour import Stopping
+from tuner.domain.behaviour import Behaviour, Stopping
 from tuner.domain.recipe import MASK, Launch, Recipe
 from tuner.domain.runs import LaunchOrder, Operator, ProcessId, RunRecord, StopOrder, StopStep, SwitchOrder
 from tuner.domain.server import Phase, ServerIdentity
@@ -28,8 +28,6 @@ UNKNOWN: tuple[StopStep, ...] = (
 """Ladder for a server whose engine this version does not know."""
 MOST_TITLE = 120
 """Most characters of a process's title in an order."""
-_NO_TOKENS = frozenset({"embed", "embedding", "classify", "score", "reward", "pooling"})
-"""Tasks of a server that generates no tokens."""
 
 
 def switch_order(
@@ -234,7 +232,7 @@ def _described(
         titles=behaviour.starting.rank_titles or plan.titles,
         ranks=engine.layout(dict(settings)).world if alone else None,
         health=behaviour.starting.health,
-        first_token=behaviour.starting.first_token if _generates(settings) else None,
+        first_token=behaviour.starting.first_token if _generates(settings, behaviour) else None,
         api_key_flags=plan.api_key_flags,
         api_key_env=plan.api_key_env,
         tls_flags=plan.tls_flags,
@@ -244,9 +242,13 @@ def _described(
     )
 
 
-def _generates(settings: Mapping[str, Any]) -> bool:
-    tasks = {str(settings.get(name)) for name in ("task", "runner")}
-    return not settings.get("is_embedding") and not tasks & _NO_TOKENS
+def _generates(settings: Mapping[str, Any], behaviour: Behaviour) -> bool:
+    """Return whether a server with these server args generates tokens."""
+    return not any(
+        str(settings[name]) in values if values else settings[name]
+        for name, values in behaviour.starting.no_tokens.items()
+        if name in settings
+    )
 
 
 def _serves(server: ServerState) -> bool:

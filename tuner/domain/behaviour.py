@@ -86,6 +86,9 @@ class Starting(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Regular expressions on the titles of the processes that are its ranks; empty: those of all its processes."""
     help: tuple[str, ...] = ("--help",)
     """Arguments with which its command prints all its flags."""
+    no_tokens: dict[str, tuple[str, ...]] = {}
+    """Server args with which a server generates no tokens, by canonical name, with the values that mean so; no values:
+    any value other than false."""
 
 
 class FlagRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -139,3 +142,6 @@ class Behaviour(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The argument that names the LLM. It is no knob: a forecast for another LLM is another forecast."""
     adapters_flag: str = "--lora-paths"
     """The argument that names LoRA adapters."""
+    draft: tuple[str, ...] = ()
+    """Server args that name the draft for speculative decoding, by canonical name; the first that is set counts. `a.b`
+    is also the key `b` of the JSON value of `a`."""

@@ -134,6 +134,17 @@ def test_what_is_not_known_is_unknown_and_never_fine(facts: dict[str, Any] | Non
     assert all(check.detail for check in checks)
 
 
+def test_a_full_home_is_told_once_and_also_where_a_server_is_only_stopped() -> None:
+    full = fact("rights", folder_at="/root", folder_free_bytes=3_000_000)
+    full["disks"] = {"folders": {"/root": [9 * GIB, 3_000_000]}}
+    assert [check.detail for check in judged(facts=full) if "/root" in check.detail] == [
+        "/root: 3 MB free, and every run is recorded in /root/.gputuner"
+    ]
+    stopped = only(judged(launch=None, facts=full), "rights")
+    assert stopped.verdict is Verdict.FAIL
+    assert "/root: 3 MB free" in stopped.detail
+
+
 FAILS = {
     "missing interpreter": ("interpreter", fact("interpreter", exists=False), ["/opt/venv/bin/python", "not exist"]),
     "interpreter without the right": ("interpreter", fact("interpreter", executable=False), ["chmod"]),
@@ -166,6 +177,14 @@ FAILS = {
     "working folder": ("cwd", fact("cwd", exists=False), ["/data does not exist"]),
     "log folder of another": ("disk", fact("log", writable=False), ["/data/logs may not be written"]),
     "full disk": ("disk", fact("log", free_bytes=5_000_000), ["5 MB left"]),
+    "full home": (
+        "disk",
+        {
+            **fact("rights", folder_at="/root", folder_free_bytes=0),
+            "disks": {"folders": {"/root": [9 * GIB, 0], "/": [900 * GIB, 300 * GIB]}},
+        },
+        ["/root: 0 bytes free", "/root/.gputuner", "free space on /root"],
+    ),
     "no shared memory": ("shm", fact("shm", free_bytes=10 << 20), ["10 MiB", "--shm-size"]),
     "docker": (
         "manager",
@@ -249,18 +268,22 @@ def test_a_draft_is_looked_for_like_the_llm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "draft"),
+    ("name", "settings", "draft"),
     [
-        ({"speculative_config": '{"model": "org/draft", "num_speculative_tokens": 3}'}, "org/draft"),
-        ({"speculative_config": {"model": "org/draft"}}, "org/draft"),
-        ({"speculative_config": '{"method": "ngram"}'}, ""),
-        ({"speculative_config": "torn {"}, ""),
-        ({"speculative_model": "[ngram]"}, ""),
-        ({}, ""),
+        ("vllm", {"speculative_config": '{"model": "org/draft", "num_speculative_tokens": 3}'}, "org/draft"),
+        ("vllm", {"speculative_config": {"model": "org/draft"}}, "org/draft"),
+        ("vllm", {"speculative_config.model": "org/draft"}, "org/draft"),
+        ("vllm", {"speculative_config": '{"method": "ngram"}'}, ""),
+        ("vllm", {"speculative_config": "torn {"}, ""),
+        ("vllm", {"speculative_model": "org/draft"}, "org/draft"),
+        ("vllm", {"speculative_model": "[ngram]"}, ""),
+        ("vllm", {"speculative_draft_model_path": "org/draft"}, ""),
+        ("sglang", {"speculative_draft_model_path": "org/draft"}, "org/draft"),
+        ("sglang", {}, ""),
     ],
 )
-def test_which_draft_server_args_name(settings: dict[str, Any], draft: str) -> None:
-    assert draft_of(settings) == draft
+def test_which_draft_server_args_name(name: str, settings: dict[str, Any], draft: str) -> None:
+    assert draft_of(settings, ENGINES[name]) == draft
 
 
 def test_unknown_and_ambiguous_flags_are_refused_one_by_one() -> None:

@@ -132,6 +132,22 @@ def test_what_cannot_be_seen_on_one_host_or_generates_nothing_is_not_waited_for(
     assert (start.first_token is not None) is token
 
 
+@pytest.mark.parametrize(
+    ("engine", "words", "token"),
+    [
+        ("sglang", ("--is-embedding",), False),
+        ("vllm", (), True),
+        ("vllm", ("--task", "embed"), False),
+        ("vllm", ("--runner", "pooling"), False),
+        ("vllm", ("--runner", "generate"), True),
+    ],
+)
+def test_which_server_args_mean_that_no_token_comes(engine: str, words: tuple[str, ...], token: bool) -> None:
+    command = ("/venv/bin/vllm", "serve", "m") if engine == "vllm" else ARGV
+    start = launch_order(Launch(argv=(*command, *words), port=1), ENGINES[engine])
+    assert (start.first_token is not None) is token
+
+
 @given(st.lists(st.sampled_from(["--api-key", "--x=***", "***", "a", "--token", "-t"]), max_size=8))
 def test_whatever_is_masked_has_its_flag_among_the_secret_ones(words: list[str]) -> None:
     argv = (*ARGV, *words)
