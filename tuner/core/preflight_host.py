@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import PurePosixPath
+
+import msgspec
 
 from tuner.core.preflight_case import Case, Fact, check, fail
 from tuner.core.respawn import keeper
@@ -12,6 +15,8 @@ from tuner.units import GIB, format_gib, whole
 
 LOG_LEAST_BYTES = 100_000_000
 """100 MB: with less left a log of a start may not be written to its end."""
+RUNS_LEAST_BYTES = 4_000_000
+"""4 MB: order, program, record and reserve of a run take less than 1 MB."""
 DISK_WANTED_BYTES = 1 << 30
 SHM_LEAST_BYTES = 64 << 20
 """64 MiB: Docker's default; NCCL and the message queues of several ranks take more."""
@@ -52,6 +57,9 @@ def _disk(case: Case) -> Iterator[Check]:
         else:
             new = "" if fact.value("exists") else " (is made)"
             good.append(f"{path}{new}: {format_gib(free)} GiB free")
+    runs = _full_runs(case)
+    if runs:
+        yield _no_room(case)
     fact = case.fact("disks")
     folders = fact.value("folders")
     if fact.missing or not isinstance(folders, Mapping):
@@ -61,6 +69,8 @@ def _disk(case: Case) -> Iterator[Check]:
         free = whole(sizes[1]) if isinstance(sizes, list | tuple) and len(sizes) > 1 else None
         if free is None:
             yield check("disk", title, Verdict.UNKNOWN, f"{path} could not be read")
+        elif runs and free < RUNS_LEAST_BYTES and PurePosixPath(path).is_relative_to(runs):
+            continue  # it is told already, with more at stake
         elif free < DISK_WANTED_BYTES:
             detail = f"{path} has {free // 1_000_000} MB left: caches of kernels and graphs may fail to be written"
             yield check("disk", title, Verdict.WARN, detail, "make room there")
@@ -68,6 +78,21 @@ def _disk(case: Case) -> Iterator[Check]:
             good.append(f"{path}: {format_gib(free)} GiB free")
     if good:
         yield check("disk", title, Verdict.OK, ", ".join(dict.fromkeys(good)))
+
+
+def _full_runs(case: Case) -> str:
+    """Return the mount point of the disk on which runs are recorded if it is full; empty if not, or unknown."""
+    free = whole(case.fact("rights").value("folder_free_bytes"))
+    return case.fact("rights").text("folder_at") if free is not None and free < RUNS_LEAST_BYTES else ""
+
+
+def _no_room(case: Case) -> Check:
+    fact = case.fact("rights")
+    free = whole(fact.value("folder_free_bytes")) or 0
+    size = f"{free // 1_000_000} MB" if free >= 1_000_000 else f"{free} bytes"
+    at, folder = fact.text("folder_at"), fact.text("folder")
+    detail = f"{at}: {size} free, and every run is recorded in {folder}"
+    return fail("disk", "Run folder", detail, f"free space on {at}")
 
 
 def _shm(case: Case) -> Iterator[Check]:
@@ -156,6 +181,10 @@ def _rights(case: Case) -> Iterator[Check]:
     if fact.value("folder_writable") is False:
         detail = f"{fact.text('folder')} may not be written: no run can be recorded there"
         yield fail("rights", title, detail, "give this user a home folder that it may write, or make room there")
+        return
+    if case.launch is None and _full_runs(case):
+        # A stop alone has no check of the disks.
+        yield msgspec.structs.replace(_no_room(case), id="rights", title=title)
         return
     if case.server is not None and owner and owner != me and case.launch is not None:
         detail = f"the running server is {owner}'s, and the new one would be {me}'s, with other files and limits"

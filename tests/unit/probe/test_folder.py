@@ -61,3 +61,31 @@ def test_an_act_is_answered_as_it_went_though_the_disk_is_full_by_then(
     assert answer == ({"error": "not now", "hint": "later"} if refused else {"run": "r"})
     assert full.outcomes == ["begins", "refused" if refused else "done"]
     assert full.problems == [("folder", str(tmp_path / ".gputuner/audit.ndjson"), "No space left on device")]
+
+
+@pytest.mark.parametrize(("number", "path"), [(28, None), (28, "x/lock.1.part"), (122, None)])
+def test_a_full_home_is_told_with_its_folder_and_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, path: str | None
+) -> None:
+    """A write that fails does not name its file, and the name of a temporary file helps nobody."""
+
+    def handler(*_: Any) -> dict[str, Any]:
+        raise OSError(number, "No room", path)
+
+    full = Full(monkeypatch, tmp_path)
+    full.door.handlers["cancel-run"] = handler
+    monkeypatch.setattr(folder.os, "statvfs", lambda _: SimpleNamespace(f_bavail=2, f_frsize=4096, f_favail=1))
+    monkeypatch.setattr(folder.os.path, "ismount", lambda place: place == str(tmp_path))
+    answer = full.door._answer({"act": {"act": "cancel-run", "run": "r"}, "operator": OPERATOR})
+    assert answer == {
+        "error": f"{tmp_path}/.gputuner: No room",
+        "hint": f"free space on {tmp_path}, which has 8192 bytes left",
+    }
+
+
+def test_a_disk_without_inodes_has_no_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    disk = SimpleNamespace(f_bavail=9, f_frsize=4096, f_favail=0, f_files=100)
+    monkeypatch.setattr(folder.os, "statvfs", lambda _: disk)
+    assert folder.disk_of(str(tmp_path / "not/there"))[1] == 0
+    disk.f_files = 0  # a file system that has no fixed number of them
+    assert folder.disk_of(str(tmp_path / "not/there"))[1] == 9 * 4096

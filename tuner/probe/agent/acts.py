@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import errno
 import os
 import queue
 import time
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
 
 from .arguments import masked_argv
 from .base import ME, Json, Refused, user_name
-from .folder import Lock, audit, make_folder, our_folder, read_json, run_folder, write_bytes, write_json
+from .folder import Lock, audit, disk_of, make_folder, our_folder, read_json, run_folder, write_bytes, write_json
 from .identity import boot_id, why_not
 from .launch_order import Source, completed
 from .launcher import start_supervisor
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 CODE_LIMIT = 4 << 20
 """Most bytes of a supervisor's program."""
+_FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
+"""Errors of a file system, or of a user's share of it, that has no room left."""
+_DISK = _FULL | {errno.EIO, errno.EROFS}
+"""Errors of a file system, whatever the file."""
 
 
 class Door:
@@ -76,7 +81,7 @@ class Door:
         except Refused as e:
             return {"error": str(e), "hint": e.hint}
         except OSError as e:
-            return {"error": "%s: %s" % (e.filename, e.strerror) if e.filename else e.strerror or str(e)}
+            return _failed(e)
         except Exception as e:
             self.probe.fault("act", e)
             return {"error": "the probe failed: %s: %s" % (type(e).__name__, e)}
@@ -286,6 +291,27 @@ class Door:
             if not env or environ_of(pid) == env:
                 env = environ_of(pid, "surrogateescape") or {}
         return Source(who, argv, env or None, server.cwd)
+
+
+def _failed(error: OSError) -> Json:
+    """Return the answer to an act that the kernel refused, with the way out where the disk is full.
+
+    A write that fails does not name its file. All that an act writes is below gputuner's folder.
+    """
+    reason = error.strerror or str(error)
+    if error.errno not in _DISK:
+        return {"error": "%s: %s" % (error.filename, reason) if error.filename else reason}
+    place, free = disk_of(our_folder())
+    out: Json = {"error": "%s: %s" % (our_folder(), reason)}
+    if error.errno in _FULL:
+        out["hint"] = "free space on %s, which has %s left" % (place, _size(free))
+    return out
+
+
+def _size(free: Optional[int]) -> str:
+    if free is None:
+        return "an unknown amount"
+    return "%d MB" % (free // 1_000_000) if free >= 1_000_000 else "%d bytes" % free
 
 
 def _operator(order: Json) -> Json:

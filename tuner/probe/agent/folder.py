@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import time
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Tuple
 
 from .base import ME, Json, home_of, names_in, slurp, stat_of
 
@@ -40,6 +40,28 @@ def our_folder() -> str:
 def folder_of(home: str) -> str:
     """Return the path of the folder below a home folder."""
     return os.path.join(home, ".gputuner")
+
+
+def existing_above(path: str) -> str:
+    """Return the nearest folder above a path that exists, the path included."""
+    while path not in ("", "/") and not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path or "/"
+
+
+def disk_of(path: str) -> Tuple[str, Optional[int]]:
+    """Return the mount point of the file system on which a path is, or would be made, and the bytes free there.
+
+    The bytes are those that this user may use; 0 where no file can be made for want of inodes, None where unknown.
+    """
+    place = os.path.realpath(existing_above(path))
+    try:
+        disk = os.statvfs(place)
+        while not os.path.ismount(place):
+            place = os.path.dirname(place)
+    except OSError:
+        return place, None
+    return place, disk.f_bavail * disk.f_frsize if disk.f_favail or not disk.f_files else 0
 
 
 def run_folder(ident: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
 from .arguments import MASK
 from .base import ME, PROC, Json, Refused, home_of, stat_of, text_of, user_name
 from .env_files import settings_in_files
-from .folder import our_folder
+from .folder import disk_of, existing_above, our_folder
 from .gpu_binding import driver_hints
 from .help_text import help_of
 from .installation import package_version, site_folders
@@ -177,19 +177,12 @@ def _port(look: Look) -> Json:
 def _log(look: Look) -> Json:
     """Look at the folder of the log, or at that of the runs, and where it does not exist at the one it is made in."""
     path = look.ask.get("log_dir") or our_folder()
-    there = _existing(path)
+    there = existing_above(path)
     out: Json = {"path": path, "exists": there == path and os.path.isdir(path), "at": there}
     out["writable"] = os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK)
     disk = os.statvfs(there)
     out["free_bytes"] = disk.f_bavail * disk.f_frsize
     return out
-
-
-def _existing(path: str) -> str:
-    """Return the nearest folder above a path that exists, the path included."""
-    while path not in ("", "/") and not os.path.exists(path):
-        path = os.path.dirname(path)
-    return path or "/"
 
 
 def _disks(look: Look) -> Json:
@@ -203,7 +196,7 @@ def _disks(look: Look) -> Json:
     folders: Dict[str, List[int]] = {}
     seen = set()
     for place in places:
-        path = _existing(place) if place.startswith("/") else ""
+        path = existing_above(place) if place.startswith("/") else ""
         status = stat_of(path) if path else None
         if status is None or status.st_dev in seen:
             continue
@@ -220,7 +213,9 @@ def _shm(look: Look) -> Json:
 
 def _rights(look: Look) -> Json:
     folder = our_folder()
-    out: Json = {"user": user_name(ME), "folder": folder, "folder_writable": os.access(_existing(folder), os.W_OK)}
+    out: Json = {"user": user_name(ME), "folder": folder}
+    out["folder_writable"] = os.access(existing_above(folder), os.W_OK)
+    out["folder_at"], out["folder_free_bytes"] = disk_of(folder)
     server = look.server
     if server is None:
         return out
