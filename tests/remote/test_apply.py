@@ -168,6 +168,18 @@ def started(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(program, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
+def test_a_demo_that_ends_meanwhile_is_not_connected_to_for_ever(host: SimHost) -> None:
+    with started("apply", "demo", "--set", "max_running_requests=12", "--yes") as process:
+        assert process.stdout is not None
+        text = ""
+        for line in process.stdout:
+            text += line
+            if line.startswith("run "):
+                os.kill(host.pid, signal.SIGKILL)
+        assert process.wait() == 3
+    assert "the demo has ended: what became of the run is not known" in text
+
+
 def test_a_run_whose_supervisor_was_killed_is_finished_with_the_server_it_started(
     host: SimHost, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -387,10 +387,13 @@ async def test_a_running_demo_is_found_and_a_dead_one_is_not(tmp_path: Path) -> 
     host = simhost.start("healthy", runtime=tmp_path, no_server=True)
     found = simhost.running(tmp_path)
     assert found == host.address
+    assert simhost.runs(tmp_path, host.address.port)
+    assert not simhost.runs(tmp_path, 1)
     os.kill(host.pid, signal.SIGKILL)
     host.close()
     entry = tmp_path / f"demo-{host.pid}.json"
     assert entry.exists()
+    assert not simhost.runs(tmp_path, host.address.port)
     assert simhost.running(tmp_path) is None
     assert not entry.exists()
     await until(lambda: not host.address.dir.exists())

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tuner.cli import FINE, PROBLEM, UNREACHED
+from tuner.cli import FINE, PROBLEM, UNREACHED, demo
 from tuner.cli.ask import TerminalAsk
 from tuner.cli.change_lines import server_words, tuning_lines
 from tuner.cli.change_report import Printer, Told, ended
@@ -169,7 +169,14 @@ class _Change:
 
     async def ordered(self, act: AnyAct, run_id: str, told: Told) -> Told:
         """Send an act that begins or resumes a run, and follow the run."""
-        follower = Follower(self._session, self._ask, run_id, self._printer.say, unattended=self._options.yes)
+        follower = Follower(
+            self._session,
+            self._ask,
+            run_id,
+            self._printer.say,
+            unattended=self._options.yes,
+            ended=lambda: demo.ended(self._session.target),
+        )
         with follower.minding_interrupts():
             try:
                 done = await self._session.act(act, confirmed=True)
@@ -189,7 +196,8 @@ class _Change:
         if followed.left:
             told.code, told.outcome, told.reason = 130, "left", "the run goes on at the host"
         elif followed.lost:
-            told.code = UNREACHED if followed.run is None or followed.run.supervised else PROBLEM
+            unreached = followed.unreached or followed.run is None or followed.run.supervised
+            told.code = UNREACHED if unreached else PROBLEM
             told.outcome, told.reason = "lost", followed.lost
         elif followed.run is not None:
             told.outcome = followed.run.outcome

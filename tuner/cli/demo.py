@@ -79,6 +79,11 @@ def target_of(address: Address) -> Target:
     )
 
 
+def ended(target: Target) -> bool:
+    """Return whether a target is a demo whose process has ended, so that connecting again is useless."""
+    return target.name == "demo" and not simhost.runs(runtime_folder(), target.port)
+
+
 @contextmanager
 def at_home(target: Target, say: Callable[[str], None] = lambda _: None) -> Iterator[Target]:
     """Return the target. For `demo` it is the running demo, or one that is started and ends with the context.

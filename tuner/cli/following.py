@@ -25,6 +25,8 @@ FINDINGS_S = 8.0
 ORPHAN_S = 5.0
 """Seconds for which a run may be without a living supervisor before it counts as interrupted: one that was just started
 is not seen yet."""
+UNREACHED_S = 600.0
+"""Seconds without a connection after which a run is followed no longer: a host that reboots is back before that."""
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -40,6 +42,8 @@ class Followed:
     """Whether the operator left before its end."""
     lost: str = ""
     """Why it is not followed to its end, in words; empty: it is."""
+    unreached: bool = False
+    """True: it is not followed to its end because the host cannot be reached."""
 
 
 class Follower:
@@ -51,16 +55,25 @@ class Follower:
         run: Id of the run.
         say: Called with each line.
         unattended: True: an interrupt cancels the run and goes back, without a question.
+        ended: Returns whether the host is known to exist no longer, as a demo whose process has ended.
     """
 
     def __init__(
-        self, session: Session, ask: TerminalAsk, run: str, say: Callable[[str], None], *, unattended: bool
+        self,
+        session: Session,
+        ask: TerminalAsk,
+        run: str,
+        say: Callable[[str], None],
+        *,
+        unattended: bool,
+        ended: Callable[[], bool] = lambda: False,
     ) -> None:
         self._session = session
         self._ask = ask
         self._run = run
         self._say = say
         self._unattended = unattended
+        self._ended = ended
         self._told: set[tuple[int, str]] = set()
         self._up = True
         self._failed: tuple[int, int] | None = None
@@ -96,11 +109,30 @@ class Follower:
             return Followed(run=self._record(), left=True)
 
     async def _to_the_end(self) -> Followed:
+        try:
+            async with asyncio.timeout(None) as limit:
+                return await self._watched(limit)
+        except TimeoutError:
+            why = self._session.state.link.reason
+            minutes = f"no connection for {UNREACHED_S / 60:.0f} minutes"
+            return self._unreached(f"{minutes} ({why})" if why else minutes)
+
+    def _unreached(self, why: str, what: str = "the run goes on at the host as far as is known") -> Followed:
+        return Followed(run=self._record(), lost=f"{why}: {what}", unreached=True)
+
+    async def _watched(self, limit: asyncio.Timeout) -> Followed:
+        """Tell each step until the end; `limit` is set while there is no connection."""
         orphaned: float | None = None
         clock = asyncio.get_running_loop().time
         async for state in self._session.snapshots():
             if (lost := self._link(state)) is not None:
-                return Followed(run=self._record(), lost=lost)
+                return self._unreached(lost)
+            if self._up:
+                limit.reschedule(None)
+            elif await asyncio.to_thread(self._ended):
+                return self._unreached("the demo has ended", "what became of the run is not known")
+            elif limit.when() is None:
+                limit.reschedule(clock() + UNREACHED_S)
             run = self._record()
             if run is None:
                 if self._missing(state):
@@ -115,7 +147,7 @@ class Follower:
                 orphaned = clock()
             elif clock() - orphaned > ORPHAN_S:
                 return Followed(run=run, lost=f"its supervisor is gone: {words.way_on(run)}")
-        return Followed(run=self._record(), lost=self._session.state.link.reason or "the session has ended")
+        return self._unreached(self._session.state.link.reason or "the session has ended")
 
     def _record(self) -> RunRecord | None:
         return next((run for run in self._session.state.runs if run.id == self._run), None)

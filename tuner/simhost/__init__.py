@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -164,7 +164,16 @@ def _create(path: Path) -> int:
 
 def running(folder: Path) -> Address | None:
     """Return the running demo that was started last, or None. Entries of dead demos are removed."""
-    newest: tuple[float, Address] | None = None
+    return max(_alive(folder), key=lambda each: each[0], default=(0.0, None))[1]
+
+
+def runs(folder: Path, port: int | None) -> bool:
+    """Return whether a demo runs that listens at a port."""
+    return any(address.port == port for _, address in _alive(folder))
+
+
+def _alive(folder: Path) -> Iterator[tuple[float, Address]]:
+    """Yield start (seconds since the epoch) and address of each running demo; remove the entries of the others."""
     for path in folder.glob("demo-*.json"):
         try:
             with path.open("rb") as file:
@@ -176,6 +185,4 @@ def running(folder: Path) -> Address | None:
             found = (float(facts["started"]), Address.of(facts))
         except (OSError, ValueError, KeyError):
             continue
-        if newest is None or found[0] > newest[0]:
-            newest = found
-    return newest[1] if newest else None
+        yield found

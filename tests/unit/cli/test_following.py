@@ -14,6 +14,7 @@ from tests.support import states
 from tests.support.facts import until
 from tests.support.sessions import FakeSession
 from tests.unit.core.test_runs import ME, NEW, OLD
+from tuner.cli import following
 from tuner.cli.following import Followed, Follower
 from tuner.domain.acts import AnyAct, CancelRun
 from tuner.domain.events import Acted
@@ -69,12 +70,12 @@ class Answers:
 
 
 class Following:
-    def __init__(self, state: HostState, *, unattended: bool = True, answer: str | None = None) -> None:
+    def __init__(self, state: HostState, *, unattended: bool = True, answer: str | None = None, **more: Any) -> None:
         self.session = Acting(state)
         self.lines: list[str] = []
         self.ask = Answers(answer)
         follower: Any = Follower
-        made = follower(self.session, self.ask, "run-1", self.lines.append, unattended=unattended)
+        made = follower(self.session, self.ask, "run-1", self.lines.append, unattended=unattended, **more)
 
         async def follow() -> Followed:
             with made.minding_interrupts():
@@ -137,9 +138,42 @@ async def test_a_host_that_is_lost_for_good_is_not_waited_for() -> None:
     followed = await at_work.end(
         told(run(STOP), state=REPLACE(UP, link=LinkState(phase=LinkPhase.DOWN, reason="key changed", final=True)))
     )
-    assert followed.lost == "key changed"
+    assert followed.unreached
+    assert followed.lost == "key changed: the run goes on at the host as far as is known"
     assert followed.run is not None
     assert followed.run.outcome is RunOutcome.RUNNING
+
+
+CUT = told(run(STOP), state=REPLACE(UP, link=LinkState(phase=LinkPhase.RECONNECTING, reason="the wire broke")))
+
+
+async def test_a_host_without_a_connection_for_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "UNREACHED_S", 0.05)
+    at_work = Following(told(run(STOP)))
+    followed = await at_work.end(CUT)
+    assert followed.unreached
+    assert "(the wire broke): the run goes on at the host as far as is known" in followed.lost
+
+
+async def test_a_connection_that_comes_back_is_given_its_time_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "UNREACHED_S", 0.3)
+    at_work = Following(told(run(STOP)))
+    await at_work.push(CUT, "the wire broke")
+    await at_work.push(told(run(STOP)), "connected again")
+    await asyncio.sleep(0.4)
+    assert not at_work.task.done()
+    assert (await at_work.end(told(run(STOPPED, LOADED, outcome=RunOutcome.READY)))).lost == ""
+
+
+async def test_a_demo_that_has_ended_is_not_connected_to_again() -> None:
+    gone = False
+    at_work = Following(told(run(STOP)), ended=lambda: gone)
+    await at_work.push(CUT, "the wire broke")
+    assert not at_work.task.done(), "only the link is lost"
+    gone = True
+    followed = await at_work.end(REPLACE(CUT, link=REPLACE(CUT.link, attempt=2)))
+    assert followed.unreached
+    assert followed.lost == "the demo has ended: what became of the run is not known"
 
 
 async def test_an_order_that_never_arrived_is_told_after_the_next_look() -> None:
