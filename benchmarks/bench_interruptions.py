@@ -203,7 +203,7 @@ class Benchmark:
         record = host.record(run) if run else None
         outcome = "no run" if record is None else record["outcome"]
         if record is None and self.options.verbose:
-            self.say(command.said[-1000:])
+            self.say(f"exit code {command.code}: {command.said[-1000:]}")
         reading = self.reading(what)
         self.compare(reading)
         if record is not None and outcome == "running" and what.plant:
@@ -618,6 +618,7 @@ def spread(options: argparse.Namespace, say: Callable[[str], None]) -> Tally:
         str(options.first),
     ]
     words += [part for kind in options.kinds for part in ("--kind", kind)]
+    words += ["--verbose"] if options.verbose else []
     words += ["--engine", options.engine, *(["--keep", options.keep] if options.keep else [])]
     parts = [
         subprocess.Popen([*words, "--part", f"{number}/{options.hosts}"], stdout=subprocess.PIPE, text=True)
