@@ -93,6 +93,21 @@ def test_a_driver_that_does_not_tell_names_is_judged_by_the_amount(bench: Bench,
     assert run.outcome().outcome is RunOutcome.STOPPED
 
 
+def test_what_was_in_use_before_a_start_of_ours_is_what_must_be_left(bench: Bench, driver: Driver) -> None:
+    """A tenant that the driver hides holds more than half of the memory."""
+    driver.tell([50_000], [])
+    new = bench.begin(start=bench.serving()).outcome().new
+    assert new is not None
+    driver.tell([80_000], [])
+    run = bench.begin(stop=bench.stop(new.pid, gpus=("GPU-0",), memory_s=20.0))
+    run.until("memory")
+    driver.tell([52_000], [])
+    until(lambda: "50.8 GiB in use, and the driver does not tell by whom" in run.record.detail)
+    assert "at most 49.7 GiB of 78.1 GiB are to be" in run.record.detail
+    driver.tell([50_100], [])
+    assert run.outcome().outcome is RunOutcome.STOPPED
+
+
 def test_memory_of_others_is_none_of_ours(bench: Bench, driver: Driver) -> None:
     """A server that is stopped before it held any memory has none to give back."""
     old = bench.server()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any, Dict, List, Optional, Sequence, Set
 
-from ..agent.base import PROC, Json, stat_of, user_name
+from ..agent.base import HOST_ROOT, PROC, Json, link_of, names_in, stat_of, user_name
 from ..agent.processes import owner_of, read_stat
 from .desk import Clock, Desk
 from .gpus import work
@@ -27,6 +28,12 @@ IDLE_BYTES = 1536 << 20
 """Below this a GPU counts as empty where the driver does not tell who uses it."""
 STABLE_S = 2.0
 """For so long the memory in use must not have changed where the driver does not tell who used it."""
+MOST = 0.5
+"""Share of the memory in use that must be left at most where neither driver nor an earlier run tells whose it was."""
+_FIRST_NAMESPACE = "pid:[4026531836]"
+"""The PID namespace of the host itself (`PROC_PID_INIT_INO` of Linux), where the driver's PIDs mean what they say."""
+_DEVICES = ("/dev/nvidia", "/dev/dxg")
+"""How the devices begin that a process with GPU memory has open; the second is that of WSL."""
 
 
 class GpuMemory:
@@ -116,7 +123,7 @@ class GpuMemory:
 
     def before(
         self, uuids: Sequence[str], pids: Set[int], baseline: Optional[Dict[str, int]] = None,
-        tenants: Optional[Json] = None,
+        tenants: Optional[Json] = None, level: Optional[Dict[str, int]] = None,
     ) -> List[Json]:  # fmt: skip
         """Return what must come back, from the last reading, as JSON of `MemoryBack` and some more.
 
@@ -125,25 +132,29 @@ class GpuMemory:
             pids: Its processes.
             baseline: Bytes in use by GPU before it was started; None: not known.
             tenants: `tenants` at that time.
+            level: The same as `baseline`, but so long ago that it is used only where the driver names nobody.
         """
         out = []
-        level = baseline or {}
-        grown = {int(gpu) for gpu, used in level.items() if (self.used(int(gpu)) or 0) > used + LEAST_BYTES}
-        for index in sorted(self.indexes(uuids) | self.gpus_of(pids) | grown):
+        baseline = baseline or {}
+        grown = {int(gpu) for gpu, used in baseline.items() if (self.used(int(gpu)) or 0) > used + LEAST_BYTES}
+        strange = {gpu for gpu, pid, _ in self.reading.get("users") or () if _is_another(pid)}
+        for index in sorted(self.indexes(uuids) | (self.gpus_of(pids) - strange) | grown):
             users = self.users(index)
-            mine = [held for pid, held in users.items() if pid in pids]
+            named = index not in strange
+            mine = [held for pid, held in users.items() if named and pid in pids]
             others = {str(pid): held for pid, held in users.items() if pid not in pids}
             used, held = self.used(index) or 0, sum(each or 0 for each in mine)
             # In a container the driver names nobody, or processes of the host.
             told = bool(users) and None not in users.values() and all(read_stat(pid) is not None for pid in users)
-            if str(index) in level:
+            told = told and named
+            if str(index) in baseline:
                 # What others took since then is theirs, if the driver tells who they are.
                 then = (tenants or {}).get(str(index)) or {}
                 taken = sum(max(0, (size or 0) - then.get(pid, 0)) for pid, size in others.items()) if told else 0
-                held, told = max(0, used - level[str(index)] - taken), True
+                held, told = max(0, used - baseline[str(index)] - taken), True
             out.append({
                 "gpu": index, "before_bytes": used, "held_bytes": held, "after_bytes": None, "told": told,
-                "others": others,
+                "others": others, "named": named, "level": (level or {}).get(str(index)),
             })  # fmt: skip
         return out
 
@@ -218,12 +229,13 @@ class Proof:
         if used is None:
             return "" if self._gpus.none else "GPU %d cannot be read" % index
         users = self._gpus.users(index)
-        mine = sorted(pid for pid in users if self._is_ours(pid))
+        mine = sorted(pid for pid in users if item.get("named", True) and self._is_ours(pid))
         if mine:
             return "GPU %d: PID %s still holds %s" % (index, mine[0], _gib(users[mine[0]]))
         held = item["held_bytes"]
         if not item["told"]:
-            return self._unattributed(index, item["before_bytes"], used)
+            level = item["before_bytes"] - held if held else item.get("level")
+            return self._unattributed(index, item["before_bytes"], level, used)
         # Others may have taken more meanwhile; that is theirs.
         grown = sum(max(0, (now or 0) - (item["others"].get(str(pid)) or 0)) for pid, now in users.items())
         over = used - (item["before_bytes"] - held) - grown
@@ -236,17 +248,28 @@ class Proof:
         stat = read_stat(pid)
         return pid in self._pids and (stat is None or stat[2] == self._pids[pid])
 
-    def _unattributed(self, index: int, before: int, used: int) -> str:
-        """Judge by the amount alone: in a container the driver names processes of the host, or none."""
+    def _unattributed(self, index: int, before: int, level: Optional[int], used: int) -> str:
+        """Judge by the amount alone: in a container the driver names processes of the host, or none.
+
+        Args:
+            index: The GPU.
+            before: Bytes in use before the first signal.
+            level: Bytes in use by others: before the server was launched, or beside its own; None: not known.
+            used: Bytes in use now.
+        """
         if used <= IDLE_BYTES or before == 0:
             return ""
+        most = int(MOST * before)
+        if level is not None and before > level + LEAST_BYTES:
+            most = level + max(LEAST_BYTES, int(SHARE * (before - level)))
         at, value = self._seen.get(index, (0.0, -1))
         if abs(used - value) > 64 << 20:
             self._seen[index] = (time.monotonic(), used)
             return "GPU %d: %s in use" % (index, _gib(used))
-        if used <= before - (256 << 20) and time.monotonic() - at >= STABLE_S:
+        if used <= most and time.monotonic() - at >= STABLE_S:
             return ""
-        return "GPU %d: %s in use, and the driver does not tell by whom" % (index, _gib(used))
+        wanted = "at most %s of %s are to be" % (_gib(most), _gib(before))
+        return "GPU %d: %s in use, and the driver does not tell by whom; %s" % (index, _gib(used), wanted)
 
     def _tell(self) -> None:
         for item in self._before:
@@ -270,6 +293,18 @@ class Proof:
                     "title": title_of(pid), "gpu_bytes": held, "ours": self._is_ours(pid),
                 }  # fmt: skip
         return list(out.values())
+
+
+def _is_another(pid: int) -> bool:
+    """Return whether the process with this PID is certainly not the one that the driver means by it.
+
+    In a container the driver may tell PIDs of the host, which other processes have here. Those have no GPU open.
+    """
+    if HOST_ROOT or link_of("/proc/self/ns/pid") == _FIRST_NAMESPACE:
+        return False
+    folder = "%s/%d/fd" % (PROC, pid)
+    names = names_in(folder)
+    return bool(names) and not any((link_of(os.path.join(folder, name)) or "").startswith(_DEVICES) for name in names)
 
 
 def _gib(size: Optional[int]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Dict, List, Optional
 
+from ..agent.folder import read_json
 from ..agent.identity import boot_id
 from .checks import why_not
 from .commands import stop_command
@@ -178,12 +180,24 @@ class Run:
         """Read the memory of the GPUs before anything changes it."""
         gpus = self.gpus
         gpus.wait(FIRST_S)
-        before = gpus.before(uuids, pids) if gpus.fresh else []
+        before = gpus.before(uuids, pids, level=self._level()) if gpus.fresh else []
         self._progress["before"] = before
         self._progress["unread"] = [] if gpus.fresh else uuids
         self._desk.record.data["memory"] = [
             {name: item[name] for name in ("gpu", "before_bytes", "held_bytes", "after_bytes")} for item in before
         ]
+
+    def _level(self) -> Optional[Dict[str, int]]:
+        """Return the bytes in use by GPU before the server to stop was launched; None unless a run of ours did that."""
+        stop, run = self._order.stop, self._progress.get("old_run")
+        if stop is None or not run or os.path.basename(run) != run:
+            return None
+        state = read_json(os.path.join(self._desk.folder.home, "runs", run, "state.json")) or {}
+        new = state.get("new") or {}
+        if (new.get("pid"), new.get("start_ticks")) != (stop.leader.pid, stop.leader.ticks):
+            return None
+        level: Optional[Dict[str, int]] = (state.get("progress") or {}).get("baseline")
+        return level
 
     # -- start ----------------------------------------------------------------------------------------------------
 
