@@ -21,7 +21,7 @@ from tuner.domain.runs import (
     StepRecord,
 )
 from tuner.domain.state import HostState
-from tuner.errors import UsageProblem
+from tuner.errors import CatalogError, UsageProblem
 from tuner.units import from_gib
 
 REPLACE = states.REPLACE
@@ -149,7 +149,9 @@ RECIPE = Recipe(
 class FakeLibrary:
     """Presets in memory; remembers what was saved."""
 
-    def __init__(self, *, problems: Sequence[str] = (), recipes: Sequence[Recipe] = (), broken: str = "") -> None:
+    def __init__(
+        self, *, problems: Sequence[CatalogError] = (), recipes: Sequence[Recipe] = (), broken: str = ""
+    ) -> None:
         self.problems = tuple(problems)
         self.kept_recipes = list(recipes)
         self.broken = broken
@@ -157,7 +159,7 @@ class FakeLibrary:
         self.saved: list[Preset] = []
         self.known = dict(PRESETS)
 
-    def presets(self) -> tuple[Mapping[str, Preset], tuple[str, ...]]:
+    def presets(self) -> tuple[Mapping[str, Preset], tuple[CatalogError, ...]]:
         return self.known, self.problems
 
     def order(self, host: str) -> Sequence[str]:

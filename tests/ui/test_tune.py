@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tuner.domain.events import Acted
 from tuner.domain.runs import ProcessId
 from tuner.domain.state import HostState
 from tuner.domain.tuning import Wish
+from tuner.errors import CatalogError
 from tuner.screens.confirm import ConfirmDialog
 from tuner.screens.dialogs import TextDialog
 from tuner.widgets.keybar import KeyBar
@@ -128,11 +130,15 @@ async def test_the_order_of_the_number_keys_is_the_operators_and_kept(app_on: Ap
 
 
 async def test_a_broken_file_of_presets_is_named_and_leaves_the_others(app_on: AppOn) -> None:
-    library = changing.FakeLibrary(problems=("presets/x.toml:3: there is no field tile", "presets/y.toml:1: no TOML"))
+    problems = (
+        CatalogError(Path("presets/x.toml"), 3, "there is no field tile"),
+        CatalogError(Path("presets/y.toml"), 1, "is not TOML"),
+    )
+    library = changing.FakeLibrary(problems=problems)
     app, _ = tuned(app_on, changing.tunable(), library)
     async with app.run_test(size=NARROW) as pilot:
         await press(pilot, "t")
-        assert "presets/x.toml:3: there is no field tile (and 1 more)" in rows(app, "#tune-note")
+        assert "there is no field tile: presets/x.toml:3 (and 1 more)" in rows(app, "#tune-note")
         assert "2 nccl-2ch-128k" in rows(app, "#presets")
 
 

@@ -8,7 +8,7 @@ from tuner import paths
 from tuner.catalog import load_presets
 from tuner.domain.presets import Preset
 from tuner.domain.recipe import Recipe
-from tuner.errors import UsageProblem
+from tuner.errors import CatalogError, UsageProblem
 from tuner.store import presets as preset_files
 from tuner.store import recipes as recipe_files
 from tuner.store import settings
@@ -17,10 +17,10 @@ from tuner.store import settings
 class FileLibrary:
     """A library in files: `presets/` of the wheel, the user and the project, and the user's recipes."""
 
-    def presets(self) -> tuple[Mapping[str, Preset], tuple[str, ...]]:
-        """Return all presets by id, and what is wrong with other files, one line each."""
+    def presets(self) -> tuple[Mapping[str, Preset], tuple[CatalogError, ...]]:
+        """Return all presets by id, and what is wrong with other files."""
         read = load_presets()
-        return read.found, tuple(str(problem) for problem in read.problems)
+        return read.found, read.problems
 
     def order(self, host: str) -> Sequence[str]:
         """Return the ids of presets in the order of the number keys of a host; empty: there is none."""

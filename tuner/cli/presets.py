@@ -19,7 +19,7 @@ from tuner.cli.tables import plain, table
 from tuner.cli.targets import complete_hosts
 from tuner.core.engine import Engine
 from tuner.core.hazards import shown
-from tuner.core.overlays import near, overlay, range_words
+from tuner.core.overlays import overlay, range_words
 from tuner.core.presets import resolve
 from tuner.core.shellwords import shell_line, shell_word
 from tuner.core.versions import parse_version
@@ -176,13 +176,7 @@ def found(presets: Presets, name: str) -> Preset:
         UsageProblem: There is none of that id.
         CatalogError: Its file is wrong.
     """
-    if name in presets.found:
-        return resolve(presets.found, name)
-    broken = [error for error in presets.problems if error.path.stem == name]
-    if broken:
-        raise broken[0]
-    hint = near(name, presets.found, "`gputuner presets list` shows those that exist")
-    raise UsageProblem(f"There is no preset {plain(name, 60)}", "", hint)
+    return resolve(presets.found, name, presets.problems)
 
 
 def _story(spelled: Spelled, paper: Paper) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ from tuner.domain.recipe import MASK, Launch, Recipe
 from tuner.domain.runs import ProcessId, RunRecord
 from tuner.domain.state import HostState, ServerState
 from tuner.domain.tuning import Wish
-from tuner.errors import TunerError
+from tuner.errors import CatalogError, TunerError
 
 BARE = Preset(id="", title="", why="")
 """Stands for no preset: overrides alone are laid over it."""
@@ -34,6 +34,7 @@ class Known(Struct, frozen=True, kw_only=True):
 
     engines: Mapping[str, Engine]
     presets: Mapping[str, Preset]
+    broken: Sequence[CatalogError]
     facts: Mapping[str, Any] | None
     flags: frozenset[str] | None
 
@@ -82,7 +83,7 @@ def _laid_over(state: HostState, wish: Wish, server: ServerState | None, known: 
     base = base_of(state, wish, server, known.engines)
     recipe = base.recipe
     engine = _engine(recipe.engine, known)
-    preset = resolve(known.presets, wish.preset) if wish.preset else None
+    preset = resolve(known.presets, wish.preset, known.broken) if wish.preset else None
     version = _installed(known.facts) or _version(recipe, server)
     flags = known.flags or _flags(known.facts, engine)
     hardware = hardware_of(state, server) if server is not None else None

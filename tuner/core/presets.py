@@ -5,18 +5,19 @@ A preset is an overlay: it never stands alone, but is laid over the way a server
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tuner.core.gates import hardware_of
+from tuner.core.logtext import clean
 from tuner.core.overlays import engine_differs, near, overlay, version_differs
 from tuner.domain.gates import Hardware
 from tuner.domain.presets import ANY_ENGINE, Preset, Requires
 from tuner.domain.state import HostState
-from tuner.errors import CatalogError
+from tuner.errors import CatalogError, UsageProblem
 from tuner.units import GIB
 
 __all__ = ["overlay", "resolve", "unmet"]
@@ -27,18 +28,27 @@ _LISTED = "`gputuner presets list` shows those that exist"
 # --- Composing --------------------------------------------------------------------------------------------------------
 
 
-def resolve(presets: Mapping[str, Preset], id: str) -> Preset:  # noqa: A002 - the word of the file
+def resolve(
+    presets: Mapping[str, Preset],
+    id: str,  # noqa: A002 - the word of the file
+    broken: Iterable[CatalogError] = (),
+) -> Preset:
     """Return a preset with all that it extends merged into it; its own values win, then those of later bases.
 
     Args:
         presets: All presets by id.
         id: The one that is wanted.
+        broken: Errors of files that are no preset, of which one may be the file of `id`.
 
     Raises:
-        CatalogError: It does not exist, extends one that does not, or extends itself; with file and line.
+        UsageProblem: It does not exist.
+        CatalogError: Its file is wrong, it extends one that does not exist, or itself; with file and line.
     """
     if id not in presets:
-        raise CatalogError(Path(id), None, f"there is no preset {id}", near(id, presets, _LISTED))
+        for error in broken:
+            if error.path.stem == id:
+                raise error
+        raise UsageProblem(f"There is no preset {clean(id)[:60]}", "", near(id, presets, _LISTED))
     return _resolved(presets, id, ())
 
 

@@ -33,7 +33,7 @@ from tuner.domain.runs import Operator
 from tuner.domain.starts import Start, named_model
 from tuner.domain.state import HostState, ServerState
 from tuner.domain.tuning import Change, Tuning, Wish
-from tuner.errors import TunerError
+from tuner.errors import CatalogError, TunerError
 
 UNSEEN = "the command line is kept on the host"
 """Why there is no forecast of what a run would have gone back to."""
@@ -47,6 +47,7 @@ def tune(
     *,
     run: str,
     operator: Operator,
+    broken: Sequence[CatalogError] = (),
     flags: frozenset[str] | None = None,
     facts: Mapping[str, Any] | None = None,
     past: Sequence[Start] = (),
@@ -62,11 +63,12 @@ def tune(
         presets: Presets by id, not yet composed.
         run: Id for the run.
         operator: Who wants it.
+        broken: Errors of the files that are no preset.
         flags: Flags that the installed engine knows; None: those of the help text in `facts`, if there is one.
         facts: What the probe answered to `Tuning.ask`; None: it was not asked, and most checks are unknown.
         past: Earlier starts on this host, newest first, for a start without a server to be stopped.
     """
-    known = Known(engines=engines, presets=presets, facts=facts, flags=flags)
+    known = Known(engines=engines, presets=presets, broken=broken, facts=facts, flags=flags)
     server = next((each for each in state.servers if each.identity.key == wish.server), None)
     alive = server if server is not None and not server.gone else None
     troubles = [*_server_troubles(wish, server), *_run_troubles(state)]

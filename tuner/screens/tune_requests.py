@@ -27,7 +27,7 @@ from tuner.domain.runs import Operator, run_id
 from tuner.domain.starts import Start
 from tuner.domain.state import HostState, ServerState
 from tuner.domain.tuning import PresetChoice, Tuning, Wish
-from tuner.errors import TunerError
+from tuner.errors import CatalogError, TunerError
 from tuner.messages import (
     ActDone,
     ActRequested,
@@ -49,8 +49,8 @@ PRESETS_S = 5.0
 class Library(Protocol):
     """The operator's presets, recipes and number keys on this machine. All methods may raise TunerError."""
 
-    def presets(self) -> tuple[Mapping[str, Preset], tuple[str, ...]]:
-        """Return all presets by id, and what is wrong with other files, one line each."""
+    def presets(self) -> tuple[Mapping[str, Preset], tuple[CatalogError, ...]]:
+        """Return all presets by id, and what is wrong with other files."""
 
     def order(self, host: str) -> Sequence[str]:
         """Return the ids of presets in the order of the number keys of a host; empty: there is none."""
@@ -94,9 +94,9 @@ class Bench:
     def __init__(self, library: Library | None = None) -> None:
         self.library = library
         self._facts: dict[tuple[str, bytes], tuple[float, dict[str, Any]]] = {}
-        self._presets: tuple[float, Mapping[str, Preset], tuple[str, ...]] | None = None
+        self._presets: tuple[float, Mapping[str, Preset], tuple[CatalogError, ...]] | None = None
 
-    async def presets(self, *, anew: bool = False) -> tuple[Mapping[str, Preset], tuple[str, ...]]:
+    async def presets(self, *, anew: bool = False) -> tuple[Mapping[str, Preset], tuple[CatalogError, ...]]:
         """Return all presets and what is wrong with other files; read again after a while, or if asked.
 
         Raises:
@@ -158,7 +158,7 @@ async def _presets(state: HostState, ask: PresetsRequested, bench: Bench) -> Non
     if library is not None:
         try:
             found, told = await bench.presets(anew=True)
-            problems += told
+            problems += map(str, told)
             order = await asyncio.to_thread(library.order, ask.host)
             recipes = await asyncio.to_thread(library.recipes, ask.host)
         except TunerError as error:
@@ -269,7 +269,7 @@ async def _checked(session: ActingSession, host: str, wish: Wish, first: Tuning,
 
 async def _put_together(session: ActingSession, host: str, wish: Wish, bench: Bench) -> Tuning:
     state = session.state
-    presets, _ = await bench.presets()
+    presets, broken = await bench.presets()
 
     def made(facts: dict[str, Any] | None) -> Tuning:
         return tune(
@@ -279,6 +279,7 @@ async def _put_together(session: ActingSession, host: str, wish: Wish, bench: Be
             presets,
             run=run_id(time.time(), secrets.randbits(32)),
             operator=session.operator,
+            broken=broken,
             facts=facts,
             past=_past(state),
         )

@@ -14,7 +14,7 @@ from tuner.domain.gates import Hardware
 from tuner.domain.presets import Expectation, Overlay, Preset, Requires
 from tuner.domain.state import HostState
 from tuner.engines import load_engines
-from tuner.errors import CatalogError
+from tuner.errors import CatalogError, UsageProblem
 
 ENGINES = load_engines()
 SGLANG, VLLM = ENGINES["sglang"].knobs(), ENGINES["vllm"].knobs()
@@ -111,7 +111,7 @@ class TestResolve:
         assert (caught.value.path.name, caught.value.line) == (path, 1)
 
     def test_an_unknown_one_names_those_that_are_like_it(self) -> None:
-        with pytest.raises(CatalogError, match="graphs-16"):
+        with pytest.raises(UsageProblem, match="graphs-16"):
             resolve(known(preset("graphs-16")), "graphs-61")
 
 
