@@ -112,6 +112,8 @@ def test_one_that_is_killed_has_failed(bench: Bench, tmp_path: Path) -> None:
     record = run.outcome()
     assert (record.outcome, record.exit_code) == (RunOutcome.FAILED, -9)
     assert "was ended by SIGKILL" in record.failure
+    assert [(step.step, step.failed) for step in record.steps if step.failed] == [(RunStep.LOADING, record.failure)]
+    assert record.steps[-1].step is not RunStep.LOADING, "what was done since to end it are steps of their own"
 
 
 def test_each_rung_is_climbed_in_its_turn(bench: Bench, tmp_path: Path) -> None:
@@ -136,6 +138,27 @@ def test_a_port_that_another_took_meanwhile_ends_the_start(bench: Bench, tmp_pat
     assert record.outcome is RunOutcome.FAILED
     assert f"port {bench.port} is taken by PID {os.getpid()}" in record.failure
     assert not bench.living()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_port_that_another_shares_ends_the_start(bench: Bench, tmp_path: Path, first: bool) -> None:
+    """With SO_REUSEPORT health and tokens may be answered by another server of the same user."""
+    bind, well = tmp_path / "bind", tmp_path / "well"
+    run = bench.begin(start=bench.serving("--shares-port", "--bind-after", str(bind), "--ill-until", str(well)))
+    run.until("loading")
+    if not first:
+        bind.touch()
+        run.until("health")
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", bench.port))
+        other.listen()
+        bind.touch()
+        record = run.outcome()
+    assert record.outcome is RunOutcome.FAILED
+    assert f"PID {os.getpid()} of " in record.failure
+    assert f"listens on port {bench.port} too" in record.failure
+    assert RunStep.FIRST_TOKEN not in [step.step for step in record.steps]
 
 
 def test_a_socket_that_goes_away_by_itself_does_not_end_the_start(bench: Bench, tmp_path: Path) -> None:
@@ -222,6 +245,7 @@ def test_a_start_that_fails_is_followed_by_what_ran_before(bench: Bench) -> None
     assert record.new is not None
     assert bench.living() == {record.new.pid}
     assert next(step.step for step in record.steps if step.back) is RunStep.LAUNCH
+    assert [(step.back, step.failed) for step in record.steps if step.failed] == [(False, record.failure)]
     assert record.log == str(run.folder / "server-back.log")
 
 

@@ -136,6 +136,17 @@ def test_requests_in_flight_are_counted(body: Any, series: list[str], count: flo
     assert answer.get("count") == count
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "hit"),
+    [
+        ("0.0.0.0", "0.0.0.0", True), ("127.0.0.1", "0.0.0.0", True), ("10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.1", "127.0.0.1", False), ("::", "0.0.0.0", False), ("::", "::1", True), ("fd00::1", "::1", False),
+    ],
+)  # fmt: skip
+def test_which_sockets_get_connections_of_each_other(one: str, other: str, hit: bool) -> None:
+    assert (asking._overlap(one, other), asking._overlap(other, one)) == (hit, hit)
+
+
 def test_the_name_of_the_llm_is_filled_in_at_any_depth() -> None:
     body = {"model": "{model}", "list": ["a {model}", 1, {"x": None}]}
     assert asking._filled(body, "m") == {"model": "m", "list": ["a m", 1, {"x": None}]}

@@ -45,7 +45,11 @@ class Door:
 
 
 class PortOwner:
-    """Who listens on a port. `ours`: a member does; `other`: the first listener that is no member's."""
+    """Who listens on a port.
+
+    `ours`: a member does; `other`: the first listener that is no member's; `beside`: one that is no member's and to
+    which the kernel may give connections that are meant for a member (SO_REUSEPORT).
+    """
 
     def __init__(self, members: Optional[Members], pid: int, port: int, host: Optional[str] = None) -> None:
         self.ours: Optional[Listener] = None
@@ -62,6 +66,9 @@ class PortOwner:
                     self.ours = item
             elif self.other is None and _in_the_way(item.address, host):
                 self.other = item
+        own = [item.address for item in found if item.inode in mine]
+        theirs = [item for item in found if item.inode not in mine]
+        self.beside = next((item for item in theirs if any(_overlap(item.address, each) for each in own)), None)
 
     @property
     def address(self) -> str:
@@ -77,6 +84,13 @@ def _in_the_way(address: str, host: Optional[str]) -> bool:
     if host is None or host == "localhost":
         return address.startswith("127.") or address == "::1"
     return address == host or not re.match(r"[\d.]+$|[0-9a-f:]+$", host)
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Return whether sockets on two addresses and the same port get connections of each other."""
+    if (":" in one) != (":" in other):
+        return False  # the kernel prefers a socket of the connection's own kind
+    return one == other or one in _LOOPBACK or other in _LOOPBACK
 
 
 def work(question: Json) -> Json:

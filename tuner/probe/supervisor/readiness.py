@@ -53,6 +53,7 @@ class Readiness:
         self._clock = Clock(launched_at + launch.deadline_s - time.time())
         self._helper = Helper(desk.pulse, work)
         self._asked_at = 0.0
+        self._shared_at = 0.0
         self._host = flag_value(launch.argv, ["--host"])
 
     def climb(self) -> None:
@@ -79,19 +80,34 @@ class Readiness:
         while True:
             self._look()
             owner = PortOwner(self._members, self._members.leader.id.pid, port, self._host)
-            if owner.ours is not None:
+            shared = self._is_shared(owner, port)
+            if owner.ours is not None and not shared:
                 self._door.host, self._door.port = owner.address, port
                 self._desk.record.step("port", "the server listens on port %d itself" % port, self._clock.until)
                 return
             if self._launch.titles:
                 self._desk.record.say("%d ranks live" % self._members.living_ranks(), self._clock.until)
-            if owner.other is None:
+            if owner.other is None or owner.ours is not None:
                 taken_at = 0.0
             elif not taken_at:
                 taken_at = time.monotonic()
             elif time.monotonic() - taken_at >= TAKEN_S:
                 raise StartFailed("port %d is taken by %s" % (port, holder(port, owner.other.uid)))
             self._pause(EVERY_S)
+
+    def _is_shared(self, owner: PortOwner, port: int) -> bool:
+        """Return whether another process listens beside the server (SO_REUSEPORT), so that it may answer instead of it.
+
+        Raises StartFailed if it has done so for `TAKEN_S`: a worker of the server may be known as one a moment later.
+        """
+        if owner.beside is None:
+            self._shared_at = 0.0
+            return False
+        self._shared_at = self._shared_at or time.monotonic()
+        if time.monotonic() - self._shared_at >= TAKEN_S:
+            who = holder(port, owner.beside.uid, owner.beside.inode)
+            raise StartFailed("%s listens on port %d too, so it may answer instead of the server" % (who, port))
+        return True
 
     def _until_answer(self, kind: str, ask: Json) -> None:
         self._asked_at = 0.0
@@ -119,6 +135,8 @@ class Readiness:
         owner = PortOwner(self._members, self._members.leader.id.pid, self._door.port, self._host)
         if owner.ours is None:
             return {"text": "the server does not listen on port %d any more" % self._door.port}
+        if self._is_shared(owner, self._door.port):
+            return {"text": "another process listens on port %d too" % self._door.port}
         self._asked_at = time.monotonic()
         self._helper.ask(self._door.question(kind, ask))
         return None
@@ -189,9 +207,9 @@ def _name(member: Member) -> str:
     return "%s (PID %d)" % (name, member.id.pid)
 
 
-def holder(port: int, uid: int) -> str:
-    """Return who listens on a port, for people."""
-    inodes = {item.inode for item in listeners_here() or () if item.port == port}
+def holder(port: int, uid: int, inode: int = 0) -> str:
+    """Return who listens on a port, for people. `inode`: the socket that is meant; 0: any."""
+    inodes = {inode} if inode else {item.inode for item in listeners_here() or () if item.port == port}
     for name in os.listdir(PROC):
         if name.isdigit() and inodes & (sockets_of(int(name)) or set()):
             return "PID %s of %s (%s)" % (name, user_name(uid), title_of(int(name))[:80])
