@@ -15,7 +15,7 @@ import pytest
 
 from tests.fixtures.runs.bench import TITLES, Bench, benches, lives, until
 from tuner.domain.runs import RunOutcome, RunStep
-from tuner.probe.supervisor.readiness import EVERY_S, TAKEN_S
+from tuner.probe.supervisor.readiness import EVERY_S, QUICK_S, TAKEN_S
 
 SECRET = "sk-canary-0123456789abcdef"
 
@@ -184,9 +184,13 @@ def test_a_server_of_another_port_is_not_asked(bench: Bench) -> None:
     assert "asked" not in (bench.home / "old-0.log").read_text()
 
 
-def test_a_rank_that_ends_is_named_and_its_server_ended(bench: Bench, tmp_path: Path) -> None:
+@pytest.mark.parametrize("quick_s", [QUICK_S, 0.0])
+def test_a_rank_that_ends_is_named_and_its_server_ended(bench: Bench, tmp_path: Path, quick_s: float) -> None:
     never = str(tmp_path / "never")
-    run = bench.begin(start=bench.serving("--ranks", "2", "--lingers", "--bind-after", never, titles=TITLES, ranks=2))
+    run = bench.begin(
+        start=bench.serving("--ranks", "2", "--lingers", "--bind-after", never, titles=TITLES, ranks=2),
+        fault=f"import gputuner_run.supervisor.readiness as module\nmodule.QUICK_S = {quick_s}",
+    )
     run.until("loading")
     until(lambda: len(bench.enrolled()) == 3)
     until(lambda: "toy::rank_TP1" in (run.folder / "state.json").read_text())

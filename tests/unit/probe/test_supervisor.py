@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.domain import runs
-from tuner.probe.supervisor import asking, members, orders
+from tuner.probe.supervisor import asking, desk, members, orders, readiness
 from tuner.probe.supervisor.files import Folder
 from tuner.probe.supervisor.readiness import words_for
 
@@ -111,6 +113,60 @@ def test_lines_survive_a_full_disk(tmp_path_factory: pytest.TempPathFactory, roo
         except ValueError:
             continue  # a torn line, which is there once more as a whole
     assert found == texts
+
+
+# -- a start that loads for long --------------------------------------------------------------------------------------
+
+
+def test_the_process_table_is_read_less_often_while_a_server_loads_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    clock = SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0])
+    monkeypatch.setattr(readiness, "time", clock)
+    monkeypatch.setattr(desk, "time", clock)
+    scans: list[float] = []
+    alive = SimpleNamespace(alive=True)
+    server = SimpleNamespace(
+        scan=lambda: scans.append(now[0]), leader=alive, vanished_ranks=list, living_ranks=lambda: 0, ended=False
+    )
+    launch = SimpleNamespace(argv=[], deadline_s=600.0)
+    means: Any = SimpleNamespace(pulse=None)
+    watch = readiness.Readiness(means, launch, server, None, now[0])  # type: ignore[arg-type]
+
+    def count(seconds: float) -> int:
+        scans.clear()
+        for _ in range(int(seconds / readiness.EVERY_S)):
+            watch._look()
+            now[0] += readiness.EVERY_S
+        return len(scans)
+
+    assert count(readiness.QUICK_S) == readiness.QUICK_S / readiness.EVERY_S
+    assert count(20.0) == 20.0 / readiness.SLOW_S
+    server.ended = True
+    assert count(1.0) == 1.0 / readiness.EVERY_S, "what has ended is looked at at once"
+    server.ended = False
+    watch._look()
+    watch._look(fresh=True)
+    assert scans[-1] == now[0]
+
+
+def test_the_end_of_a_member_is_known_without_the_process_table() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        stat = members.stat_of_process(child.pid)
+        assert stat is not None
+        pulse: Any = SimpleNamespace(exits={}, helpers=set())
+        found = members.Members(orders.ProcessId(child.pid, stat.ticks, None, ""), pulse=pulse, child=True)
+        assert not found.ended
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert found.ended
+        found.close()
+        assert not found.ended
+        pulse.exits[child.pid] = -9
+        assert found.ended
+    finally:
+        child.kill()
+        child.wait()
 
 
 # -- answers of servers ----------------------------------------------------------------------------------------------

@@ -194,6 +194,16 @@ class Members:
         """Return the identities of all members as JSON, the leader first."""
         return [member.id.json for member in self.by_pid.values()]
 
+    @property
+    def ended(self) -> bool:
+        """Return whether a member is known to have ended since the last scan, without a look at the process table.
+
+        False proves nothing where the kernel or Python has no descriptors of processes.
+        """
+        if self.child and self.leader.alive and self.leader.id.pid in self._pulse.exits:
+            return True
+        return any(map(_ended, self.fds))
+
     def close(self) -> None:
         """Release all file descriptors."""
         for member in self.by_pid.values():

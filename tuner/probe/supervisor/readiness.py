@@ -18,6 +18,11 @@ from .orders import Launch
 
 EVERY_S = 0.25
 """Seconds between two looks at the processes."""
+QUICK_S = 10.0
+"""Seconds after the launch from which on the process table is read every `SLOW_S` only: a large host has thousands of
+processes, and an LLM may load for many minutes. The end of a member is still seen at once by its descriptor."""
+SLOW_S = 1.0
+"""Seconds between two readings of the process table from then on."""
 ASK_EVERY_S = 0.5
 """Seconds between two questions to the server."""
 DYING_S = 3.0
@@ -54,6 +59,7 @@ class Readiness:
         self._helper = Helper(desk.pulse, work)
         self._asked_at = 0.0
         self._shared_at = 0.0
+        self._scanned_at = 0.0
         self._host = flag_value(launch.argv, ["--host"])
 
     def climb(self) -> None:
@@ -145,7 +151,7 @@ class Readiness:
         clock = Clock(self._launch.steady_s)
         self._desk.record.step("steady", until=clock.until)
         while True:
-            self._look()
+            self._look(fresh=True)
             living, wanted = self._members.living_ranks(), self._launch.ranks
             if not clock.left:
                 if wanted is not None and self._launch.titles and living < wanted:
@@ -162,10 +168,17 @@ class Readiness:
         self._desk.wait(seconds, fds)
         self._desk.check_cancel()
 
-    def _look(self) -> None:
-        """Raise StartFailed if the server has ended, lost a rank, or took too long."""
-        members = self._members
-        members.scan()
+    def _look(self, *, fresh: bool = False) -> None:
+        """Raise StartFailed if the server has ended, lost a rank, or took too long.
+
+        Args:
+            fresh: Read the process table now, however long the server has been loading.
+        """
+        members, now = self._members, time.monotonic()
+        loading_s = time.time() - self._began
+        if fresh or loading_s < QUICK_S or now - self._scanned_at >= SLOW_S or members.ended:
+            members.scan()
+            self._scanned_at = now
         if members.leader.alive and not members.vanished_ranks():
             if not self._clock.left:
                 raise StartFailed("not ready after %d s" % round(time.time() - self._began))
