@@ -93,23 +93,24 @@ def choose(state: HostState, wanted: str | None) -> ServerState:
     if wanted is not None:
         found = [each for each in running if wanted in (each.identity.key, str(each.identity.pid))]
         if not found:
-            raise UsageProblem(f"No server has the key or PID {wanted}", _listed(running), "Name one of those that run")
+            raise UsageProblem(f"No server has the key or PID {wanted}", listed(running), "Name one of those that run")
         return found[0]
     if not running:
         raise TunerError("No server runs there", state.name, "Start one, or write its recipe by hand")
     if len(running) > 1:
-        raise UsageProblem("Several servers run there", _listed(running), "Say which one with --server PID")
+        raise UsageProblem("Several servers run there", listed(running), "Name one with --server PID")
     return running[0]
 
 
-def _listed(servers: Sequence[ServerState]) -> str:
-    return (
-        "; ".join(
-            plain(f"{each.identity.pid} {each.identity.engine} {each.model or '?'} at port {each.identity.port or '?'}")
-            for each in servers
-        )
-        or "none runs"
-    )
+def listed(servers: Sequence[ServerState]) -> str:
+    """Return in one line which servers run, so that one of them can be named: PID, owner, engine, port and LLM."""
+    return "; ".join(plain(_in_a_few_words(each)) for each in servers) or "none runs"
+
+
+def _in_a_few_words(server: ServerState) -> str:
+    identity = server.identity
+    owner = f" of {identity.user}" if identity.user else ""
+    return f"{identity.pid}{owner} ({server.title}, port {identity.port or '?'}, {server.model or 'LLM not known'})"
 
 
 async def behind_the_scenes(session: Session, recipe: Recipe, server: ServerState) -> Sequence[Mapping[str, Any]]:

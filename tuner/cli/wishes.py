@@ -10,6 +10,7 @@ from typing import Any
 
 from tuner.catalog import load_presets
 from tuner.cli.presets import found as preset_named
+from tuner.cli.recipe import listed
 from tuner.cli.recipe import named as recipe_named
 from tuner.cli.tables import plain
 from tuner.core import runs
@@ -89,11 +90,10 @@ def server_meant(state: HostState, options: Options, recipe: Recipe | None) -> S
         TunerError: There is no server, and no recipe.
     """
     alive = [each for each in state.servers if not each.gone and not each.identity.orphaned]
-    there = ", ".join(f"{each.identity.pid} ({each.title})" for each in alive) or "none"
     if options.pid is not None:
         found = next((each for each in alive if each.identity.pid == options.pid), None)
         if found is None:
-            raise UsageProblem(f"No server has the PID {options.pid}", "", f"There are {there}")
+            raise UsageProblem(f"No server has the PID {options.pid}", listed(alive), "Name one of those that run")
         return found
     if recipe is not None and recipe.port is not None:
         return next((each for each in alive if each.identity.port == recipe.port), None)
@@ -103,7 +103,7 @@ def server_meant(state: HostState, options: Options, recipe: Recipe | None) -> S
         if not alive:
             return None
     if len(alive) > 1:
-        raise UsageProblem("Several servers run there", there, "Name one with --server PID")
+        raise UsageProblem("Several servers run there", listed(alive), "Name one with --server PID")
     if alive:
         return alive[0]
     if recipe is not None:

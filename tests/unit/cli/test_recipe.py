@@ -153,8 +153,8 @@ class TestChoose:
         with pytest.raises(UsageProblem) as caught:
             choose(host(self.ONE, self.TWO), None)
         assert str(caught.value) == (
-            "Several servers run there: 48211 sglang ? at port 30000; 9 vllm n at port 8000. "
-            "Say which one with --server PID"
+            "Several servers run there: 48211 (sglang, port 30000, LLM not known); 9 (vllm, port 8000, n). "
+            "Name one with --server PID"
         )
 
     def test_one_that_does_not_run(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support import states
 from tests.unit.core.test_runs import record, with_runs
+from tuner.cli.recipe import choose
 from tuner.cli.wishes import Options, named, override, server_meant, wish_of
 from tuner.domain.recipe import Recipe
 from tuner.domain.runs import RunOutcome
@@ -82,8 +83,14 @@ def test_unknown_names_and_broken_files_are_told_apart(tmp_path: Path, monkeypat
 def test_the_only_server_is_meant_and_of_several_one_is_named() -> None:
     one, two = states.serving(), states.two_servers()
     assert server_meant(one, Options(), None) is one.servers[0]
-    with pytest.raises(UsageProblem, match="--server PID"):
+    with pytest.raises(UsageProblem, match="--server PID") as caught:
         server_meant(two, Options(), None)
+    with pytest.raises(UsageProblem) as read:
+        choose(two, None)
+    assert str(read.value) == str(caught.value)
+    for each in two.servers:
+        words = f"{each.identity.pid} of {each.identity.user} ({each.title}, port {each.identity.port}, {each.model})"
+        assert words in str(caught.value)
     second = two.servers[1]
     assert server_meant(two, Options(pid=second.identity.pid), None) is second
     with pytest.raises(UsageProblem, match="No server has the PID 1"):
