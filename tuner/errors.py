@@ -27,12 +27,20 @@ class TunerError(Exception):
 
 
 def sentences(*parts: str) -> str:
-    """Join the parts that are not empty into one line, with a full stop between two unless there is a `?` or `!`."""
+    """Join the parts that are not empty into one line of sentences.
+
+    Between two stands a full stop unless there is a `?` or `!`; each but the first begins with a capital.
+    """
     line = ""
     for part in parts:
         if part:
-            line += (" " if line.endswith(("?", "!")) else ". " if line else "") + part.rstrip(".")
+            begun = part[:1].upper() + part[1:] if line and not part.startswith(_NAMES) else part
+            line += (" " if line.endswith(("?", "!")) else ". " if line else "") + begun.rstrip(".")
     return line
+
+
+_NAMES = ("gputuner ",)
+"""Words that are written small at the beginning of a sentence, too."""
 
 
 class UsageProblem(TunerError):

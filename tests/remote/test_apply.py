@@ -203,6 +203,7 @@ def test_a_run_whose_supervisor_was_killed_is_finished_with_the_server_it_starte
     assert finished["server_pid"] == run["new_pid"], "no second server was started"
     code, nothing = command(capsys, "resume", "demo", "--yes")
     assert (code, nothing["outcome"]) == (1, "refused")
+    assert "`gputuner apply demo --back` goes back" in nothing["reason"]
 
 
 async def test_a_second_operator_is_refused_by_name_and_may_take_over(host: SimHost) -> None:

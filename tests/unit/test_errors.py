@@ -12,6 +12,7 @@ from tuner.errors import TunerError, sentences
         (("It ended.", "Press R."), "It ended. Press R"),
         (("It ended", "", "Does it work?"), "It ended. Does it work?"),
         (("It ended", ""), "It ended"),
+        (("it ended", "press R", "gputuner snapshot tells"), "it ended. Press R. gputuner snapshot tells"),
         ((), ""),
     ],
 )

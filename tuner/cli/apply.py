@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -32,7 +31,7 @@ from tuner.domain.runs import Lease, RunOutcome
 from tuner.domain.state import HostState, ServerState
 from tuner.domain.tuning import Tuning, Wish
 from tuner.engines import load_engines
-from tuner.errors import UsageProblem
+from tuner.errors import UsageProblem, sentences
 from tuner.session.acts import new_run_id
 from tuner.session.session import Session
 
@@ -75,13 +74,15 @@ def resume(target: Target, *, back: bool, options: Options) -> int:
             state = await settled(session, ask, speed=False)
             left = next(iter(runs.interrupted(state)), None)
             if left is None:
-                return Told(host=state.name, code=PROBLEM, outcome="refused", reason="no run was interrupted there")
+                reason = _nothing_to_resume(state)
+                return Told(host=state.name, code=PROBLEM, outcome="refused", reason=reason)
             wanted = "back" if back else "finish"
             option = next((each for each in left.options if each.id == wanted), None)
             if option is None:
-                return Told(
-                    host=state.name, code=PROBLEM, outcome="refused", reason=f"{left.words}: nothing to go back to"
+                reason = sentences(
+                    f"{left.words}: nothing to go back to", f"`gputuner resume {state.name}` finishes it"
                 )
+                return Told(host=state.name, code=PROBLEM, outcome="refused", reason=reason)
             printer.say(left.words)
             if not await _confirmed(ask, options, f"{state.name}: {option.title}", "Do it? y or n [n]: "):
                 return Told(host=state.name, code=PROBLEM, outcome="declined")
@@ -189,7 +190,7 @@ class _Change:
             if done.error is not None and not done.run:
                 return _refused(told, done, dry_run=self._options.dry_run)
             if done.error is not None:
-                self._printer.say(f"{done.error}. {done.hint}")
+                self._printer.say(sentences(done.error, done.hint))
             self._printer.say(f"run {run_id}")
             followed = await follower.follow()
         told.followed, told.state = followed, self._session.state
@@ -201,7 +202,7 @@ class _Change:
             told.outcome, told.reason = "lost", followed.lost
         elif followed.run is not None:
             told.outcome = followed.run.outcome
-            told.reason = words.outcome(followed.run)
+            told.reason = words.outcome(followed.run, words.cause_title(followed.findings))
             wanted = _GOOD if not self._options.start else {RunOutcome.READY}
             told.code = FINE if followed.run.outcome in wanted else PROBLEM
         return told
@@ -248,6 +249,16 @@ class _Change:
         return await _confirmed(self._ask, self._options, text, "Do it? y or n [n]: ")
 
 
+def _nothing_to_resume(state: HostState) -> str:
+    """Return that no run was interrupted, and what can be done instead."""
+    going_on = runs.active_run(state)
+    if going_on is not None:
+        way_out = f"{words.aim(going_on)} goes on by itself: `gputuner snapshot {state.name}` shows how far it is"
+    else:
+        way_out = f"`gputuner apply {state.name} --back` goes back from a switch that has ended"
+    return sentences("no run was interrupted there", way_out)
+
+
 def _can_confirm(options: Options) -> None:
     """Check that there is somebody to confirm.
 
@@ -279,8 +290,8 @@ async def _taken_over(session: Session) -> Acted | None:
 
 def _refused(told: Told, done: Acted, *, dry_run: bool = False) -> Told:
     if dry_run:
-        told.outcome, told.sent = "dry-run", json.loads(done.hint or "null")
+        told.outcome, told.sent = "dry-run", done.would
         return told
     told.code, told.outcome = PROBLEM, RunOutcome.REFUSED
-    told.reason = ". ".join(part.rstrip(".") for part in (done.error or "", done.hint) if part)
+    told.reason = sentences(done.error or "", done.hint)
     return told

@@ -17,6 +17,7 @@ from tuner.domain.findings import Finding
 from tuner.domain.link import LinkPhase
 from tuner.domain.runs import ProcessId, RunOutcome, RunRecord, StepRecord
 from tuner.domain.state import HostState, ServerState
+from tuner.errors import sentences
 from tuner.session.session import Session
 from tuner.session.tasks import spawn
 
@@ -175,7 +176,7 @@ class Follower:
                 self._failed = (run.new.pid, run.new.start_ticks)
             self._once(f"           started: pid {run.new.pid}" + (f", log {run.log}" if run.log else ""))
             self._tell_phases(run.new, state)
-        if run.failure:
+        if run.failure and not any(step.failed == run.failure for step in run.steps):
             self._once(f"           failed: {run.failure}")
 
     def _tell_phases(self, new: ProcessId, state: HostState) -> None:
@@ -250,7 +251,7 @@ class Follower:
         if done.error is None:
             self._say("cancelled: " + ("going back to what ran before" if back else "nothing is started in its place"))
         else:
-            self._say(f"could not be cancelled: {done.error}. {done.hint}".rstrip(". "))
+            self._say(sentences(f"could not be cancelled: {done.error}", done.hint))
             self._interrupts = 0
 
 
@@ -262,6 +263,9 @@ def _step_lines(
     at = max(0.0, step.at - run.began_at)
     if step.ended is not None:
         took = max(0.0, step.ended - step.at)
+        if step.failed:
+            yield "end", f"{at + took:7.1f} s  {name} failed after {took:.1f} s: {step.failed}"
+            return
         yield "end", f"{at + took:7.1f} s  {name} done in {took:.1f} s" + (f": {step.detail}" if step.detail else "")
         return
     detail = step.detail or (run.detail if last else "")

@@ -140,7 +140,9 @@ def _interpreter(case: Case) -> Iterator[Check]:
     if not fact.value("exists"):
         yield fail("interpreter", title, f"{path} does not exist on the host", "correct the command in the recipe")
     elif not fact.value("executable"):
-        yield fail("interpreter", title, f"{path} may not be executed by {case.user}", f"chmod +x {path}")
+        yield fail(
+            "interpreter", title, f"{path} may not be executed by {case.user}", f"make it executable: chmod +x {path}"
+        )
     elif fact.value("broken"):
         yield fail(
             "interpreter", title, f"{path}: {fact.text('broken')}", "mend the virtual environment, or name another"

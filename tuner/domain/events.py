@@ -297,6 +297,8 @@ class Acted(Event, frozen=True, kw_only=True, tag="acted"):
     """The way out, in one line."""
     run: str = ""
     """Id of the run that began."""
+    would: Any = None
+    """The act that a dry run would have sent, as JSON values; None: it was no dry run. No probe sends this."""
 
 
 class PreflightResult(Event, frozen=True, kw_only=True, tag="preflight"):

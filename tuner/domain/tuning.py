@@ -12,6 +12,7 @@ from tuner.domain.preflight import Check, PreflightAsk, Verdict
 from tuner.domain.presets import Overlay, Preset
 from tuner.domain.recipe import Launch, Recipe
 from tuner.domain.runs import SwitchOrder
+from tuner.errors import sentences
 
 
 class Change(Struct, frozen=True, kw_only=True):
@@ -106,7 +107,7 @@ class Tuning(Struct, frozen=True, kw_only=True):
     def refused(self) -> tuple[str, ...]:
         """Why it must not be done, one line each; empty: nothing speaks against it."""
         return tuple(
-            ". ".join(part.rstrip(".") for part in (f"{each.title}: {each.detail}", each.way_out) if part)
+            sentences(f"{each.title}: {each.detail}", each.way_out)
             for each in self.checks
             if each.verdict is Verdict.FAIL
         )

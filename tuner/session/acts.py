@@ -94,7 +94,7 @@ class Acts:
         if (refusal := self._refusal(act, confirmed=confirmed)) is not None:
             return refusal
         if self.dry_run:
-            return _refused("dry run: nothing was sent", msgspec.json.encode(act).decode())
+            return Acted(id=0, error="dry run: nothing was sent", would=msgspec.to_builtins(act))
         if not isinstance(act, TakeLease | ReleaseLease) and not self._state().lease.mine:
             taken = await self._order(TakeLease())
             if taken.error is not None:

@@ -14,13 +14,14 @@ import pytest
 from tests.support import states
 from tests.support.facts import until
 from tests.support.sessions import FakeSession
+from tests.unit.core.test_runs import record
 from tuner.cli import apply
 from tuner.cli.apply import FACTS_S, _Change
 from tuner.cli.change_report import Printer, Told
 from tuner.cli.wishes import Options
 from tuner.domain.acts import AnyAct, ResumeRun
 from tuner.domain.events import Acted
-from tuner.domain.runs import Lease, Operator
+from tuner.domain.runs import Lease, Operator, RunOutcome
 from tuner.session.tasks import spawn
 
 
@@ -88,3 +89,12 @@ async def test_a_dry_run_with_a_lease_to_take_over_shows_the_order_and_takes_not
     told = await change(session, None, dry_run=True, take_over=True).carried_out(session.state)
     assert (told.outcome, session.acts) == ("dry-run", [])
     assert told.sent["stop"]["leader"]["pid"] == states.serving().servers[0].identity.pid
+
+
+def test_where_nothing_was_interrupted_the_way_on_is_named() -> None:
+    state = states.serving()
+    assert apply._nothing_to_resume(msgspec.structs.replace(state, runs=())) == (
+        f"no run was interrupted there. `gputuner apply {state.name} --back` goes back from a switch that has ended"
+    )
+    going_on = msgspec.structs.replace(state, runs=(record(1, outcome=RunOutcome.RUNNING, supervised=True),))
+    assert f"`gputuner snapshot {state.name}` shows" in apply._nothing_to_resume(going_on)

@@ -10,7 +10,7 @@ import pytest
 from tests.support import states
 from tests.unit.core.test_runs import ME, OLD, record, with_runs
 from tuner.core.tuning import tune
-from tuner.domain.preflight import Verdict
+from tuner.domain.preflight import Check, Verdict
 from tuner.domain.presets import Preset
 from tuner.domain.runs import Lease, Operator, ProcessId, RunOutcome
 from tuner.domain.state import HostState
@@ -93,6 +93,11 @@ def test_what_cannot_be_put_together_refuses_with_a_reason(wish: Wish, refused: 
     assert set(refused) <= set(refusing(made))
     assert made.order is None
     assert all(made.refused)
+
+
+def test_why_it_is_refused_is_said_in_sentences() -> None:
+    check = Check(id="llm", title="LLM", verdict=Verdict.FAIL, detail="/m does not exist", way_out="correct the path")
+    assert Tuning(wish=Wish(), checks=(check,)).refused == ("LLM: /m does not exist. Correct the path",)
 
 
 def test_a_start_that_does_not_fit_is_refused_unless_the_operator_overrules_the_forecast() -> None:
