@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support import changing, states
 from tuner.core.order_words import steps_of
-from tuner.core.run_words import aim, holder_words, leftover_words, outcome, progress, wait_words, way_on
+from tuner.core.run_words import aim, cause_of, holder_words, leftover_words, outcome, progress, wait_words, way_on
 from tuner.core.tuning import tune
 from tuner.domain.planning import PlanKnob
 from tuner.domain.preflight import Check, Verdict
@@ -132,7 +132,9 @@ def test_a_run_in_full_has_steps_times_countdown_and_memory() -> None:
 
 def test_a_failed_run_says_why_what_did_not_come_back_and_what_was_left() -> None:
     shown = text(changing.broken(), changing.FAILED)
-    assert "graph-bs-512 did not start: exit code 1 in 62 s: torch.OutOfMemoryError" in shown
+    title = changing.broken().servers[0].findings[0].title
+    ended = "(exit code 1 in 62 s: torch.OutOfMemoryError: CUDA out of memory)"
+    assert f"graph-bs-512 did not start: {title} {ended}" in " ".join(shown.split())
     assert "   ✖ loading       1:02  ended by itself" in shown
     assert "GPUs 0-6 86.8 › 0.6 ✔   GPU 7 86.8 › 12.4 ◌" in shown
     assert " ▲ left over  pid 48390 root sglang::detokenizer, of the stopped server" in shown
@@ -143,6 +145,42 @@ def test_a_failed_run_says_why_what_did_not_come_back_and_what_was_left() -> Non
     ]
     killed = states.REPLACE(changing.FAILED, failure="ended", exit_code=-9)
     assert "(signal 9)" in text(changing.broken(), killed)
+
+
+def test_a_failed_start_is_named_by_its_cause_and_how_it_ended_comes_after() -> None:
+    killed = states.REPLACE(changing.FAILED, failure="the server was ended by SIGKILL after 16 s", exit_code=-9)
+    state = states.REPLACE(changing.broken(), runs=(killed,), now=killed.updated_at)
+    title = state.servers[0].findings[0].title
+    words = f"graph-bs-512 did not start: {title} (the server was ended by SIGKILL after 16 s)"
+    assert text_of(run_line(state, 180, UNICODE, here=True)).strip() == f"{UNICODE.bad} {words}"
+    shown = text(state, killed, width=180)
+    assert words in shown
+    assert "signal 9" not in shown, "it is told once"
+    back = states.REPLACE(killed, outcome=RunOutcome.BACK, failed=killed.new, new=killed.old)
+    assert progress(back, WALL, cause_of(states.REPLACE(state, runs=(back,)), back)) == f"{words}; base-88 serves again"
+    cancelled = states.REPLACE(back, cancelled_by=changing.ALICE)
+    assert cause_of(state, cancelled) == "", "what was cancelled did not fail"
+    unknown = states.REPLACE(state, servers=())
+    assert progress(killed, WALL, cause_of(unknown, killed)).endswith("did not start: " + killed.failure)
+
+
+def test_the_step_in_which_a_start_failed_is_marked_and_not_the_one_after_it() -> None:
+    why = "the server was ended by SIGKILL after 62 s"
+    whole = changing.steps(
+        *changing.ENDED, (RunStep.LOADING, 18.2, 80, "8 ranks live"), (RunStep.MEMORY, 80, 82, "the GPU memory is back")
+    )
+    loading = states.REPLACE(whole[4], failed=why)
+    failed = states.REPLACE(changing.FAILED, failure=why, steps=(*whole[:4], loading, whole[5]))
+    shown = text(changing.broken(), failed)
+    assert f"   ✖ loading       1:02  {why}" in shown
+    assert "   ✔ memory       2.0 s  the GPU memory is back" in shown
+    again = tuple(states.REPLACE(each, back=True) for each in whole[3:5])
+    back = states.REPLACE(
+        failed, outcome=RunOutcome.BACK, going_back=True, failed=failed.new, steps=(*failed.steps, *again)
+    )
+    shown = text(changing.broken(), back)
+    assert shown.count("✖") == 1
+    assert f"   ✖ loading       1:02  {why}" in shown
 
 
 def test_a_run_that_only_stops_has_no_steps_of_a_start_ahead() -> None:

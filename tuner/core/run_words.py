@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from tuner.core.runs import UNTOUCHED
+from collections.abc import Sequence
+
+from tuner.core.runs import UNTOUCHED, failed_server
+from tuner.domain.findings import Finding, Severity
 from tuner.domain.runs import Lease, Leftover, MemoryBack, Operator, RunOutcome, RunRecord, RunStep
+from tuner.domain.state import HostState
 from tuner.units import GIB, format_duration
 
 STEP_NAMES: dict[RunStep, str] = {
@@ -97,12 +101,34 @@ def wait_words(seconds: float) -> str:
     return f"{seconds:.0f} s left" if seconds < 100 else f"{format_duration(seconds)} left"
 
 
-def progress(run: RunRecord, now: float | None) -> str:
-    """Return a run in one line: `switching to graph-bs-512: stopping, TERM sent, 12 s left`."""
+def cause_title(findings: Sequence[Finding]) -> str:
+    """Return the title of the cause of a failed start; empty where the findings do not tell it.
+
+    Args:
+        findings: Findings about that start, the root cause first.
+    """
+    first = next(iter(findings), None)
+    return first.title if first is not None and first.severity in (Severity.FATAL, Severity.ERROR) else ""
+
+
+def cause_of(state: HostState, run: RunRecord) -> str:
+    """Return the title of the cause for which the start of a run failed; empty where it is not known."""
+    server = failed_server(state, run)
+    return cause_title(server.findings) if server is not None and run.cancelled_by is None else ""
+
+
+def progress(run: RunRecord, now: float | None, cause: str = "") -> str:
+    """Return a run in one line: `switching to graph-bs-512: stopping, TERM sent, 12 s left`.
+
+    Args:
+        run: The run.
+        now: Host wall clock, seconds since the epoch.
+        cause: Title of the cause for which its start failed; empty: it did not fail, or the cause is not known.
+    """
     if interrupted(run):
         return f"{aim(run)}: interrupted while {STEP_DOING[run.step]}, its supervisor is gone"
     if run.outcome is not RunOutcome.RUNNING:
-        return outcome(run)
+        return outcome(run, cause)
     doing = "cancelling" if run.cancelled_by is not None and not run.going_back else STEP_DOING[run.step]
     parts = [f"{aim(run)}: {doing}", run.detail]
     seconds = left_s(run, now)
@@ -112,10 +138,13 @@ def progress(run: RunRecord, now: float | None) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def outcome(run: RunRecord) -> str:
-    """Return how a run ended, in one line."""
+def outcome(run: RunRecord, cause: str = "") -> str:
+    """Return how a run ended, in one line; `cause` as in `progress`."""
     name, took = name_of(run), format_duration(max(0.0, run.updated_at - run.began_at))
     why = run.failure or run.detail
+    if cause:
+        # How the process ended follows from the cause, and alone it explains nothing.
+        why = f"{cause} ({why})" if why else cause
     because = f": {why}" if why else ""
     match run.outcome:
         case RunOutcome.READY:

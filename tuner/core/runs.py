@@ -150,6 +150,18 @@ def server_of(state: HostState, run: RunRecord) -> ServerState | None:
     return next((x for x in state.servers if run_of(state, x) is run and not _failed(run, x)), None)
 
 
+def failed_server(state: HostState, run: RunRecord) -> ServerState | None:
+    """Return the server whose start failed in a run, as far as it was seen; None if none failed."""
+    if run.outcome not in (RunOutcome.FAILED, RunOutcome.BACK):
+        return None
+    leader = run.failed or (run.new if run.outcome is RunOutcome.FAILED else None)
+    if leader is None:
+        return None
+    own = (leader.pid, leader.start_ticks)
+    ended = (each for each in state.servers if each.gone)
+    return next((each for each in ended if (each.identity.pid, each.identity.start_ticks) == own), None)
+
+
 # What can be gone back to.
 
 

@@ -220,6 +220,8 @@ class StepRecord(Struct, frozen=True, kw_only=True):
     detail: str = ""
     back: bool = False
     """True: it belongs to the way back."""
+    failed: str = ""
+    """Why the start failed in this step, in one line; empty: it did not."""
 
 
 class Leftover(Struct, frozen=True, kw_only=True):

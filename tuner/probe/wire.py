@@ -318,7 +318,7 @@ def _run(run: RunRecord) -> RunRecord:
         back_preset=mask(run.back_preset),
         detail=mask(run.detail),
         failure=mask(run.failure),
-        steps=tuple(replace(step, detail=mask(step.detail)) if step.detail else step for step in run.steps),
+        steps=tuple(replace(step, detail=mask(step.detail), failed=mask(step.failed)) for step in run.steps),
         supervisor=_process(run.supervisor),
         old=_process(run.old),
         new=_process(run.new),

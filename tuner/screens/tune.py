@@ -141,7 +141,9 @@ class TuneScreen(TuneActions):
             self.refresh_bindings()
         run = shown_run(state)
         moving = state.now if run is not None and news(state) is not None else None
-        about = (server.phase, server.phases, server.identity) if server is not None else ()
+        about: tuple[object, ...] = (server.phase, server.phases, server.identity) if server is not None else ()
+        if run is not None and (failed := runs.failed_server(state, run)) is not None:
+            about = (*about, failed.findings)
         mine = (self._filter, self.section, self.on_knobs, self._problems, self.recipe_at)
         if self.changed("tune", self.view, *mine, state.runs, state.lease, moving, *about, width, height, stale):
             self._show(state, server, width, height, dimmed=stale)

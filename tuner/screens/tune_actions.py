@@ -29,7 +29,7 @@ from tuner.widgets.confirm_text import for_option
 from tuner.widgets.plan_fields import next_value
 from tuner.widgets.spans import clean
 from tuner.widgets.tune_list import BARE
-from tuner.widgets.tune_page import View, dry_text, failed_server, shown_run
+from tuner.widgets.tune_page import View, dry_text, shown_run
 from tuner.widgets.tune_text import command_text
 
 
@@ -248,7 +248,7 @@ class TuneActions(TuneEntry):
         """Return the server whose start failed in the change that is shown; None without one."""
         state = self.shell.snapshot
         run = shown_run(state) if state is not None else None
-        return failed_server(state, run) if state is not None and run is not None else None
+        return runs.failed_server(state, run) if state is not None and run is not None else None
 
     def action_why(self) -> None:
         """Show why the start of the last change failed."""

@@ -10,6 +10,7 @@ from tuner.core.run_words import (
     STEP_DOING,
     STEP_NAMES,
     aim,
+    cause_of,
     going_on,
     interrupted,
     left_s,
@@ -75,7 +76,7 @@ def run_line(state: HostState, width: int, glyphs: Glyphs, *, here: bool = False
     if run is None:
         return ()
     sign, style = outcome_span(run, glyphs)
-    words = clean(progress(run, state.now))
+    words = clean(progress(run, state.now, cause_of(state, run)))
     hint: Line = () if here else (("t ", "busy"), ("what can be done ", "text"))
     if not (interrupted(run) or run.outcome in (RunOutcome.FAILED, RunOutcome.STUCK, RunOutcome.BACK)):
         hint = ()
@@ -97,7 +98,7 @@ def run_lines(
     """
     lines = [_head(state, run, width, glyphs)]
     if run.outcome is not RunOutcome.RUNNING or interrupted(run):
-        lines += _end(run, width, glyphs)
+        lines += _end(run, cause_of(state, run), width, glyphs)
     lines += [_step(state, run, step, width, glyphs, doing) for step in _begun(run)]
     if going_on(run) and (ahead := _ahead(run)):
         names = f" {glyphs.then} ".join(STEP_NAMES[step] for step in ahead)
@@ -129,14 +130,16 @@ def _head(state: HostState, run: RunRecord, width: int, glyphs: Glyphs) -> Line:
     return ((f" {sign} ", style), *fit(parts, width - 4, (f" {glyphs.separator} ", "dim")))
 
 
-def _end(run: RunRecord, width: int, glyphs: Glyphs) -> list[Line]:
-    """Return how the run ended, or what an interrupted one has left."""
+def _end(run: RunRecord, cause: str, width: int, glyphs: Glyphs) -> list[Line]:
+    """Return how the run ended, or what an interrupted one has left; `cause` as in `run_words.progress`."""
     if interrupted(run):
         words = f"interrupted while {STEP_DOING[run.step]}: its supervisor is gone; {way_on(run)}"
         style = "warn"
     else:
-        words, style = outcome(run), outcome_span(run, glyphs)[1]
-        if run.exit_code is not None and f"exit code {run.exit_code}" not in words:
+        words, style = outcome(run, cause), outcome_span(run, glyphs)[1]
+        # A server that was killed at once says so in words already.
+        killed = run.exit_code is not None and run.exit_code < 0 and "ended by SIG" in words
+        if run.exit_code is not None and not killed and f"exit code {run.exit_code}" not in words:
             code = f"signal {-run.exit_code}" if run.exit_code < 0 else f"exit code {run.exit_code}"
             words += f" ({code})"
     return [((f"   {chunk}", style),) for chunk in wrap_words(clean(words), width - 5)]
@@ -164,7 +167,11 @@ def _step(state: HostState, run: RunRecord, record: StepRecord, width: int, glyp
     last = record is run.steps[-1]
     end = record.ended if record.ended is not None else state.now if present else run.updated_at
     took = "" if end is None else format_seconds(max(0.0, end - record.at), " s")
-    failed = last and run.outcome in (RunOutcome.FAILED, RunOutcome.STUCK, RunOutcome.REFUSED)
+    if run.outcome is RunOutcome.FAILED:
+        # A run that was recorded by an earlier version does not say in which step its start failed.
+        failed = bool(record.failed) or (last and not any(each.failed for each in run.steps))
+    else:
+        failed = bool(record.failed) or (last and run.outcome in (RunOutcome.STUCK, RunOutcome.REFUSED))
     broken = record.ended is None and interrupted(run)
     sign, style = (glyphs.ok, "ok") if record.ended is not None else (glyphs.busy, "busy")
     if failed:
@@ -172,8 +179,8 @@ def _step(state: HostState, run: RunRecord, record: StepRecord, width: int, glyp
     elif broken:
         sign, style = glyphs.warn, "warn"
     name = ("back: " if record.back else "") + STEP_NAMES[record.step]
-    detail = [record.detail]
-    if present:
+    detail = [record.failed or record.detail]
+    if present and not record.failed:
         detail = [run.detail or record.detail, doing if record.step in STARTING else ""]
         if (seconds := left_s(run, state.now)) is not None:
             late = record.step in STARTING and seconds >= NEAR_S

@@ -99,23 +99,11 @@ def run_keys(state: HostState, run: RunRecord) -> list[str]:
             keys += [f"{letters[each.id]} {each.title}" for each in left.options if each.id in letters]
     if run.outcome in _BAD and run.back and not run.going_back:
         keys.append(f"B goes back to {run.back}")
-    if failed_server(state, run) is not None:
+    if runs.failed_server(state, run) is not None:
         keys.append("v why it failed")
     if any(each.ours for each in run.leftovers) and not interrupted(run):
         keys.append("C ends what was left over")
     return keys
-
-
-def failed_server(state: HostState, run: RunRecord) -> ServerState | None:
-    """Return the server whose start failed in a run, as far as it was seen; None if none failed."""
-    if run.outcome not in (RunOutcome.FAILED, RunOutcome.BACK):
-        return None
-    leader = run.failed or (run.new if run.outcome is RunOutcome.FAILED else None)
-    if leader is None:
-        return None
-    ended = (each for each in state.servers if each.gone)
-    own = (leader.pid, leader.start_ticks)
-    return next((each for each in ended if (each.identity.pid, each.identity.start_ticks) == own), None)
 
 
 def doing(state: HostState, run: RunRecord, glyphs: Glyphs) -> str:

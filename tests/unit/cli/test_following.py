@@ -111,6 +111,17 @@ async def test_each_step_is_told_once_with_its_time_and_what_counts_down_is_no_n
     ]
 
 
+async def test_the_step_in_which_a_start_failed_says_so_and_those_after_it_keep_their_own_words() -> None:
+    why = "the server was ended by SIGKILL after 16 s"
+    failed = REPLACE(LOADED, detail="8 ranks live", failed=why)
+    memory = StepRecord(step=RunStep.MEMORY, at=108.0, ended=110.0, detail="the GPU memory is back")
+    at_work = Following(told(run(STOPPED, LOADING)))
+    await at_work.end(told(run(STOPPED, failed, memory, outcome=RunOutcome.FAILED, failure=why)))
+    assert any(line.endswith(f"loading failed after 6.0 s: {why}") for line in at_work.lines)
+    assert any("memory done in 2.0 s: the GPU memory is back" in line for line in at_work.lines)
+    assert len([line for line in at_work.lines if why in line]) == 1
+
+
 async def test_the_phases_of_the_new_server_are_told_as_they_end() -> None:
     server = states.starting().servers[0]
     identity = REPLACE(server.identity, key="200:22", pid=NEW.pid, start_ticks=NEW.start_ticks)

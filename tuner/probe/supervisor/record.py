@@ -13,6 +13,9 @@ from .pulse import now
 BEAT_S = 1.0
 """Most seconds between two writes of the state while the run goes on."""
 
+STARTING = ("launch", "loading", "port", "health", "first-token", "steady")
+"""Steps of a start, in order."""
+
 
 def plain(text: str) -> str:
     """Return a text without what stands for bytes that are no UTF-8, which no reader of a record could decode."""
@@ -147,8 +150,13 @@ class Record:
         self.data[name] = identity.json if identity is not None else None
 
     def failed(self, why: str) -> None:
-        """Remember why the start failed; the first reason stays."""
+        """Remember why the start failed, and in which step; the first reason stays."""
         why = plain(" ".join(why.split()))
+        back = self.data["going_back"]
+        started = [step for step in self.data["steps"] if step["step"] in STARTING and step["back"] == back]
+        # What was done since to end the server are steps of their own.
+        if started and not started[-1].get("failed"):
+            started[-1]["failed"] = why
         if not self.data["failure"]:
             self.data["failure"] = why
             self.journal(why)
