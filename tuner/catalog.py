@@ -20,7 +20,7 @@ from tuner.domain.presets import ANY_ENGINE, Expectation, Preset, Requires
 from tuner.engines import load_engines
 from tuner.errors import CatalogError
 from tuner.paths import config_dir, presets_dir
-from tuner.store.toml_files import read_toml
+from tuner.store.toml_files import converted, read_toml
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _INTERCONNECTS = ("", "nvlink", "pcie")
@@ -114,23 +114,7 @@ def read_preset(path: Path) -> Preset:
                 raise CatalogError(path, at_key, f"{table}.{key} is no text", "Write one text or number")
     if isinstance(content.get("extends"), str):
         content["extends"] = [content["extends"]]
-    return _preset(path, _converted(path, content, lines), text, lines)
-
-
-def _converted(path: Path, content: dict[str, Any], lines: Mapping[str, int]) -> _File:
-    try:
-        return msgspec.convert(content, _File)
-    except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at ")
-        key = re.sub(r"^\$\.?|\[[^]]*\]|\[\.\.\.\]", "", where.strip("`"))
-        while key and key not in lines:
-            key = key.rpartition(".")[0]
-        place = f"{key}: " if key else ""
-        unknown = re.search(r"unknown field `(\w+)`", what)
-        line = lines.get(f"{key}.{unknown[1]}" if unknown and key else key)
-        raise CatalogError(
-            path, line or lines.get(key), place + what[:1].lower() + what[1:].replace("`", "")
-        ) from error
+    return _preset(path, converted(_File, path, content, text), text, lines)
 
 
 def _preset(path: Path, file: _File, text: str, lines: dict[str, int]) -> Preset:

@@ -76,6 +76,7 @@ class TestFolders:
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
+        ("\ufeff" + GOOD, 1, "begins with a byte order mark"),
         ('title = "T"\nwhy = "w\n', 2, "is not TOML"),
         ('title = "T"\nwhy = """\nnever closed\n', 3, "is not TOML"),
         ('title = "T"\ntitle = "T"\n', 2, "is not TOML"),
@@ -91,7 +92,7 @@ class TestFolders:
         (GOOD + '[requires.versions]\nllama = "1 -"\n', 4, "there is no engine llama"),
         (GOOD + "args = 3\n", 3, "args: expected object"),
         (GOOD + "[env]\nNCCL_ALGO = [1]\n", 4, "env.NCCL_ALGO is no text"),
-        (GOOD + '[[expect]]\nwhat = "w"\n', 3, "expect: object missing required field source"),
+        (GOOD + '[[expect]]\nwhat = "w"\n', 3, "expect[0]: object missing required field source"),
         (GOOD + 'engine = "llama"\n', 3, "there is no engine llama"),
         (GOOD + 'extends = ["none-such"]\n', 3, "mine extends none-such, which does not exist"),
         (GOOD + 'extends = ["mine"]\n', 3, "mine extends itself (mine -> mine)"),

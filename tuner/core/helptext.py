@@ -44,16 +44,10 @@ def flag_problems(args: Sequence[str], known: frozenset[str], engine: Engine) ->
         known: Flags of the installed version.
         engine: The engine, which says how its parser differs from argparse.
     """
-    return tuple(problem for _, problem in _told(args, known, engine) if problem)
+    return tuple(_problems(args, known, engine))
 
 
-def flag_notes(args: Sequence[str], known: frozenset[str], engine: Engine) -> tuple[str, ...]:
-    """Return which flags are shortened, and for what; the arguments are those of `flag_problems`."""
-    return tuple(note for note, _ in _told(args, known, engine) if note)
-
-
-def _told(args: Sequence[str], known: frozenset[str], engine: Engine) -> Iterator[tuple[str, str]]:
-    """Yield note and problem of each flag; at most one of the two is not empty."""
+def _problems(args: Sequence[str], known: frozenset[str], engine: Engine) -> Iterator[str]:
     rules = engine.behaviour().flags
     known = known | frozenset(rules.further)
     for word in dict.fromkeys(args):
@@ -71,12 +65,12 @@ def _told(args: Sequence[str], known: frozenset[str], engine: Engine) -> Iterato
             continue
         candidates = sorted(each for each in known if each.startswith(flag))
         if len(candidates) == 1:
-            yield f"{flag} is short for {candidates[0]}", ""
-        elif candidates:
-            yield "", f"{flag} is ambiguous in this version: it could be {_listed(candidates)}"
+            continue  # the parser takes it for that one
+        if candidates:
+            yield f"{flag} is ambiguous in this version: it could be {_listed(candidates)}"
         else:
             near = difflib.get_close_matches(flag.replace("_", "-"), known, _NEAR)
-            yield "", f"this version has no {flag}" + (f"; it has {_listed(near)}" if near else "")
+            yield f"this version has no {flag}" + (f"; it has {_listed(near)}" if near else "")
 
 
 def _listed(flags: Sequence[str]) -> str:

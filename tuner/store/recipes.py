@@ -35,7 +35,7 @@ from tuner.domain.recipe import MASK, Recipe
 from tuner.domain.server import Manager
 from tuner.errors import CatalogError, UsageProblem
 from tuner.paths import recipes_dir
-from tuner.store.toml_files import change_toml, fill, read_toml
+from tuner.store.toml_files import change_toml, converted, fill, read_toml
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HEAD = "How this server is started; gputuner lays presets over it. *** stands for a secret, which stays on the host."
@@ -100,7 +100,7 @@ def load_recipe(path: Path) -> Recipe:
     for name in ("host", "engine", "command"):
         if not content.get(name):
             raise CatalogError(path, lines.get(name, 1), f"it has no {name}", f"Write {_EXAMPLES[name]}")
-    recipe = _recipe(path, _converted(path, content, text, lines), lines)
+    recipe = _recipe(path, converted(_File, path, content, text), lines)
     _refuse_secrets(path, recipe, text, lines)
     return recipe
 
@@ -110,21 +110,6 @@ _EXAMPLES = {
     "engine": 'engine = "sglang"',
     "command": 'command = ["/venv/bin/python", "-m", "sglang.launch_server"]',
 }
-
-
-def _converted(path: Path, content: dict[str, Any], text: str, lines: Mapping[str, int]) -> _File:
-    try:
-        return msgspec.convert(content, _File)
-    except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at ")
-        place = re.sub(r"^\$\.?|`", "", where.strip("`")).replace("[...]", "")
-        key = re.sub(r"\[\d+\]", "", place)
-        at = re.search(r"\[(\d+)\]$", place)
-        line = lines.get(key)
-        if at and line and isinstance(content.get(key), list):
-            line = item_line(text, str(content[key][int(at[1])]), line)
-        what = what[:1].lower() + what[1:].replace("`", "")
-        raise CatalogError(path, line, f"{place or 'it'}: {what}") from error
 
 
 def _recipe(path: Path, file: _File, lines: Mapping[str, int]) -> Recipe:
@@ -204,13 +189,6 @@ def save_recipe(recipe: Recipe, folder: Path | None = None, *, replace: bool = F
         raise UsageProblem("There is such a recipe already", str(path), "Take another name, or say --replace")
     change_toml(path, "recipe", lambda document: _fill(document, recipe), new=_new)
     return path
-
-
-def recipe_toml(recipe: Recipe) -> str:
-    """Return a recipe as the text of its file, secrets masked."""
-    document = _new()
-    _fill(document, recipe)
-    return tomlkit.dumps(document)
 
 
 def _new() -> tomlkit.TOMLDocument:

@@ -7,13 +7,17 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
+from tuner.core.toml_lines import item_line, key_lines
 from tuner.errors import CatalogError, UsageProblem
 from tuner.store.private import make_folder, opener
+
+_Kind = TypeVar("_Kind")
 
 
 def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
@@ -26,6 +30,9 @@ def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
         if path.exists() and not path.is_file():
             raise CatalogError(path, None, "cannot be read (it is no file)")
         text = path.read_text("utf-8")
+        if text.startswith("\ufeff"):
+            out = "Save it as UTF-8 without a byte order mark"
+            raise CatalogError(path, 1, "begins with a byte order mark, which TOML does not allow", out)
         return text, tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         at = re.search(r"at line (\d+)", str(error))
@@ -33,6 +40,37 @@ def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
         raise CatalogError(path, line, f"is not TOML ({error})", "Correct that line") from error
     except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise CatalogError(path, None, f"cannot be read ({_reason(error)})") from error
+
+
+def converted(kind: type[_Kind], path: Path, content: dict[str, Any], text: str) -> _Kind:
+    """Return what is in a file as an object.
+
+    Args:
+        kind: Class of the object.
+        path: The file.
+        content: What is in it.
+        text: Its text.
+
+    Raises:
+        CatalogError: A field does not exist, is missing or of the wrong type; with the line.
+    """
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        lines = key_lines(text)
+        what, _, where = str(error).partition(" - at ")
+        place = re.sub(r"^\$\.?|\[\.\.\.\]", "", where.strip("`"))
+        key = re.sub(r"\[\d+\]", "", place)
+        while key and key not in lines:
+            key = key.rpartition(".")[0]
+        unknown = re.search(r"unknown field `(\w+)`", what)
+        line = (lines.get(f"{key}.{unknown[1]}") if unknown else None) or lines.get(key)
+        at = re.search(r"\[(\d+)\]$", place)
+        items = content.get(key)
+        if at and line and isinstance(items, list) and not isinstance(item := items[int(at[1])], dict):
+            line = item_line(text, str(item), line)
+        said = what[:1].lower() + what[1:].replace("`", "")
+        raise CatalogError(path, line, f"{place}: {said}" if place else said) from error
 
 
 def change_toml(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.core.helptext import flag_notes, flag_problems, parse_help
+from tuner.core.helptext import flag_problems, parse_help
 from tuner.engines import load_engines
 
 HELPS = Path(__file__).parents[2] / "golden/help"
@@ -38,10 +38,6 @@ def problems(name: str, args: str) -> list[str]:
     return list(flag_problems(args.split(), known(name), ENGINES[name.partition("-")[0]]))
 
 
-def notes(name: str, args: str) -> list[str]:
-    return list(flag_notes(args.split(), known(name), ENGINES[name.partition("-")[0]]))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_help_names_just_the_flags_that_the_parser_has(name: str) -> None:
     assert set(held(name)) - known(name) == (HIDDEN if name == "sglang-0.5.23" else set())
@@ -52,7 +48,6 @@ def test_a_help_names_just_the_flags_that_the_parser_has(name: str) -> None:
 def test_every_flag_of_a_version_is_taken_by_it(name: str) -> None:
     args = [word for flag in held(name) for word in (flag, "1")]
     assert flag_problems(args, known(name) | HIDDEN, ENGINES[name.partition("-")[0]]) == ()
-    assert notes(name, " ".join(args)) == []
 
 
 @pytest.mark.parametrize(
@@ -102,10 +97,6 @@ def test_a_value_is_no_flag_although_it_begins_with_a_dash() -> None:
 
 def test_a_flag_may_be_shortened_to_what_only_one_flag_has() -> None:
     assert problems("sglang-0.5.9", "--tp 8 --mem-frac=0.8 --model x") == []
-    assert notes("sglang-0.5.9", "--tp 8 --mem-frac=0.8 --model x") == [
-        "--tp is short for --tp-size",
-        "--mem-frac is short for --mem-fraction-static",
-    ]
 
 
 def test_a_line_about_a_flag_names_none() -> None:

@@ -15,7 +15,7 @@ from tuner.core.redact import mask_argv, mask_env
 from tuner.domain.recipe import Recipe
 from tuner.domain.server import Manager
 from tuner.errors import CatalogError, UsageProblem
-from tuner.store.recipes import load_recipe, load_recipes, recipe_toml, save_recipe
+from tuner.store.recipes import load_recipe, load_recipes, save_recipe
 
 REPLACE = msgspec.structs.replace
 FULL = Recipe(
@@ -51,8 +51,8 @@ class TestWrite:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert [each.name for each in path.parent.iterdir()] == ["llama.toml"]
 
-    def test_a_flag_has_a_row_of_its_own(self) -> None:
-        assert '    "--port", "30000",\n    "--trust",\n]' in recipe_toml(FULL)
+    def test_a_flag_has_a_row_of_its_own(self, tmp_path: Path) -> None:
+        assert '    "--port", "30000",\n    "--trust",\n]' in save_recipe(FULL, tmp_path).read_text()
 
     def test_the_server_it_is_like_is_not_kept(self, tmp_path: Path) -> None:
         assert load_recipe(save_recipe(REPLACE(FULL, like="server:1:2"), tmp_path)).like == ""
@@ -65,9 +65,9 @@ class TestWrite:
             command=("env", f"HF_TOKEN={SECRETS[0]}", "sglang", "serve"),
             model=f"https://me:{SECRETS[2]}@host/m",
         )
-        for text in (save_recipe(told, tmp_path).read_text(), recipe_toml(told)):
-            assert not [secret for secret in SECRETS if secret in text]
-            assert '"--api-key", "***"' in text
+        text = save_recipe(told, tmp_path).read_text()
+        assert not [secret for secret in SECRETS if secret in text]
+        assert '"--api-key", "***"' in text
 
     def test_a_file_that_is_there_is_not_replaced_unasked(self, tmp_path: Path) -> None:
         path = save_recipe(FULL, tmp_path)
@@ -77,7 +77,7 @@ class TestWrite:
         assert path.read_bytes() == before
 
     def test_comments_stay_where_it_is_replaced(self, tmp_path: Path) -> None:
-        text = "# mine\n" + recipe_toml(FULL).replace("cwd =", "# where the LLMs are\ncwd =")
+        text = "# mine\n" + save_recipe(FULL, tmp_path).read_text().replace("cwd =", "# where the LLMs are\ncwd =")
         text = text.replace("[env]", "[env]  # of the server").replace("port = 30000", "port = 30000  # ours")
         path = written(tmp_path, text, "llama")
         changed = REPLACE(
@@ -151,6 +151,7 @@ class TestRead:
             (SMALL + "\nports = 3\n", 5, "there is no field ports"),
             (SMALL + 'port = "high"\n', 4, "port: expected int | null, got str"),
             (SMALL + "\nport = = 3\n", 5, "is not TOML"),
+            ("\ufeff" + SMALL, 1, "begins with a byte order mark"),
             (SMALL + 'args = [\n  "--tp",\n  true,\n]\n', 4, "args[1]: expected int | float | str, got bool"),
             (SMALL + "[env]\nA = 1\nB = []\n", 6, "env.B is no text"),
             (SMALL + "[env]\nA = true\n", 5, "env.A is no text"),
