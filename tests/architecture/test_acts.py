@@ -96,6 +96,8 @@ def test_only_the_door_and_its_helpers_use_what_changes_a_host() -> None:
         "run_ids",
         "read_json",
         "size_of",
+        "existing_above",
+        "disk_of",
         "alive",
         "boot_id",
         "why_not",
