@@ -74,6 +74,7 @@ def load_presets(project: Path | None = None) -> Presets:
     """
     presets: dict[str, Preset] = {}
     broken: dict[str, CatalogError] = {}
+    own = (presets_dir(), config_dir() / "presets")
     shared = (Path.cwd() if project is None else project) / "presets"
     for folder in preset_folders(project):
         for path in sorted(folder.glob("*.toml")):
@@ -85,6 +86,8 @@ def load_presets(project: Path | None = None) -> Presets:
                 presets.pop(path.stem, None)
                 broken[path.stem] = error
             else:
+                if folder not in own:
+                    preset = msgspec.structs.replace(preset, local=(preset.path,))
                 presets[preset.id] = preset
                 broken.pop(preset.id, None)
     return _checked(presets, broken)

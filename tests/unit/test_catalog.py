@@ -51,6 +51,14 @@ class TestFolders:
         monkeypatch.chdir(presets_dir().parent)
         assert preset_folders() == [presets_dir()]
 
+    def test_those_of_the_working_folder_are_known_as_such(self, project: Path) -> None:
+        home = write(project.parent / "home/config/presets", "mine", GOOD)
+        here = write(project / "presets", "ours", GOOD)
+        hidden = write(project / ".gputuner/presets", "hidden", GOOD)
+        found = load_presets().found
+        assert (found["ours"].local, found["hidden"].local) == ((str(here),), (str(hidden),))
+        assert (found["mine"].path, found["mine"].local, found["graphs-16"].local) == (str(home), (), ())
+
     def test_a_preset_extends_one_of_another_folder(self, project: Path) -> None:
         write(project / ".gputuner/presets", "mine", GOOD + 'extends = "graphs-16"\n[args]\ntp_size = 2\n')
         presets = load_presets()

@@ -100,6 +100,9 @@ def _laid_over(state: HostState, wish: Wish, server: ServerState | None, known: 
     like = _like(state, launch, server)
     launch = without_run(msgspec.structs.replace(launch, like=like, preset=launch.preset or base.preset), base)
     launch = without_rest(launch, server) if server is not None else launch
+    if wish.recipe is not None and _machine(wish.recipe.host) != _machine(state.name):
+        note = f"the recipe {wish.recipe.name} is of {wish.recipe.host}, another host"
+        launch = msgspec.structs.replace(launch, notes=(*launch.notes, note))
     lacking = unmet(preset, state, engine.name, version) if preset is not None else ()
     return Composed(
         engine=engine,
@@ -112,6 +115,11 @@ def _laid_over(state: HostState, wish: Wish, server: ServerState | None, known: 
         unmet=lacking,
         flags=flags,
     )
+
+
+def _machine(host: str) -> str:
+    """Return a host's name without the login."""
+    return host.rpartition("@")[2].lower()
 
 
 def _again(state: HostState, wish: Wish, server: ServerState | None, known: Known) -> Composed:

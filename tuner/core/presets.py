@@ -85,6 +85,7 @@ def _merged(low: Preset, high: Preset, where: tuple[Path, int | None], *, last: 
         engine=next(iter(engines), ANY_ENGINE),
         requires=_both(low.requires, high.requires),
         expect=tuple(dict.fromkeys((*low.expect, *high.expect))),
+        local=tuple(dict.fromkeys((*low.local, *high.local))),
         extends=high.extends if last else (),
         args=_laid(low.args, high.args, high.unset),
         env=_laid(low.env, high.env, high.unset),

@@ -37,6 +37,22 @@ from tuner.errors import CatalogError, TunerError
 
 UNSEEN = "the command line is kept on the host"
 """Why there is no forecast of what a run would have gone back to."""
+RUNS_CODE = frozenset(
+    {
+        "BASH_ENV",
+        "CUDA_INJECTION64_PATH",
+        "LD_AUDIT",
+        "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
+        "NCCL_NET_PLUGIN",
+        "NCCL_PROFILER_PLUGIN",
+        "NCCL_TUNER_PLUGIN",
+        "PATH",
+        "PYTHONHOME",
+        "PYTHONPATH",
+    }
+)
+"""Variables that choose which programs, modules and libraries a process loads."""
 
 
 def tune(
@@ -80,6 +96,7 @@ def tune(
             troubles.append(_refusal("preset", "Start", f"{error.title}: {error.detail}".rstrip(": "), error.hint))
         else:
             troubles += _secret_troubles(start.launch)
+            troubles += _local_troubles(start.preset, start.launch)
     changes = _changes(state, server, start, facts)
     plan = _forecast(state, server, start, changes, engines, past)
     made = plan if isinstance(plan, Planned) else None
@@ -248,6 +265,21 @@ def _secret_troubles(launch: Launch | None) -> list[Check]:
             "Write where it is read from (a file, a variable of the login) into the recipe",
         )
     ]
+
+
+def _local_troubles(preset: Preset | None, launch: Launch | None) -> list[Check]:
+    """Return a warning for each variable of a preset of the working folder that makes a server run other code."""
+    found: list[Check] = []
+    if preset is None or launch is None:
+        return found
+    for name in preset.env:
+        path, line = preset.paths.get(f"env.{name}", preset.path), preset.lines.get(f"env.{name}")
+        if name in RUNS_CODE and name in launch.env and path in preset.local:
+            where = f"{path}:{line}" if line else path
+            detail = f"{where} sets {name}, so the server runs code that this preset names"
+            out = "Look who wrote that file: it is of the working folder, not one of yours"
+            found.append(Check(id="preset", title="Preset", verdict=Verdict.WARN, detail=detail, way_out=out))
+    return found
 
 
 def _refusal(name: str, title: str, detail: str, way_out: str = "") -> Check:

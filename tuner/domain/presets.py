@@ -64,6 +64,8 @@ class Preset(Struct, frozen=True, kw_only=True):
     """Line of each key in its file: `args.mem_fraction_static` to 12; of a name in `unset`, `unset.NAME`."""
     paths: dict[str, str] = {}
     """File of each key that came from a preset that it extends; for all other keys it is `path`."""
+    local: tuple[str, ...] = ()
+    """Paths of the files in the working folder that it is made of; others may have written them."""
 
 
 class Overlay(Struct, frozen=True, kw_only=True):

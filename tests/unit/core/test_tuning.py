@@ -12,6 +12,7 @@ from tests.unit.core.test_runs import ME, OLD, record, with_runs
 from tuner.core.tuning import tune
 from tuner.domain.preflight import Check, Verdict
 from tuner.domain.presets import Preset
+from tuner.domain.recipe import Recipe
 from tuner.domain.runs import Lease, Operator, ProcessId, RunOutcome
 from tuner.domain.state import HostState
 from tuner.domain.tuning import Tuning, Wish
@@ -55,6 +56,43 @@ def test_a_preset_and_overrides_become_one_start_and_one_order() -> None:
     assert made.order.stop is not None
     assert made.ask is not None
     assert made.ask.key == states.KEY
+
+
+@pytest.mark.parametrize("name", ["LD_PRELOAD", "PYTHONPATH", "PATH"])
+@pytest.mark.parametrize("local", [True, False])
+def test_a_preset_of_the_working_folder_that_chooses_code_is_warned_of(name: str, local: bool) -> None:
+    path = "presets/evil.toml"
+    evil = Preset(
+        id="evil",
+        title="E",
+        why="w",
+        env={name: "/tmp/x"},
+        path=path,
+        lines={f"env.{name}": 5},
+        local=(path,) if local else (),
+    )
+    top = Preset(id="top", title="T", why="w", extends=("evil",), env={"NCCL_MAX_NCHANNELS": "2"}, path="mine.toml")
+    for wanted in ("evil", "top"):
+        made = tune(
+            states.serving(),
+            Wish(server=states.KEY, preset=wanted),
+            ENGINES,
+            {"evil": evil, "top": top},
+            run="run-9",
+            operator=ME,
+        )
+        warned = [each.detail for each in made.checks if each.id == "preset" and each.verdict is Verdict.WARN]
+        assert len(warned) == local
+        assert all(f"presets/evil.toml:5 sets {name}," in detail for detail in warned)
+
+
+def test_a_recipe_of_another_host_is_noted() -> None:
+    state = states.serving()
+    for host, noted in ((f"root@{state.name}", False), (state.name, False), ("root@gpu-box-9", True)):
+        recipe = Recipe(name="r", host=host, engine="sglang", command=states.ARGV[:3], args=states.ARGV[3:])
+        made = tuned(state, Wish(server=states.KEY, recipe=recipe))
+        assert made.launch is not None
+        assert ("the recipe r is of root@gpu-box-9, another host" in made.launch.notes) is noted
 
 
 def test_the_bare_recipe_changes_nothing() -> None:
