@@ -15,7 +15,7 @@ from tests.support.sessions import FakeSession, settled
 from tests.ui.test_contract import painted
 from tuner.domain.acts import CancelRun, EndLeftovers, ReleaseLease, ResumeRun, Switch, TakeLease
 from tuner.domain.events import Acted
-from tuner.domain.runs import ProcessId
+from tuner.domain.runs import ProcessId, RunOutcome
 from tuner.domain.state import HostState
 from tuner.domain.tuning import Wish
 from tuner.errors import CatalogError
@@ -23,6 +23,7 @@ from tuner.screens.confirm import ConfirmDialog
 from tuner.screens.dialogs import TextDialog
 from tuner.widgets.keybar import KeyBar
 from tuner.widgets.rows import Rows
+from tuner.widgets.spans import text_of
 from tuner.widgets.tune_knobs import completions, taken_apart
 
 AppOn = Callable[..., tuple[Any, list[FakeSession]]]
@@ -227,8 +228,36 @@ async def test_what_the_forecast_refuses_can_be_tried_all_the_same(app_on: AppOn
         assert not isinstance(app.screen, ConfirmDialog)
         await press(pilot, "F", "enter")
         assert isinstance(app.screen, ConfirmDialog)
+        assert "Asking the host" not in told(app), "it would cover the keys of the question"
         await press(pilot, "Y")
     assert isinstance(host.acts[0], Switch)
+
+
+@pytest.mark.parametrize("outcome", [RunOutcome.READY, RunOutcome.FAILED, RunOutcome.BACK, RunOutcome.REFUSED])
+async def test_what_was_set_for_a_run_ends_with_it(app_on: AppOn, outcome: RunOutcome) -> None:
+    app, host = tuned(app_on, changing.tunable(), acted=Acted(id=1, run=changing.FAILED.id))
+    tried = outcome is not RunOutcome.REFUSED
+    async with app.run_test(size=NARROW) as pilot:
+        await press(pilot, "t", "n", *"mem_fraction_static=0.99", "enter", "F", "enter", "Y")
+        going = states.REPLACE(changing.FAILED, outcome=RunOutcome.RUNNING, supervised=True)
+        host.push(states.REPLACE(changing.tunable(), runs=(going,)))
+        await settled(pilot)
+        assert app.screen.view.ignore_forecast, "it goes on"
+        await press(pilot, "n", *"tp_size=4", "enter")
+        ended = states.REPLACE(changing.FAILED, outcome=outcome)
+        host.push(states.REPLACE(changing.tunable(), runs=(ended,)))
+        await settled(pilot)
+        assert app.screen.view.ignore_forecast is not tried
+        assert app.screen.view.overrides == {"tp_size": 4} | ({} if tried else {"mem_fraction_static": 0.99})
+
+
+async def test_another_preset_is_not_tried_against_the_forecast_unasked(app_on: AppOn) -> None:
+    app, _ = tuned(app_on, changing.tunable())
+    async with app.run_test(size=NARROW) as pilot:
+        await press(pilot, "t", "n", *"mem_fraction_static=0.99", "enter", "F")
+        assert app.screen.view.ignore_forecast
+        await press(pilot, "2")
+        assert not app.screen.view.ignore_forecast
 
 
 # Applying ------------------------------------------------------------------------------------------------------------
@@ -498,6 +527,9 @@ async def test_a_change_is_followed_step_by_step_and_can_be_cancelled(app_on: Ap
         assert "weights 21/62" in text
         assert "all 8 GPUs 86.8 › 0.6 ✔" in text
         assert "enter Apply" not in app.screen.query_one(KeyBar).text, "one change at a time"
+        assert "✖" not in rows(app, "#tune-tabs"), "that a change goes on is no fault of the choice"
+        parts = {part.name: [text_of(line).strip() for line in part.lines] for part in app.screen._parts}
+        assert parts["checks"] == parts["forecast"] == ["checked again when the run has ended"]
         await press(pilot, "K", "enter")
         assert host.acts == []
         await press(pilot, "Y")

@@ -13,6 +13,7 @@ from tuner.core.arguments import flag_key, spellings
 from tuner.core.change_words import value_words
 from tuner.core.engine import Engine
 from tuner.core.overlays import overlay as spelled
+from tuner.core.surroundings import OWN_VARIABLES
 from tuner.domain.presets import Overlay, Preset
 from tuner.domain.recipe import Argument, Launch, Recipe
 from tuner.domain.server import ServerIdentity
@@ -20,7 +21,7 @@ from tuner.domain.state import HostState, ServerState
 from tuner.errors import TunerError
 
 SESSION_VARIABLES = frozenset((
-    "_", "COLORTERM", "COLUMNS", "CREDENTIALS_DIRECTORY", "DISPLAY", "EDITOR", "FDSTORE", "GPUTUNER_RUN", "HISTCONTROL",
+    "_", "COLORTERM", "COLUMNS", "CREDENTIALS_DIRECTORY", "DISPLAY", "EDITOR", "FDSTORE", "HISTCONTROL",
     "HISTFILE", "HISTSIZE", "HUSHLOGIN", "INVOCATION_ID", "JOURNAL_STREAM", "LESSCLOSE", "LESSOPEN", "LINES",
     "LISTEN_FDNAMES", "LISTEN_FDS", "LISTEN_PID", "LS_COLORS", "MAIL", "MAINPID", "MANAGERPID", "MANAGERPIDFDID",
     "MOTD_SHOWN", "NOTIFY_SOCKET", "OLDPWD", "PAGER", "PS1", "PS2", "PROMPT_COMMAND", "PWD", "REMOTE_HOST", "SHELL",
@@ -44,7 +45,7 @@ _DELETED = " (deleted)"
 
 def of_session(name: str) -> bool:
     """Return whether a variable belongs to a login session, a service manager or an image, not to the server."""
-    return name in SESSION_VARIABLES or name.startswith((*SESSION_PREFIXES, *IMAGE_PREFIXES))
+    return name in SESSION_VARIABLES or name in OWN_VARIABLES or name.startswith((*SESSION_PREFIXES, *IMAGE_PREFIXES))
 
 
 def read_recipe(state: HostState, server: ServerState, engine: Engine, name: str = "") -> Recipe:

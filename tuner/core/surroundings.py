@@ -6,8 +6,12 @@ import re
 from collections.abc import Iterator
 
 from tuner.core.redact import mask_env
+from tuner.core.runs import RUN_VARIABLE
 from tuner.domain.starts import Sign, Start
 
+OWN_VARIABLES = frozenset({RUN_VARIABLE, "HOST_ROOT"})
+"""Variables that gputuner itself gives a server (the id of its run, the root of a simulated host): they change nothing
+in it, and differ between any two starts."""
 _ASSIGNED = re.compile(r"(?:^|\] )(?P<name>[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)=(?P<value>[\w./+-]{1,80})(?=: |$)")
 """A variable that the engine repeats at the beginning of a message: `SGLANG_FORCE_CUSTOM_AR_PCIE=1: Enabling ...`."""
 _PARTS = (
@@ -24,7 +28,10 @@ _PARTS = (
 
 
 def environment(start: Start) -> dict[str, str]:
-    """Return environment variables by name, secrets masked; what the process showed overrides the log."""
+    """Return environment variables by name, secrets masked; what the process showed overrides the log.
+
+    `OWN_VARIABLES` are left out.
+    """
     found: dict[str, str] = {}
     for sign in start.signs:
         if sign.id in ("environment", "nccl-env") and sign.fields.get("name"):
@@ -32,7 +39,7 @@ def environment(start: Start) -> dict[str, str]:
     for line in start.lines:
         if "=" in line.text and (told := _ASSIGNED.search(line.text)) is not None:
             found.setdefault(told["name"], told["value"])
-    return mask_env(found | start.env)
+    return mask_env({name: value for name, value in (found | start.env).items() if name not in OWN_VARIABLES})
 
 
 def parts(start: Start) -> dict[str, str]:

@@ -73,6 +73,8 @@ class ConfirmDialog(Modal[Agreed | None]):
 
     def on_mount(self) -> None:
         """Show the facts, as many as possible."""
+        # What was said before would cover the keys.
+        self.app.clear_notifications()
         self.query_one(".dialog").styles.padding = (0, 2)
         self._show()
 

@@ -231,6 +231,7 @@ class TuneScreen(TuneActions):
         active = runs.active_run(state)
         if self.changed("basis", *belongs, *engine, *about, active.id if active else "", state.lease.mine):
             self.ask_tune()
+        self._forget_ordered(state)
         run = news(state)
         if run is not None and run.id != self._run_seen:
             self._run_seen, self.section = run.id, "run"
@@ -299,7 +300,7 @@ class TuneScreen(TuneActions):
     def choose(self, preset: str) -> None:
         """Choose a preset by its id; empty: none."""
         if preset != self.view.chosen:
-            self.view = replace(self.view, chosen=preset)
+            self.view = replace(self.view, chosen=preset, ignore_forecast=False)
             self.ask_tune()
             self.refresh_bindings()
         self.on_knobs = False

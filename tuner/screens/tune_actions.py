@@ -17,11 +17,11 @@ from tuner.domain.planning import PlanKnob
 from tuner.domain.preflight import Verdict
 from tuner.domain.presets import ANY_ENGINE, Preset
 from tuner.domain.recipe import Recipe
-from tuner.domain.runs import ProcessId, RunRecord
+from tuner.domain.runs import ProcessId, RunOutcome, RunRecord
 from tuner.domain.state import HostState, ServerState
 from tuner.domain.tuning import Wish
 from tuner.errors import TunerError
-from tuner.messages import KeepRequested, Kept, ScreenRequested, ServerRequested
+from tuner.messages import ActDone, KeepRequested, Kept, ScreenRequested, ServerRequested
 from tuner.screens.dialogs import TextDialog
 from tuner.screens.explain_requests import engines
 from tuner.screens.tune_entry import TuneEntry
@@ -31,6 +31,9 @@ from tuner.widgets.spans import clean
 from tuner.widgets.tune_list import BARE
 from tuner.widgets.tune_page import View, dry_text, shown_run
 from tuner.widgets.tune_text import command_text
+
+_TRIED = frozenset({RunOutcome.READY, RunOutcome.FAILED, RunOutcome.BACK, RunOutcome.STOPPED})
+"""Outcomes of runs that did what was ordered, or tried to; after the others the order may be given again."""
 
 
 class TuneActions(TuneEntry):
@@ -48,6 +51,8 @@ class TuneActions(TuneEntry):
         self.section = "changes"
         self.on_knobs = False
         """The arrow keys act on the knobs changed by hand, and not on the presets."""
+        self._ordered: tuple[str, Wish] | None = None
+        """Id and wish of the run that was ordered here last, until it has ended; None: none is awaited."""
 
     def ask_tune(self) -> None:
         """Ask what the present choice would change."""
@@ -182,6 +187,31 @@ class TuneActions(TuneEntry):
         self.view = replace(self.view, ignore_forecast=not self.view.ignore_forecast)
         self.ask_tune()
         self.catch_up()
+
+    def on_act_done(self, message: ActDone) -> None:
+        """Remember what was ordered, so that it is not meant again once it has ended."""
+        super().on_act_done(message)
+        if message.run and not message.error and isinstance(message.asked.what, Wish):
+            self._ordered = message.run, message.asked.what
+
+    def _forget_ordered(self, state: HostState) -> None:
+        """Take back the overruled forecast and the knobs by hand of a run that has ended: they were meant for it."""
+        if self._ordered is None:
+            return
+        name, wish = self._ordered
+        run = next((each for each in state.runs if each.id == name), None)
+        if run is None or run.outcome is RunOutcome.RUNNING:
+            return
+        self._ordered = None
+        if run.outcome not in _TRIED:
+            return
+        kept = {knob: value for knob, value in self.view.overrides.items() if wish.overrides.get(knob, ...) != value}
+        if kept == self.view.overrides and not self.view.ignore_forecast:
+            return
+        self.view = replace(self.view, overrides=kept, at=0, ignore_forecast=False)
+        self.on_knobs = self.on_knobs and bool(kept)
+        self.ask_tune()
+        self.refresh_bindings()
 
     def overrulable(self) -> bool:
         """Return whether the forecast refuses the choice, or was overruled."""

@@ -39,6 +39,7 @@ NAMES = {
     "command": "command",
 }
 """Sections in their order, and what their tabs are called."""
+_COPIES: Span = ("y copies", "dim")
 _BAD = (RunOutcome.FAILED, RunOutcome.STUCK, RunOutcome.REFUSED)
 
 
@@ -158,11 +159,19 @@ def sections(
         lines = knob_lines(view.knobs, view.overrides, view.at, width, max(2, room), glyphs, active=True)
         parts.append(Section("knobs", "changed by hand", tuple(lines[1:]), ("n adds a knob", "dim")))
     run = run_section(state, view, width, glyphs)
-    if tuning is not None:
+    if tuning is not None and any(going_on(each) for each in state.runs):
+        # What runs is changing: what was computed from it is worth nothing before that has ended.
+        later: Line = (("checked again when the run has ended", "dim"),)
+        parts += [
+            Section("forecast", "memory forecast", tuple(_wrapped(later, width))),
+            Section("checks", "checks before anything is stopped", tuple(_wrapped(later, width))),
+            Section("command", "the exact command", tuple(command_lines(tuning.launch, width, glyphs)), _COPIES),
+        ]
+    elif tuning is not None:
         fits = forecast_lines(tuning.planned, tuning.planned_error, width, room, glyphs, old=view.old)
         parts.append(Section("forecast", "memory forecast", tuple(fits)))
         command = command_lines(tuning.launch, width, glyphs)
-        last = Section("command", "the exact command", tuple(command), ("y copies", "dim"))
+        last = Section("command", "the exact command", tuple(command), _COPIES)
         word = checks_word(tuning.checks, checking=view.checking, checked=view.checked, glyphs=glyphs)
         if not alone:
             taken = (*parts, last, *((run,) if run is not None else ()))

@@ -12,7 +12,7 @@ from tuner.cli import side_by_side
 from tuner.cli.paper import Paper
 from tuner.core import comparison_words as words
 from tuner.core.compare import compare
-from tuner.core.differences import flat, llm, same
+from tuner.core.differences import flat, llm, same, variables
 from tuner.core.surroundings import environment
 from tuner.domain.comparison import Difference, Group, Measure, Origin, RankPair, Role
 from tuner.domain.findings import Finding, Move, Outcome, Remedy, Severity
@@ -73,6 +73,12 @@ def test_equal_starts_have_no_difference() -> None:
     comparison = compare(start(), start())
     assert comparison.differences == ()
     assert "Neither failed" in comparison.summary
+
+
+def test_what_gputuner_sets_itself_is_no_difference() -> None:
+    one = start(env={"GPUTUNER_RUN": "20261130-101523-a1b2c3d4", "HOST_ROOT": "/tmp/a", "NCCL_ALGO": "Ring"})
+    other = start(env={"GPUTUNER_RUN": "20261130-111523-a1b2c3d4", "HOST_ROOT": "/tmp/b", "NCCL_ALGO": "Tree"})
+    assert [each.name for each in variables(one, other)] == ["NCCL_ALGO"]
 
 
 def test_more_weights_explain_a_pool_that_is_gone() -> None:

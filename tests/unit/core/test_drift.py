@@ -266,3 +266,11 @@ class TestIgnored:
         one = sglang(env={"NCCL_MIN_NCHANNELS": "8"})
         (change,) = changes(launch_of(one, env={"NCCL_MAX_NCHANNELS": "2"}), one, ENGINES["sglang"])
         assert change.drift == "2 will do nothing: NCCL_MIN_NCHANNELS=8 is applied after it and wins, to 8"
+
+
+def test_what_gputuner_sets_itself_is_no_change() -> None:
+    own = {"GPUTUNER_RUN": "20261130-101523-a1b2c3d4", "HOST_ROOT": "/tmp/a"}
+    one = sglang(env={**own, "NCCL_ALGO": "Ring"})
+    launch = REPLACE(launch_of(sglang(env={"NCCL_ALGO": "Tree"})), like="")
+    names = [each.name for each in changes(launch, one, ENGINES["sglang"])]
+    assert not own.keys() & set(names)
