@@ -180,6 +180,9 @@ class _Gone:
         self.notes: list[str] = []
         """What an operator should know of flags that were recognised by an abbreviation."""
         self._known = frozenset(map(flag_key, known))
+        behaviour = engine.behaviour()
+        # Flags that are no knobs: `--model` is no short `--model-loader-extra-config`.
+        self._whole = frozenset(map(flag_key, (behaviour.llm_flag, behaviour.adapters_flag)))
         self._alike: dict[str, set[str]] = {}
         """By the key of a flag: the keys of all flags that set a knob of it, in any version."""
         for knob in engine.knobs().values():
@@ -201,7 +204,7 @@ class _Gone:
 
     def _abbreviates(self, key: str, flag: str) -> bool:
         """Return whether argparse takes a flag for one of those that go, by its unique prefix."""
-        flags = self._known or self._names.union(self._alike)
+        flags = self._known or self._names.union(self._alike, self._whole)
         candidates = {each for each in flags if each.startswith(key)} if key not in flags else set()
         if not key or not candidates or not candidates <= self._names:
             return False

@@ -340,3 +340,10 @@ def test_what_an_image_bakes_in_is_no_part_of_a_recipe() -> None:
         "NVIDIA_VISIBLE_DEVICES",
         "NCCL_DEBUG",
     ]
+
+
+def test_the_argument_that_names_the_llm_is_no_short_form_of_a_knob() -> None:
+    base = Recipe(name="r", host="h", engine="vllm", command=("/v/vllm", "serve"), args=("--model", "/m"))
+    launch = lay_over(base, Overlay(unset_flags=("--model-loader-extra-config",)), None, ENGINES["vllm"])
+    assert launch.argv == ("/v/vllm", "serve", "--model", "/m")
+    assert launch.notes == ()
