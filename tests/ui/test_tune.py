@@ -690,6 +690,25 @@ async def test_where_no_server_runs_a_recipe_starts_one(app_on: AppOn) -> None:
     assert act.order.start.argv[:3] == changing.RECIPE.command
 
 
+async def test_where_no_command_line_is_known_a_recipe_is_chosen(app_on: AppOn) -> None:
+    other = states.REPLACE(changing.RECIPE, name="glm", port=30001)
+    library = changing.FakeLibrary(recipes=(changing.RECIPE, other))
+    (ended,) = changing.broken().servers
+    ended = states.REPLACE(ended, identity=states.REPLACE(ended.identity, argv=()))
+    app, _ = tuned(app_on, states.REPLACE(changing.broken(), servers=(ended,), runs=()), library)
+    async with app.run_test(size=NARROW) as pilot:
+        await press(pilot, "t")
+        assert "r chooses one of the 2 recipes that are kept" in rows(app, "#tune")
+        assert "B Go back" not in app.screen.query_one(KeyBar).text, "there is nothing to go back to"
+        await press(pilot, "r")
+        assert [line.split()[-1] for line in rows(app, "#hints").splitlines()] == ["30000", "30001"]
+        await press(pilot, "down", "enter")
+        assert app.screen.wish().recipe is other
+        assert app.screen.view.tuning.launch is not None
+        await press(pilot, "r", *"wurst", "enter")
+        assert "no recipe that is kept for this host is called so" in rows(app, "#hints")
+
+
 async def test_without_server_and_recipe_it_says_what_to_do(app_on: AppOn) -> None:
     app, _ = tuned(app_on, states.empty())
     async with app.run_test(size=NARROW) as pilot:

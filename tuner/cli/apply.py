@@ -103,8 +103,7 @@ def clean(target: Target, options: Options) -> int:
     async def whole() -> Told:
         async with connected(target, retry=True, dry_run=options.dry_run) as (session, ask):
             state = await settled(session, ask, speed=False)
-            about = f"{state.name}: removes ~/.gputuner: {len(state.runs)} runs with their logs, lease and audit"
-            if not await _confirmed(ask, options, about, "Remove it? y or n [n]: "):
+            if not await _confirmed(ask, options, clean_words(state), "Remove it? y or n [n]: "):
                 return Told(host=state.name, code=PROBLEM, outcome="declined")
             told = Told(host=state.name, outcome="cleaned")
             if options.take_over and (refusal := await _taken_over(session)) is not None:
@@ -116,6 +115,14 @@ def clean(target: Target, options: Options) -> int:
             return told
 
     return ended(run(whole()), printer, as_json=options.as_json)
+
+
+def clean_words(state: HostState) -> str:
+    """Return what is asked before gputuner's folder is removed."""
+    about = f"{state.name}: removes ~/.gputuner: {len(state.runs)} runs with their logs, lease and audit"
+    if state.runs:
+        about += "\nThe way back is lost with them: what ran before cannot be started again by --back or B."
+    return about
 
 
 class _Change:

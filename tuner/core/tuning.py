@@ -100,7 +100,11 @@ def tune(
     changes = _changes(state, server, start, facts)
     plan = _forecast(state, server, start, changes, engines, past)
     made = plan if isinstance(plan, Planned) else None
-    checks = (*troubles, *_judged(state, alive, start, made, facts))
+    judged = _judged(state, alive, start, made, facts)
+    if any(each.id == "secrets" for each in troubles):
+        # The host refuses the start for the same secrets: one reason, one way out.
+        judged = tuple(each for each in judged if each.id != "start")
+    checks = (*troubles, *judged)
     if wish.ignore_forecast or wish.again:
         # What has served counts for more than a forecast, which is made from another start.
         checks = tuple(_softened(each) for each in checks)

@@ -222,8 +222,8 @@ class TuneScreen(TuneActions):
         if belongs != self.of:
             if self.of is None or self.of[0] != belongs[0]:
                 running = runs.preset_of(state, server)[0] if server is not None else ""
-                self.view, self._filter, self.recipe_at = View(chosen=running), "", 0
-            self.of = belongs
+                self.view, self._filter = View(chosen=running), ""
+            self.of, self.recipe_at = belongs, None
         engine = (server.identity.engine, server.version, server.settings) if server is not None else ()
         if self.changed("presets", *belongs, state.gpu_table, *engine):
             self.read_presets()
@@ -262,7 +262,8 @@ class TuneScreen(TuneActions):
         message.stop()
         if self.of != (message.asked.host, message.asked.key):
             return
-        self.view = replace(self.view, presets=message.presets, knobs=message.knobs)
+        kept = len(message.recipes)
+        self.view = replace(self.view, presets=message.presets, knobs=message.knobs, recipes=kept)
         self.refresh_bindings()
         first = not self.recipes
         self.recipes, self._problems = message.recipes, message.problems

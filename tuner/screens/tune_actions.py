@@ -46,8 +46,8 @@ class TuneActions(TuneEntry):
         self.of: tuple[str, str] | None = None
         """Host, and key of the server on screen (empty: none); None: nothing was drawn yet."""
         self.recipes: tuple[Recipe, ...] = ()
-        self.recipe_at = 0
-        """Index of the recipe that is used where no server runs."""
+        self.recipe_at: int | None = None
+        """Index of the recipe that the operator chose; None: the first where no server is known, else none."""
         self.section = "changes"
         self.on_knobs = False
         """The arrow keys act on the knobs changed by hand, and not on the presets."""
@@ -119,8 +119,8 @@ class TuneActions(TuneEntry):
     def wish(self) -> Wish:
         """Return what the operator has chosen: over the running server, or a start where none runs."""
         view, recipe = self.view, None
-        if not self.server_key and self.recipes:
-            recipe = self.recipes[min(self.recipe_at, len(self.recipes) - 1)]
+        if self.recipes and (not self.server_key or self.recipe_at is not None):
+            recipe = self.recipes[min(self.recipe_at or 0, len(self.recipes) - 1)]
         return Wish(
             server=self.server_key,
             recipe=recipe,
@@ -306,16 +306,25 @@ class TuneActions(TuneEntry):
         self.open_entry("preset")
 
     def action_recipe(self) -> None:
-        """Keep how the server on screen is started; where none runs, take the next recipe that is kept."""
-        server = self.shell.server()
-        if server is not None:
+        """Keep how the server on screen is started; where that is not known or none runs, choose a recipe."""
+        server, tuning = self.shell.server(), self.view.tuning
+        unknown = tuning is not None and tuning.launch is None
+        if server is not None and not (self.recipes and (server.gone or unknown)):
             self.open_entry("recipe")
         elif self.recipes:
-            self.recipe_at = (self.recipe_at + 1) % len(self.recipes)
-            self.ask_tune()
-            self.catch_up()
+            self.open_entry("start")
         else:
             self.notify("No recipe is kept for this host: gputuner recipe writes one", severity="warning", timeout=5)
+
+    def kept(self) -> tuple[Recipe, ...]:
+        """Return the recipes that are kept for this host."""
+        return self.recipes
+
+    def take_recipe(self, name: str) -> None:
+        """Start with a recipe."""
+        self.recipe_at = next(at for at, each in enumerate(self.recipes) if each.name == name)
+        self.ask_tune()
+        self.catch_up()
 
     def take_name(self, purpose: str, name: str, rest: str) -> None:
         """Save the choice as a preset, or how the server is started as a recipe."""

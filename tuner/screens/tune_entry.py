@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from textual.widgets import Input
 
 from tuner.domain.planning import PlanKnob
+from tuner.domain.recipe import Recipe
 from tuner.screens.acting import Acting
 from tuner.widgets.field import Field
 from tuner.widgets.plan_fields import label_of, typed_value
 from tuner.widgets.rows import Rows
 from tuner.widgets.spans import Line, clean, wrap_words
 from tuner.widgets.tune_knobs import completion_lines, completions, said_of_text, taken_apart
+from tuner.widgets.tune_list import recipe_lines
 
 _HINTS = {
     "filter": "presets with (enter: done, escape: all)",
     "knob": "name of a knob (up and down choose, enter takes it, escape leaves)",
     "preset": "name of the new preset, then why one would want it (enter saves, escape leaves)",
+    "start": "which recipe starts it (up and down choose, enter takes it, escape leaves)",
     "recipe": "name of the recipe (enter saves, escape leaves)",
 }
 
@@ -39,6 +43,13 @@ class TuneEntry(Acting):
     def knobs(self) -> dict[str, PlanKnob]:
         """Return all knobs of the version by canonical name."""
         return {}
+
+    def kept(self) -> tuple[Recipe, ...]:
+        """Return the recipes that are kept for this host."""
+        return ()
+
+    def take_recipe(self, name: str) -> None:
+        """Start with a recipe."""
 
     def present(self, name: str) -> Any:
         """Return the value that a knob would have now."""
@@ -85,6 +96,8 @@ class TuneEntry(Acting):
         lines: list[Line] = []
         if self.entry == "knob":
             lines = completion_lines(self.knobs(), text, self._pick, width, self.glyphs)
+        elif self.entry == "start":
+            lines = recipe_lines(self._recipes(text), self._pick, width, self.glyphs)
         elif self.entry == "value" and self._knob is not None:
             said = said_of_text(self._knob, text)
             sign = self.glyphs.bad if not said.good else self.glyphs.warn if said.style != "dim" else " "
@@ -96,11 +109,17 @@ class TuneEntry(Acting):
 
     def move_pick(self, step: int) -> None:
         """Choose another completion."""
-        name, _ = taken_apart(self.knobs(), self.query_one("#entry", Input).value)
-        found = completions(self.knobs(), name)
+        text = self.query_one("#entry", Input).value
+        found: Sequence[object] = self._recipes(text)
+        if self.entry != "start":
+            found = completions(self.knobs(), taken_apart(self.knobs(), text)[0])
         if found:
             self._pick = min(max(0, self._pick + step), len(found) - 1)
             self.show_hints()
+
+    def _recipes(self, text: str) -> list[Recipe]:
+        """Return the recipes whose name contains a text."""
+        return [each for each in self.kept() if text.strip().lower() in each.name.lower()]
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Filter, complete or check while the text is typed."""
@@ -117,6 +136,11 @@ class TuneEntry(Acting):
         text, purpose, knob = event.value.strip(), self.entry, self._knob
         if purpose == "knob":
             self._take_knob(event.value)
+        elif purpose == "start":
+            found = self._recipes(text)
+            if found:
+                self.close_entry()
+                self.take_recipe(found[min(self._pick, len(found) - 1)].name)
         elif purpose == "value" and knob is not None and text:
             try:
                 value = typed_value(knob, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tuner.domain.recipe import Recipe
 from tuner.domain.tuning import PresetChoice
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.spans import Line, Span, clean, clip, clip_line, spread, text_width
@@ -13,6 +14,8 @@ AS_IT_IS = "as it is"
 BARE = "-"
 """Id of the entry that takes the preset away with which the server was started; no preset can be called so."""
 BARE_TITLE = "without its preset"
+_RECIPES = 6
+"""Most recipes that are listed at once."""
 
 
 def matching(choices: Sequence[PresetChoice], text: str) -> list[PresetChoice]:
@@ -101,3 +104,18 @@ def _row(
         if room >= 12:
             left.append((f"  {clip(clean(choice.unmet), room, glyphs.ellipsis)}", "dim"))
     return spread(left, right, width, glyphs.ellipsis) if right else clip_line(left, width, glyphs.ellipsis)
+
+
+def recipe_lines(recipes: Sequence[Recipe], chosen: int, width: int, glyphs: Glyphs) -> list[Line]:
+    """Return recipes to choose from, each with LLM and port; the chosen one is marked and in view."""
+    if not recipes:
+        return [((f" {glyphs.warn} ", "warn"), ("no recipe that is kept for this host is called so", "text"))]
+    first = max(0, min(chosen - _RECIPES // 2, len(recipes) - _RECIPES))
+    lines: list[Line] = []
+    for at, each in enumerate(recipes[first : first + _RECIPES], start=first):
+        mark: Span = (glyphs.cursor, "busy") if at == chosen else (" ", "text")
+        port = f"port {each.port}" if each.port is not None else ""
+        about = "  ".join(part for part in (clean(each.model or ""), port) if part)
+        name: Span = (f"{clean(each.name)}  ", "strong" if at == chosen else "text")
+        lines.append(clip_line((mark, name, (about, "dim")), width, glyphs.ellipsis))
+    return lines

@@ -10,7 +10,7 @@ from msgspec import Struct
 from tuner.core import runs
 from tuner.core.run_words import going_on, interrupted, memory_is_back
 from tuner.domain.planning import PlanKnob
-from tuner.domain.runs import RunOutcome, RunRecord
+from tuner.domain.runs import RunRecord
 from tuner.domain.state import HostState, ServerState
 from tuner.domain.tuning import PresetChoice, Tuning
 from tuner.widgets.glyphs import Glyphs
@@ -40,7 +40,6 @@ NAMES = {
 }
 """Sections in their order, and what their tabs are called."""
 _COPIES: Span = ("y copies", "dim")
-_BAD = (RunOutcome.FAILED, RunOutcome.STUCK, RunOutcome.REFUSED)
 
 
 class View(Struct, frozen=True, kw_only=True):
@@ -52,6 +51,8 @@ class View(Struct, frozen=True, kw_only=True):
     """Id of the chosen preset; empty: the bare recipe."""
     overrides: dict[str, Any] = {}
     """Knobs changed by hand: canonical name to value."""
+    recipes: int = 0
+    """Number of the recipes that are kept for this host."""
     at: int = 0
     """Index of the knob among them that the arrow keys act on."""
     ignore_forecast: bool = False
@@ -98,7 +99,7 @@ def run_keys(state: HostState, run: RunRecord) -> list[str]:
         if left.run is run:
             letters = {"finish": "f", "back": "B", "clean": "C"}
             keys += [f"{letters[each.id]} {each.title}" for each in left.options if each.id in letters]
-    if run.outcome in _BAD and run.back and not run.going_back:
+    if run.outcome in runs.ENDED_WITHOUT and run.back and not run.going_back:
         keys.append(f"B goes back to {run.back}")
     if runs.failed_server(state, run) is not None:
         keys.append("v why it failed")
@@ -152,7 +153,9 @@ def sections(
     if tuning is not None:
         changed = change_lines(changes_of(tuning), view.knobs, width, glyphs, running=server is not None)
         if tuning.launch is None and tuning.wish.start:
-            changed = order_lines(tuning, width, glyphs)
+            way = f"r chooses {_recipes(view.recipes)}" if view.recipes else "no recipe is kept for this host"
+            out: Line = ((f"{glyphs.then} {way}", "text"),)
+            changed = [*order_lines(tuning, width, glyphs), *_wrapped(out, width)]
     old: Span | None = (glyphs.ellipsis, "dim") if view.old else None
     parts.append(Section("changes", title, tuple(changed), old))
     if alone:
@@ -184,6 +187,10 @@ def sections(
     if run is not None:
         parts.insert(0 if news(state) is not None else len(parts), run)
     return parts
+
+
+def _recipes(count: int) -> str:
+    return "the recipe that is kept" if count == 1 else f"one of the {count} recipes that are kept"
 
 
 def _wrapped(line: Line, width: int) -> list[Line]:

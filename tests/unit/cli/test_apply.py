@@ -16,7 +16,7 @@ from tests.support.facts import until
 from tests.support.sessions import FakeSession
 from tests.unit.core.test_runs import record
 from tuner.cli import apply
-from tuner.cli.apply import FACTS_S, _Change
+from tuner.cli.apply import FACTS_S, _Change, clean_words
 from tuner.cli.change_report import Printer, Told
 from tuner.cli.wishes import Options
 from tuner.domain.acts import AnyAct, ResumeRun
@@ -98,3 +98,9 @@ def test_where_nothing_was_interrupted_the_way_on_is_named() -> None:
     )
     going_on = msgspec.structs.replace(state, runs=(record(1, outcome=RunOutcome.RUNNING, supervised=True),))
     assert f"`gputuner snapshot {state.name}` shows" in apply._nothing_to_resume(going_on)
+
+
+def test_before_cleaning_it_is_said_that_the_way_back_goes_too() -> None:
+    state = states.serving()
+    assert "way back is lost" in clean_words(msgspec.structs.replace(state, runs=(record(1),)))
+    assert "way back" not in clean_words(msgspec.structs.replace(state, runs=()))
