@@ -92,7 +92,7 @@ def test_a_cycle_is_an_error_of_the_file() -> None:
         (fact("interpreter", exists=False), ["/opt/venv/bin/python does not exist", "recipe"]),
         (fact("llm", exists=False), ["/models/kimi does not exist"]),
         (fact("port", owners=[{"pid": 7, "user": "bob", "title": "nginx"}]), ["pid 7 of bob", "another port"]),
-        (fact("rights", may=False, server_user="bob"), ["connect as bob"]),
+        (fact("rights", may=False, server_user="bob"), ["Connect as bob"]),
         (
             fact("holders", processes=[{"gpu": 1, "pid": 9, "user": "bob", "title": "train", "bytes": 60 << 30}]),
             ["GPU 1: pid 9 of bob", "are left"],
