@@ -194,6 +194,7 @@ class Watch:
                     if strange is None or strange[0] != stat.ticks:
                         self._strange[pid] = (stat.ticks, now, self.looks)
                     continue
+                self._strange.pop(pid, None)
                 words = " ".join(argv_of(pid))[:300]
                 seen = known.seen if known is not None else now
                 known = Ours(pid, stat.ticks, kind, stat.session, words, stat.parent, seen)
