@@ -357,7 +357,7 @@ async def test_why_the_host_did_not_do_it_is_said(app_on: AppOn) -> None:
     app, host = tuned(app_on, changing.tunable(), acted=answer)
     async with app.run_test(size=WIDE) as pilot:
         await press(pilot, "t", "2", "enter", "Y")
-        assert "Switch to nccl-2ch-128k the disk is full. make room in /root" in told(app)
+        assert "Switch to nccl-2ch-128k the disk is full. Make room in /root" in told(app)
     assert len(host.acts) == 1
 
 

@@ -10,6 +10,7 @@ from tuner.core import runs
 from tuner.domain.acts import AnyAct, CancelRun, ReleaseLease, TakeLease
 from tuner.domain.runs import RunRecord
 from tuner.domain.tuning import Tuning, Wish
+from tuner.errors import sentences
 from tuner.messages import ActDone, ActRequested, ScreenRequested, TuneArrived, TuneRequested
 from tuner.screens.base import TunerScreen
 from tuner.screens.confirm import Agreed, ConfirmDialog, Propose
@@ -127,7 +128,7 @@ class Acting(TunerScreen):
         """Tell what came of an act; a change that has begun is followed on the Tune screen."""
         message.stop()
         if message.error:
-            words = ". ".join(part.rstrip(".") for part in (message.error, message.hint) if part)
+            words = sentences(message.error, message.hint)
             self.notify(clean(words), title=clean(message.asked.words), severity="error", timeout=12, markup=False)
             return
         if message.run and self.ENTRY != "tune" and self.is_current:
