@@ -171,7 +171,7 @@ def test_a_port_of_somebody_else_is_found_before_anything_is_stopped(bench: Benc
     old = bench.server()
     with socket.create_server(("127.0.0.1", bench.port)):
         refused(
-            bench, f"port {bench.port} is taken by PID {os.getpid()}",
+            bench, f"port {bench.port} is taken by pid {os.getpid()}",
             stop=bench.stop(old.pid, port=free_port()), start=bench.serving(),
         )  # fmt: skip
 

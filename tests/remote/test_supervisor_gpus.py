@@ -54,7 +54,7 @@ def test_nothing_starts_before_the_memory_is_back(bench: Bench, driver: Driver) 
     run = bench.begin(stop=bench.stop(old.pid, gpus=("GPU-0",), memory_s=30.0), start=bench.serving())
     run.until("memory")
     until(lambda: "GiB" in run.record.detail)
-    assert run.record.detail == f"GPU memory: GPU 0: PID {rank} still holds 67.4 GiB"
+    assert run.record.detail == f"GPU memory: GPU 0: pid {rank} still holds 67.4 GiB"
     driver.tell([70_000, 900], [])
     until(lambda: run.record.detail == "GPU memory: GPU 0: 67.4 GiB are not free yet")
     assert run.record.step is RunStep.MEMORY
@@ -74,7 +74,7 @@ def test_memory_that_stays_is_told_with_who_holds_it(bench: Bench, driver: Drive
     run = bench.begin(stop=bench.stop(old.pid, gpus=("GPU-0",), memory_s=1.0), start=bench.serving())
     record = run.outcome()
     assert record.outcome is RunOutcome.STUCK
-    assert f"PID {old.pid} still holds" in record.detail
+    assert f"pid {old.pid} still holds" in record.detail
     left = {each.pid: each for each in record.leftovers}
     assert set(left) == {old.pid, os.getpid()}
     assert (left[old.pid].ours, left[os.getpid()].ours) == (True, False)

@@ -136,7 +136,7 @@ def test_a_port_that_another_took_meanwhile_ends_the_start(bench: Bench, tmp_pat
     with socket.create_server(("127.0.0.1", bench.port)):
         record = run.outcome()
     assert record.outcome is RunOutcome.FAILED
-    assert f"port {bench.port} is taken by PID {os.getpid()}" in record.failure
+    assert f"port {bench.port} is taken by pid {os.getpid()}" in record.failure
     assert not bench.living()
 
 
@@ -156,7 +156,7 @@ def test_a_port_that_another_shares_ends_the_start(bench: Bench, tmp_path: Path,
         bind.touch()
         record = run.outcome()
     assert record.outcome is RunOutcome.FAILED
-    assert f"PID {os.getpid()} of " in record.failure
+    assert f"pid {os.getpid()} of " in record.failure
     assert f"listens on port {bench.port} too" in record.failure
     assert RunStep.FIRST_TOKEN not in [step.step for step in record.steps]
 
@@ -198,7 +198,7 @@ def test_a_rank_that_ends_is_named_and_its_server_ended(bench: Bench, tmp_path: 
     os.kill(rank, signal.SIGKILL)
     record = run.outcome()
     assert record.outcome is RunOutcome.FAILED
-    assert record.failure == f"rank TP1 (PID {rank}) ended while the server started"
+    assert record.failure == f"rank TP1 (pid {rank}) ended while the server started"
     assert not bench.living()
 
 

@@ -24,7 +24,7 @@ from tuner.widgets.spans import text_of, width_of
 from tuner.widgets.tune_knobs import completions, knob_lines, said_of_text
 from tuner.widgets.tune_list import list_lines
 from tuner.widgets.tune_page import View, run_keys, sections, tab_line
-from tuner.widgets.tune_text import check_lines, checks_word
+from tuner.widgets.tune_text import check_lines, checks_word, title_lines
 
 ENGINES = load_engines()
 WALL = states.WALL
@@ -318,3 +318,13 @@ def test_nothing_is_wider_than_its_room(at: int, width: int, room: int, alone: b
     for run in state.runs:
         assert all(width_of(line) <= width for line in run_lines(state, run, width, glyphs))
         assert width_of(run_line(state, width, glyphs)) <= width
+
+
+def test_a_reason_that_is_too_long_keeps_its_beginning() -> None:
+    words = "Lower latency for small all-reduces on PCIe and less memory for the buffers of each rank " * 2
+    for width in range(60, 100):
+        choice = PresetChoice(id="two", title="fewer channels", why=words)
+        last = text_of(title_lines(choice, 0, width, UNICODE, most=2)[-1])
+        assert last.startswith(" Lower latency for small")
+        assert last.endswith("…")
+        assert len(last) < width

@@ -246,7 +246,7 @@ class _Change:
         if order.start is not None:
             parts.append(f"start  {order.start.title or 'the server as it was'}")
             parts.append(f"back   {order.back.title if order.back is not None else 'nothing to go back to'}")
-        holder = words.holder_words(state.lease, state.now)
+        holder = words.holder_words(state.lease, state.now, self._session.operator)
         if self._options.take_over and holder:
             parts.append(f"lease  {holder}: it is taken over, and they are told")
         warned = sum(check.verdict in (Verdict.WARN, Verdict.UNKNOWN) for check in tuning.checks)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +24,10 @@ from tuner.domain.state import HostState
 from tuner.domain.tuning import Change, Tuning
 
 SCHEMA = 1
+_TOLD_AT = 11
+"""Column at which the words about a step of a run begin."""
+_STAMPED = re.compile(r" +[\d.]+ s  | {11}")
+"""Beginning of a line about a run: seconds since the order, or as many blanks."""
 
 
 @dataclass
@@ -48,9 +54,18 @@ class Printer:
         self._silent = as_json
 
     def say(self, text: str) -> None:
-        """Print a line."""
+        """Print a text: its lines are broken between words, and continued with an indent."""
         if not self._silent:
-            click.echo(self.paper.letters(text), color=True)
+            for line in text.split("\n"):
+                # Long words are paths mostly, which are copied.
+                parts = textwrap.wrap(
+                    line,
+                    self.paper.width,
+                    subsequent_indent=" " * (_TOLD_AT if _STAMPED.match(line) else 2),
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+                click.echo(self.paper.letters("\n".join(parts)), color=True)
 
     def all(self, lines: Iterable[str]) -> None:
         """Print lines that are laid out already."""

@@ -14,10 +14,11 @@ from tuner.core.engine import Engine
 from tuner.core.preflight_case import Case, Fact, check, fail, settings_of
 from tuner.core.preflight_gpus import memory, tenants
 from tuner.core.preflight_host import HOST_JUDGES
-from tuner.core.run_words import holder_words, operator_name
+from tuner.core.run_words import TAKE_OVER, holder_words, operator_name
 from tuner.domain.forecast import Forecast
 from tuner.domain.preflight import Check, PreflightAsk, Verdict
 from tuner.domain.recipe import Launch
+from tuner.domain.runs import Operator
 from tuner.domain.state import HostState, ServerState
 from tuner.units import format_gib, whole
 
@@ -71,6 +72,7 @@ def judge(
     unmet: Sequence[str] = (),
     forecast: Forecast | None = None,
     version: str | None = None,
+    operator: Operator | None = None,
 ) -> tuple[Check, ...]:
     """Return the checks of a switch in a fixed order; several may share an id.
 
@@ -84,6 +86,7 @@ def judge(
         unmet: What the preset requires and the host lacks.
         forecast: The memory of the new start; None: it is not forecast.
         version: The version for which the arguments are spelled.
+        operator: Who wants the switch; None: not known.
     """
     case = Case(
         facts=facts or {},
@@ -96,6 +99,7 @@ def judge(
         unmet=tuple(unmet),
         forecast=forecast,
         version=version,
+        operator=operator,
     )
     judges = _STOP if launch is None else _ALL
     return tuple(each for name in judges for each in _JUDGES[name](case))
@@ -299,11 +303,11 @@ def _lease(case: Case) -> Iterator[Check]:
     lease = case.state.lease
     title = "Lease"
     if lease.holder is not None and not lease.mine:
-        detail = holder_words(lease, case.state.now)
-        yield fail("lease", title, detail, "ask them, or take it over deliberately; they are told and become read-only")
+        detail = holder_words(lease, case.state.now, case.operator)
+        yield fail("lease", title, detail, TAKE_OVER)
     elif lease.lost_to is not None and not lease.mine:
         detail = f"{operator_name(lease.lost_to)} took the right to change this host over"
-        yield fail("lease", title, detail, "ask them, or take it over deliberately")
+        yield fail("lease", title, detail, TAKE_OVER)
     else:
         yield check("lease", title, Verdict.OK, "yours" if lease.mine else "free; it is taken with the switch")
 

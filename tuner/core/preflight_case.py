@@ -13,6 +13,7 @@ from tuner.core.logtext import clean
 from tuner.domain.forecast import Forecast
 from tuner.domain.preflight import Check, Verdict
 from tuner.domain.recipe import Launch
+from tuner.domain.runs import Operator
 from tuner.domain.server import ServerIdentity
 from tuner.domain.state import HostState, ServerState
 
@@ -72,6 +73,7 @@ class Case(Struct, frozen=True, kw_only=True):
     unmet: tuple[str, ...]
     forecast: Forecast | None
     version: str | None
+    operator: Operator | None = None
 
     @property
     def user(self) -> str:

@@ -48,6 +48,8 @@ STARTING = (
 """Steps of a start, in order."""
 NEAR_S = 100.0
 """Seconds from which on the end of a start's patience is told."""
+TAKE_OVER = "ask them, or take it over (--take-over, or L on the Tune screen); they are told and can only watch then"
+"""The way out where another operator holds the lease."""
 _ALL_BACK = 0.98
 """Share of the memory of a stopped server from which on it counts as given back, for the words only."""
 
@@ -199,13 +201,23 @@ def way_on(run: RunRecord) -> str:
     return "what it started does not live"
 
 
-def holder_words(lease: Lease, now: float | None) -> str:
-    """Return who may change the host, and since when; empty while nobody else does."""
-    if lease.holder is None or lease.mine:
+def holder_words(lease: Lease, now: float | None, me: Operator | None = None) -> str:
+    """Return who may change the host, and since when; empty while nobody else does.
+
+    Args:
+        lease: The lease of the host.
+        now: Host wall clock, seconds since the epoch.
+        me: Who asks; None: not known. Another gputuner of the same user on the same machine is told as their own.
+    """
+    holder = lease.holder
+    if holder is None or lease.mine:
         return ""
-    words = f"{operator_name(lease.holder)} holds the lease of this host"
-    if lease.holder.since is not None and now is not None:
-        words += f", taken {format_duration(max(0.0, now - lease.holder.since))} ago"
+    who = operator_name(holder)
+    if me is not None and (holder.name, holder.machine) == (me.name, me.machine):
+        who = f"your own dashboard in another terminal ({who})"
+    words = f"{who} holds the lease of this host"
+    if holder.since is not None and now is not None:
+        words += f", taken {format_duration(max(0.0, now - holder.since))} ago"
     if lease.beat_at is not None and now is not None and now - lease.beat_at > 10:
         words += f"; last sign of life {format_duration(max(0.0, now - lease.beat_at))} ago"
     return words

@@ -100,7 +100,7 @@ def tune(
     changes = _changes(state, server, start, facts)
     plan = _forecast(state, server, start, changes, engines, past)
     made = plan if isinstance(plan, Planned) else None
-    judged = _judged(state, alive, start, made, facts)
+    judged = _judged(state, alive, start, made, facts, operator)
     if any(each.id == "secrets" for each in troubles):
         # The host refuses the start for the same secrets: one reason, one way out.
         judged = tuple(each for each in judged if each.id != "start")
@@ -196,6 +196,7 @@ def _judged(
     start: Composed,
     plan: Planned | None,
     facts: Mapping[str, Any] | None,
+    operator: Operator,
 ) -> tuple[Check, ...]:
     problems = None
     if start.launch is not None and start.engine is not None and start.flags and start.launch.argv:
@@ -211,6 +212,7 @@ def _judged(
         unmet=start.unmet,
         forecast=plan.then if plan is not None else None,
         version=start.version,
+        operator=operator,
     )
 
 

@@ -177,9 +177,13 @@ class TuneScreen(TuneActions):
             tune.show(lines, dimmed=dimmed)
         else:
             tabs.show([tab_line(self._parts, self.section, width, self.glyphs)])
-            tune.show(next(part.lines for part in self._parts if part.name == self.section), dimmed=dimmed)
+            section = next(part.lines for part in self._parts if part.name == self.section)
+            tune.show(section, dimmed=dimmed)
+            if (blank := rows - len(section)) > 0:
+                self._show_left(width, room, blank, dimmed=dimmed)
 
-    def _show_left(self, width: int, room: int, *, dimmed: bool) -> None:
+    def _show_left(self, width: int, room: int, blank: int = 0, *, dimmed: bool) -> None:
+        """Show presets and knobs changed by hand; `blank`: lines that the section on a narrow terminal leaves free."""
         presets, by_hand = self.query_one("#presets", Rows), self.query_one("#by-hand", Rows)
         view = self.view
         mine: list[Line] = []
@@ -189,7 +193,7 @@ class TuneScreen(TuneActions):
             mine = [(), *mine]
         running = self.has_preset
         narrow = 3 if self.section in _LONG else min(_LIST, max(3, room // 3))
-        most = room - len(mine) if self.wide else narrow
+        most = room - len(mine) if self.wide else narrow + blank
         rows = list_lines(
             view.presets, view.chosen, running, width, most, self.glyphs, filter=self._filter, active=not self.on_knobs
         )

@@ -15,7 +15,7 @@ from tuner.domain.tuning import Change, PresetChoice, Tuning
 from tuner.widgets.glyphs import Glyphs
 from tuner.widgets.plan_fields import value_words as knob_words
 from tuner.widgets.plan_panel import bar_lines, interval_line, table_lines, verdict_lines
-from tuner.widgets.spans import Line, Span, clean, clip, clip_line, spread, text_width, width_of, wrap_words
+from tuner.widgets.spans import Line, Span, clean, clip, clip_line, spread, text_of, text_width, width_of, wrap_words
 
 _NAME = 26
 """Width of the column with the names of knobs and checks, in cells."""
@@ -64,8 +64,10 @@ def title_lines(choice: PresetChoice | None, overrides: int, width: int, glyphs:
     if most == 1:
         return lines[:1]
     if len(lines) > most:
-        last = clip_line((*lines[most - 1], (" .", "dim")), width - 2, glyphs.ellipsis)
-        lines = [*lines[: most - 1], (*last[:-1], (glyphs.ellipsis, "dim"))]
+        last = clip_line(lines[most - 1], width - 2, glyphs.ellipsis)
+        if not text_of(last).endswith(glyphs.ellipsis):
+            last = (*last, (glyphs.ellipsis, "dim"))
+        lines = [*lines[: most - 1], last]
     return lines
 
 

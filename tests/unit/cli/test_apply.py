@@ -18,10 +18,15 @@ from tests.unit.core.test_runs import record
 from tuner.cli import apply
 from tuner.cli.apply import FACTS_S, _Change, clean_words
 from tuner.cli.change_report import Printer, Told
+from tuner.cli.paper import Paper
 from tuner.cli.wishes import Options
+from tuner.core.tuning import tune
 from tuner.domain.acts import AnyAct, ResumeRun
 from tuner.domain.events import Acted
+from tuner.domain.preflight import Check
 from tuner.domain.runs import Lease, Operator, RunOutcome
+from tuner.domain.tuning import Wish
+from tuner.engines import load_engines
 from tuner.session.tasks import spawn
 
 
@@ -104,3 +109,33 @@ def test_before_cleaning_it_is_said_that_the_way_back_goes_too() -> None:
     state = states.serving()
     assert "way back is lost" in clean_words(msgspec.structs.replace(state, runs=(record(1),)))
     assert "way back" not in clean_words(msgspec.structs.replace(state, runs=()))
+
+
+def test_a_long_line_about_a_run_is_broken_between_words_and_indented(capsys: pytest.CaptureFixture[str]) -> None:
+    path = "/data/" + "x" * 120
+    printer = Printer(as_json=False)
+    printer.paper = Paper(width=60)
+    printer.say(f"   16.0 s  loading failed after 16.0 s: the server was ended by SIGKILL after 16 s, log {path}")
+    printer.say("")
+    assert capsys.readouterr().out.splitlines() == [
+        "   16.0 s  loading failed after 16.0 s: the server was ended",
+        "           by SIGKILL after 16 s, log",
+        f"           {path}",
+        "",
+    ]
+
+
+def test_ones_own_dashboard_is_told_as_such_and_the_way_out_is_named() -> None:
+    holder = Operator(session="s1", name="mia", machine="laptop")
+    state = msgspec.structs.replace(states.serving(), lease=Lease(holder=holder))
+    server = state.servers[0].identity.key
+
+    def lease(me: Operator) -> Check:
+        made = tune(state, Wish(server=server), load_engines(), {}, run="r", operator=me)
+        return next(each for each in made.checks if each.id == "lease")
+
+    own = lease(Operator(session="s2", name="mia", machine="laptop"))
+    assert own.detail.startswith("your own dashboard in another terminal (mia@laptop) holds the lease")
+    assert "--take-over" in own.way_out
+    assert "L on the Tune screen" in own.way_out
+    assert lease(Operator(session="s2", name="bob", machine="laptop")).detail.startswith("mia@laptop holds the lease")

@@ -232,7 +232,7 @@ class Door:
             raise Refused("the host has been started again since the server was seen", "look again")
         reason = why_not(int(leader["pid"]), int(leader["start_ticks"]), leader.get("uid"))
         if reason:
-            raise Refused("the server to stop (PID %d): %s" % (leader["pid"], reason), "look again")
+            raise Refused("the server to stop (pid %d): %s" % (leader["pid"], reason), "look again")
         owner = owner_of(int(leader["pid"]))
         if ME not in (0, owner):
             raise Refused(
@@ -268,7 +268,7 @@ class Door:
         if server is None:
             raise Refused("there is no server %s to start one like" % key, "look again")
         pid = server.leader.pid
-        who = "the server with PID %d" % pid
+        who = "the server with pid %d" % pid
         if server.orphaned:
             raise Refused("%s is what a dead server left: it has no command line" % who, "start a kept recipe")
         living = not why_not(pid, server.leader.ticks)

@@ -35,7 +35,7 @@ def why_not(pid: int, ticks: int, uid: Optional[int] = None) -> str:
     if found is None or (found[0] in "ZX" and found[2] == ticks):
         return NO_PROCESS
     if found[2] != ticks:
-        return "PID %d is another process now" % pid
+        return "pid %d is another process now" % pid
     if uid is not None:
         owner = owner_of(pid)
         if owner is None and read_stat(pid) is None:
@@ -57,7 +57,7 @@ def send(pid: int, ticks: int, uid: Optional[int], number: int) -> str:
     between the check and the signal.
     """
     if pid <= 1:
-        return "PID %d is never signalled" % pid
+        return "pid %d is never signalled" % pid
     opener: Any = getattr(os, "pidfd_open", None)
     sender: Any = getattr(signal, "pidfd_send_signal", None)
     fd = -1

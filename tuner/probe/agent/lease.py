@@ -63,7 +63,7 @@ class LeaseKeeper:
             if entry is not None and not same and not seize and is_live(entry, self.EXPIRY_S):
                 raise Refused(
                     "%s has the right to change this host" % described(entry),
-                    "ask them to give it back, or take it over",
+                    "ask them to give it back, or take it over (--take-over, or L on the Tune screen)",
                 )
             since = entry.get("since") if same and entry is not None else None
             self._holding = {**operator, "since": since if isinstance(since, float) else round(time.time(), 3)}
@@ -88,7 +88,10 @@ class LeaseKeeper:
         self.tick()
         entry = self._entry
         if entry is not None and is_live(entry, self.EXPIRY_S) and entry.get("session") != operator["session"]:
-            raise Refused("%s has the right to change this host" % described(entry), "take it over to go on")
+            raise Refused(
+                "%s has the right to change this host" % described(entry),
+                "take it over to go on (--take-over, or L on the Tune screen)",
+            )
         raise Refused("nobody has taken the right to change this host", "take it first")
 
     def release(self) -> None:

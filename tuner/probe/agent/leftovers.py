@@ -112,7 +112,7 @@ def clean(probe: Probe, runs: RunsWatch) -> str:
     for server in probe.live_servers():
         path = server.target.path
         if path and os.path.realpath(path).startswith(real):
-            raise Refused("the server with PID %d logs into the folder" % server.leader.pid, "stop the server first")
+            raise Refused("the server with pid %d logs into the folder" % server.leader.pid, "stop the server first")
     size = size_of(place)
     shutil.rmtree(place)
     count = "1 run" if len(ids) == 1 else "%d runs" % len(ids)

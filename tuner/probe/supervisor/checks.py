@@ -52,7 +52,7 @@ def _target(boot: str, members: Members) -> str:
         return "the host was started anew since the order was made"
     trouble = mismatch(leader)
     if trouble == "ended":
-        return "the server has ended already: PID %d" % leader.pid
+        return "the server has ended already: pid %d" % leader.pid
     if trouble:
         return "not the server that was meant: " + trouble.replace("foreign: ", "")
     if leader.pid in ancestors_here():

@@ -123,8 +123,8 @@ class Ladder:
 
 def _whom(targets: Sequence[Member], members: Members) -> str:
     if len(targets) == 1:
-        name = "the leader" if targets[0] is members.leader else targets[0].id.title or "a process"
-        return "%s (PID %d)" % (name, targets[0].id.pid)
+        name = "the main process" if targets[0] is members.leader else targets[0].id.title or "a process"
+        return "%s (pid %d)" % (name, targets[0].id.pid)
     return "%d processes" % len(targets)
 
 

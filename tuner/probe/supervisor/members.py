@@ -331,5 +331,5 @@ def mismatch(identity: ProcessId, boot: str = "", run: str = "") -> str:
         return "ended" if reason == NO_PROCESS else "foreign: " + reason
     token = run_of(identity.pid) if run else None
     if token is not None and token != run:
-        return "foreign: PID %d was started by run %s" % (identity.pid, token)
+        return "foreign: pid %d was started by run %s" % (identity.pid, token)
     return ""

@@ -217,7 +217,7 @@ class Proof:
         users = self._gpus.users(index)
         mine = sorted(pid for pid in users if self._is_ours(pid))
         if mine:
-            return "GPU %d: PID %s still holds %s" % (index, mine[0], _gib(users[mine[0]]))
+            return "GPU %d: pid %s still holds %s" % (index, mine[0], _gib(users[mine[0]]))
         over = (self._gpus.used(index) or 0) - sum(held or 0 for held in users.values())
         if over > IDLE_BYTES:
             return "GPU %d: %s in use, and the driver does not tell by whom" % (index, _gib(over))
@@ -231,7 +231,7 @@ class Proof:
         users = self._gpus.users(index)
         mine = sorted(pid for pid in users if item.get("named", True) and self._is_ours(pid))
         if mine:
-            return "GPU %d: PID %s still holds %s" % (index, mine[0], _gib(users[mine[0]]))
+            return "GPU %d: pid %s still holds %s" % (index, mine[0], _gib(users[mine[0]]))
         held = item["held_bytes"]
         if not item["told"]:
             level = item["before_bytes"] - held if held else item.get("level")

@@ -217,7 +217,7 @@ def _name(member: Member) -> str:
     title = member.id.title.split(" ")[0]
     tag = title.rpartition("_")[2] if "_" in title and "::" in title else ""
     name = "rank %s" % tag if tag else title
-    return "%s (PID %d)" % (name, member.id.pid)
+    return "%s (pid %d)" % (name, member.id.pid)
 
 
 def holder(port: int, uid: int, inode: int = 0) -> str:
@@ -225,5 +225,5 @@ def holder(port: int, uid: int, inode: int = 0) -> str:
     inodes = {inode} if inode else {item.inode for item in listeners_here() or () if item.port == port}
     for name in os.listdir(PROC):
         if name.isdigit() and inodes & (sockets_of(int(name)) or set()):
-            return "PID %s of %s (%s)" % (name, user_name(uid), title_of(int(name))[:80])
+            return "pid %s of %s (%s)" % (name, user_name(uid), title_of(int(name))[:80])
     return "a process of %s" % user_name(uid)

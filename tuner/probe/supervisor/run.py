@@ -109,7 +109,7 @@ class Run:
     def _found(self, members: Members) -> Any:
         def tell(member: Any) -> None:
             self._progress["members"] = members.json
-            self._desk.record.journal("found PID %d: %s" % (member.id.pid, member.id.title), process=member.id.json)
+            self._desk.record.journal("found pid %d: %s" % (member.id.pid, member.id.title), process=member.id.json)
 
         return tell
 

@@ -72,7 +72,7 @@ class Start:
     def _recorded(self, leader: ProcessId) -> None:
         record = self._desk.record
         record.process("new", leader)
-        record.intend("PID %d" % leader.pid, process=leader.json)
+        record.intend("pid %d" % leader.pid, process=leader.json)
 
     def _by_manager(self) -> None:
         desk, launch = self._desk, self.launch_order

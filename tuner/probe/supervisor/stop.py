@@ -116,8 +116,8 @@ class Ending:
         if found and not self._ladder.climb(rungs):
             pids = [member.id.pid for member in members.living]
             deep = [pid for pid in pids if (stat_of_process(pid) or Stat("?", 0, 0, 0)).state == "D"]
-            words = "; PID %d waits in the kernel, where no signal reaches it" % deep[0] if deep else ""
-            return "%d processes do not end: PID %s%s" % (len(pids), ", ".join(map(str, pids[:5])), words)
+            words = "; pid %d waits in the kernel, where no signal reaches it" % deep[0] if deep else ""
+            return "%d processes do not end: pid %s%s" % (len(pids), ", ".join(map(str, pids[:5])), words)
         desk.record.say("all %d processes have ended" % len(members.by_pid) if found else "no process of it lives")
         return self._memory_back(memory_s, before)
 
