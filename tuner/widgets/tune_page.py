@@ -153,7 +153,7 @@ def sections(
     if tuning is not None:
         changed = change_lines(changes_of(tuning), view.knobs, width, glyphs, running=server is not None)
         if tuning.launch is None and tuning.wish.start:
-            way = f"r chooses {_recipes(view.recipes)}" if view.recipes else "no recipe is kept for this host"
+            way = f"r chooses {_recipes(view.recipes)}" if view.recipes else "no recipe is kept for this host: gputuner recipe writes one"
             out: Line = ((f"{glyphs.then} {way}", "text"),)
             changed = [*order_lines(tuning, width, glyphs), *_wrapped(out, width)]
     old: Span | None = (glyphs.ellipsis, "dim") if view.old else None
