@@ -153,8 +153,7 @@ def sections(
     if tuning is not None:
         changed = change_lines(changes_of(tuning), view.knobs, width, glyphs, running=server is not None)
         if tuning.launch is None and tuning.wish.start:
-            way = f"r chooses {_recipes(view.recipes)}" if view.recipes else "no recipe is kept for this host: gputuner recipe writes one"
-            out: Line = ((f"{glyphs.then} {way}", "text"),)
+            out: Line = ((f"{glyphs.then} {_recipes(view.recipes)}", "text"),)
             changed = [*order_lines(tuning, width, glyphs), *_wrapped(out, width)]
     old: Span | None = (glyphs.ellipsis, "dim") if view.old else None
     parts.append(Section("changes", title, tuple(changed), old))
@@ -190,7 +189,10 @@ def sections(
 
 
 def _recipes(count: int) -> str:
-    return "the recipe that is kept" if count == 1 else f"one of the {count} recipes that are kept"
+    """Return what a start can begin with where nothing else tells it."""
+    if not count:
+        return "no recipe is kept for this host: gputuner recipe writes one"
+    return f"r chooses {'the recipe that is kept' if count == 1 else f'one of the {count} recipes that are kept'}"
 
 
 def _wrapped(line: Line, width: int) -> list[Line]:
