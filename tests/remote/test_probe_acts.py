@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import sys
@@ -417,6 +418,17 @@ def test_clean_removes_the_folder_unless_it_is_needed(ann: Operator, tmp_path: P
     assert not ann.folder.exists()
     assert ann.lease(holder=None, mine=False)
     assert "nobody has taken" in ann.refused("clean")
+
+
+def test_every_operator_is_told_that_the_runs_are_gone(home: Path) -> None:
+    place = home / ".gputuner/runs/20261130-1"
+    place.mkdir(parents=True)
+    good = {"id": place.name, "operator": ANN, "began_at": 1, "updated_at": 2, "step": "end", "outcome": "ready"}
+    (place / "state.json").write_text(json.dumps(good))
+    with operating(home) as ann:
+        ann.run(place.name, outcome="ready")
+        shutil.rmtree(home / ".gputuner/runs")
+        ann.probe.first(e.HostCleaned)
 
 
 def test_clean_spares_a_folder_into_which_a_server_logs(tmp_path: Path) -> None:

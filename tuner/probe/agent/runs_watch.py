@@ -84,6 +84,9 @@ class RunsWatch:
     def _look(self, all_runs: bool) -> None:
         ids = run_ids()[: self.NEWEST] if os.path.isdir(our_folder()) else []
         self._looks += 1
+        if not ids and any(run.told for run in self._runs.values()):
+            # Another operator has cleaned the host: nothing can be gone back to.
+            self.probe.out.put({"t": "cleaned"})
         for ident in self._runs.keys() - set(ids):
             self.probe.problems.forget(ident)
             del self._runs[ident]
