@@ -202,6 +202,8 @@ def test_the_record_that_a_supervisor_wrote_comes_over_the_wire(path: Path) -> N
     own = written.pop("progress")
     assert own, "what the supervisor keeps for itself"
     assert written.pop("operator") == {k: v for k, v in told["operator"].items() if v is not None}
+    # This supervisor did not tell yet in which step a start failed.
+    assert {step.pop("failed") for step in told["steps"]} == {""}
     assert {name: told[name] for name in written} == written
     assert record.outcome is not RunOutcome.RUNNING
 
