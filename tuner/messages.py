@@ -264,9 +264,7 @@ class PresetsArrived(Message):
 class TuneRequested(Asked):
     """Ask what a wish would change, and whether it can be done; answered by `TuneArrived`, with `check` twice."""
 
-    def __init__(
-        self, reply_to: MessagePump, host: str, wish: Wish, *, check: bool = False, purpose: str = ""
-    ) -> None:
+    def __init__(self, reply_to: MessagePump, host: str, wish: Wish, *, check: bool = False, purpose: str = "") -> None:
         super().__init__(reply_to, host)
         self.wish = wish
         self.check = check
