@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import strategies as st
 
 # A shell starts background jobs with SIGINT ignored, and programs started from here would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -33,6 +34,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid}: skipped, where nothing may be: {reason}"
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _characters() -> None:
+    """Have hypothesis make its table of characters, which takes seconds in a new clone and is no test's fault."""
+    st.text().validate()
 
 
 @pytest.fixture(autouse=True)

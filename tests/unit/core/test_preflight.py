@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import states
@@ -499,7 +499,6 @@ def odd_facts(draw: st.DrawFn) -> dict[str, Any]:
     return found
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(odd_facts())
 def test_no_answer_of_a_probe_stops_the_judgement(facts: dict[str, Any]) -> None:
     checks = judged(facts=facts)
