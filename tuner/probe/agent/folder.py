@@ -115,7 +115,7 @@ def write_bytes(path: str, data: bytes, *, sync: bool = False) -> None:
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
     try:
         try:
-            _write(fd, data)
+            write_all(fd, data)
             if sync:
                 os.fsync(fd)
         finally:
@@ -141,7 +141,7 @@ def append_json(path: str, value: Json) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(path, flags, FILE_MODE)
     try:
-        _write(fd, line)  # in one call, so that lines of several processes do not mix
+        write_all(fd, line)  # in one call, so that lines of several processes do not mix
     finally:
         os.close(fd)
 
@@ -232,6 +232,8 @@ class Lock:
             probe.release()
 
 
-def _write(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
+def write_all(fd: int, data: bytes) -> None:
+    """Write all bytes. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -23,8 +23,10 @@ def limit_facts(server_pid: Optional[int]) -> Json:
     for name in _NAMES:
         soft, hard = resource.getrlimit(getattr(resource, "RLIMIT_" + name.upper()))
         out[name] = [_signed(soft), _signed(hard)]
-    for name, limit in _of_process(server_pid).items():
-        out["server_" + name] = limit
+    theirs = limits_of(server_pid) if server_pid is not None else {}
+    for name, title in _NAMES.items():
+        if title in theirs:
+            out["server_" + name] = theirs[title]
     room = cgroup_memory()
     if room is not None:
         out["cgroup_bytes"], out["cgroup_used_bytes"] = room
@@ -39,15 +41,11 @@ def _signed(limit: int) -> int:
     return _UNLIMITED if limit < 0 or limit >= 1 << 62 else limit
 
 
-def _of_process(pid: Optional[int]) -> Dict[str, List[int]]:
-    """Return the limits of a process, as far as they can be read."""
-    out: Dict[str, List[int]] = {}
-    text = text_of("%s/%d/limits" % (PROC, pid)) or "" if pid is not None else ""
-    for name, title in _NAMES.items():
-        found = re.search(r"^%s +(\w+) +(\w+)" % title, text, re.M)
-        if found:
-            out[name] = [_UNLIMITED if word == "unlimited" else int(word) for word in found.groups()]
-    return out
+def limits_of(pid: int) -> Dict[str, List[int]]:
+    """Return the limits of a process by the kernel's title, soft and hard, -1 for none; empty where unreadable."""
+    text = text_of("%s/%d/limits" % (PROC, pid)) or ""
+    found = re.findall(r"^(\S.*?)\s{2,}(\d+|unlimited)\s+(\d+|unlimited)\s", text, re.M)
+    return {title: [_UNLIMITED if word == "unlimited" else int(word) for word in words] for title, *words in found}
 
 
 def cgroup_memory() -> Optional[Tuple[int, int]]:

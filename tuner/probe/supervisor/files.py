@@ -7,7 +7,7 @@ import os
 from typing import Any, Dict, Optional
 
 from ..agent.base import ME, Json
-from ..agent.folder import FILE_MODE, Lock, read_json, write_bytes
+from ..agent.folder import FILE_MODE, Lock, read_json, write_all, write_bytes
 
 RESERVE_BYTES = 262_144
 """Size of the file that is given up on a full disk: a run writes less than this."""
@@ -94,7 +94,7 @@ class Folder:
         """Occupy some disk space that `free_reserve` gives up. Raises OSError when there is not enough."""
         fd = os.open(self.file(_RESERVE), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
-            _write_all(fd, b"\0" * RESERVE_BYTES)
+            write_all(fd, b"\0" * RESERVE_BYTES)
         finally:
             os.close(fd)
 
@@ -120,13 +120,6 @@ class Folder:
     def release_lock(self) -> None:
         """Let other runs begin."""
         self._lock.release()
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    """Write all bytes. Raises OSError."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 def _remove(path: str) -> None:

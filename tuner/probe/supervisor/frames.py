@@ -11,6 +11,7 @@ import re
 from typing import Any, Dict, List
 
 from ..agent.base import HOST_ROOT, PROC, text_of
+from ..agent.limits import limits_of
 
 _LIMITS = {"Max open files": "RLIMIT_NOFILE", "Max locked memory": "RLIMIT_MEMLOCK", "Max processes": "RLIMIT_NPROC",
            "Max core file size": "RLIMIT_CORE", "Max stack size": "RLIMIT_STACK"}  # fmt: skip
@@ -23,11 +24,7 @@ def frame_of(pid: int) -> Dict[str, Any]:
     umask = re.search(r"^Umask:\s*([0-7]+)", status, re.M)
     if umask:
         frame["umask"] = int(umask.group(1), 8)
-    limits: Dict[str, Any] = {}
-    for line in (text_of("%s/%d/limits" % (PROC, pid)) or "").splitlines():
-        found = re.match(r"(.+?)\s{2,}(\d+|unlimited)\s", line)
-        if found and found.group(1) in _LIMITS:
-            limits[_LIMITS[found.group(1)]] = -1 if found.group(2) == "unlimited" else int(found.group(2))
+    limits = {_LIMITS[title]: soft for title, (soft, _) in limits_of(pid).items() if title in _LIMITS}
     if limits:
         frame["limits"] = limits
     if not HOST_ROOT:
