@@ -125,7 +125,8 @@ def _systemd(part: Mapping[str, Any]) -> Keeper | None:
         )
     restart = str(part.get("restart") or "no")
     words = f"systemd{' user' if mine else ''} unit {unit}, Restart={restart}"
-    others = [each for each in part.get("others") or () if isinstance(each, Mapping)]
+    listed = part.get("others")
+    others = [each for each in listed if isinstance(each, Mapping)] if isinstance(listed, Sequence) else []
     if not part.get("main"):
         if others and not part.get("direct"):
             return None  # a notebook's or a runner's unit: it goes on without the server

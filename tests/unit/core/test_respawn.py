@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tuner.core.respawn import STOP_WAIT_S, Keeper, keeper
@@ -157,6 +157,7 @@ JSON = st.recursive(
 KINDS = ("systemd", "container", "slurm", "supervisord", "loops", "watchers", "starters")
 
 
+@example({"systemd": {"others": True}})
 @given(st.dictionaries(st.sampled_from(KINDS), JSON))
 def test_whatever_is_told_a_server_is_stopped_one_way_or_refused_with_a_way_out(parts: dict[str, Any]) -> None:
     found = of(**parts)

@@ -124,7 +124,7 @@ def test_a_script_that_comes_through_a_pipe_is_left_to_the_shell_that_runs_it() 
         shell.send_signal(signal.SIGSTOP)
         os.write(write, b"echo goes on\n")
         os.close(write)
-        found = loop_above(SimpleNamespace(pid=shell.pid, argv=argv_of(shell.pid)), LEADER)  # type: ignore[arg-type]
+        found = loop_above(SimpleNamespace(pid=shell.pid, argv=argv_of(shell.pid)), [LEADER])  # type: ignore[arg-type]
         shell.send_signal(signal.SIGCONT)
         assert found is not None
         assert (found["text"], found["certain"]) == ("cannot be read", False)

@@ -92,7 +92,12 @@ def _command(proc: Proc) -> str:
 
 
 def _chain(out: Json, server: Server, above: Sequence[Proc]) -> None:
-    """Look at the parents of a server, nearest first, up to where people or the system begin."""
+    """Look at the parents of a server, nearest first, up to where people or the system begin.
+
+    A loop of a shell that stands above a program of which nobody knows whether it ends with the server is one only
+    where it surely starts the server or that program: a loop over the steps of a test suite is none.
+    """
+    started = [server.argv]
     for proc in above:
         name = name_of(proc)
         watcher = next((each for each in (name, _script(proc)) if each in _WATCHERS), None)
@@ -102,8 +107,8 @@ def _chain(out: Json, server: Server, above: Sequence[Proc]) -> None:
         if proc.pid == 1 or name in _HARMLESS or _is_supervisord(proc) or _is_ours(proc):
             return
         if name in SHELLS:
-            loop = loop_above(proc, server.argv)
-            if loop is not None:
+            loop = loop_above(proc, started)
+            if loop is not None and (loop["certain"] or not out["starters"]):
                 out["loops"].append(
                     {"pid": proc.pid, "user": user_name(owner_of(proc.pid)), "command": _command(proc), **loop}
                 )
@@ -115,6 +120,7 @@ def _chain(out: Json, server: Server, above: Sequence[Proc]) -> None:
             if name in ("cron", "crond"):
                 starter["doubt"] = "%s (pid %d) started it, and may start it again at its time" % (name, proc.pid)
             out["starters"].append(starter)
+            started.append(proc.argv)
 
 
 def _is_ours(proc: Proc) -> bool:

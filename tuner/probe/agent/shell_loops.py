@@ -22,18 +22,18 @@ TEXT_LIMIT = 1 << 18
 """Most bytes of a script that are read."""
 
 
-def loop_above(shell: Proc, leader: Sequence[str]) -> Optional[Json]:
+def loop_above(shell: Proc, started: Sequence[Sequence[str]]) -> Optional[Json]:
     """Return the loop in what a shell runs: file, line, text and whether it surely holds the server; None without one.
 
     Args:
         shell: A process above the server.
-        leader: Command line of the server's leader.
+        started: Command lines of the server's leader and of programs between it and the shell.
     """
     path, text = script_of(shell)
     if text is None:
         # What it runs cannot be read: a script that is gone, or another user's.
         return {"file": path, "line": 1, "text": "cannot be read", "certain": False} if path else None
-    found = find_loop(text, launch_words(leader))
+    found = find_loop(text, [word for argv in started for word in launch_words(argv)])
     if found is None:
         return None
     line, words, certain = found
