@@ -162,7 +162,7 @@ def _is_of_others(path: Path) -> bool:
     """Return whether a TOML file has no field of a preset: other programs keep presets in a folder of that name too."""
     try:
         return path.is_file() and not set(tomllib.loads(path.read_text("utf-8"))) & set(FIELDS)
-    except (OSError, UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError):
+    except (OSError, ValueError, RecursionError):
         return False
 
 

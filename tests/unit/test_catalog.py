@@ -123,6 +123,16 @@ def test_what_is_wrong_is_told_with_its_line(project: Path, text: str, line: int
     assert "good" in presets.found
 
 
+def test_a_number_that_python_does_not_read_breaks_its_file_only(project: Path) -> None:
+    path = write(project / "presets", "mine", GOOD + f"[args]\ncuda_graph_max_bs = {'9' * 5000}\n")
+    write(project / "presets", "good", GOOD)
+    presets = load_presets()
+    assert [(each.path, each.title) for each in presets.problems] == [
+        (path, "cannot be read (a number in it has too many digits)")
+    ]
+    assert "good" in presets.found
+
+
 def test_what_was_probably_meant_is_told_where_only_one_engine_has_it(project: Path) -> None:
     write(project / "presets", "mine", GOOD + "args.mem_fraction_statik = 0.8\n")
     told = [str(each) for each in load_presets().problems]

@@ -51,7 +51,7 @@ def load(path: Path) -> Settings:
         return Settings()
     except OSError as error:
         return Settings(problems=(f"{path}: {error.strerror}",))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         return Settings(problems=(f"{path}: {error}",))
     good: dict[str, Any] = {}
     problems: list[str] = []
@@ -76,7 +76,7 @@ def preset_order(host: str, path: Path | None = None) -> list[str]:
     """
     try:
         kept = tomllib.loads((path or preset_keys_file()).read_text(encoding="utf-8")).get(host, [])
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+    except (OSError, ValueError, RecursionError):
         return []
     return [each for each in kept if isinstance(each, str)] if isinstance(kept, list) else []
 

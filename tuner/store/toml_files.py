@@ -38,7 +38,7 @@ def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
         at = re.search(r"at line (\d+)", str(error))
         line = int(at[1]) if at else len(text.splitlines())
         raise CatalogError(path, line, f"is not TOML ({error})", "Correct that line") from error
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or a number of thousands of digits
         raise CatalogError(path, None, f"cannot be read ({_reason(error)})") from error
 
 
@@ -100,10 +100,10 @@ def change_toml(
         document = tomlkit.parse(path.read_text("utf-8")) if path.exists() else new()
         change(document)
         _write(path, tomlkit.dumps(document))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageProblem(f"The {what} cannot be written", f"{path}: {_reason(error)}") from error
-    except TOMLKitError as error:
+    except TOMLKitError as error:  # before ValueError, of which its errors are
         raise UsageProblem(f"The file of the {what} is no TOML", f"{path}: {error}", way_out) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageProblem(f"The {what} cannot be written", f"{path}: {_reason(error)}") from error
 
 
 def fill(
@@ -145,4 +145,6 @@ def _write(path: Path, text: str) -> None:
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    return "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else "it is nested too deep"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    return "it is nested too deep" if isinstance(error, RecursionError) else "a number in it has too many digits"

@@ -28,7 +28,9 @@ def test_a_wrong_setting_keeps_its_default_and_is_named(tmp_path: Path) -> None:
     assert "colour" in settings.problems[1]
 
 
-@pytest.mark.parametrize("content", [b"theme = ", b"\xff\xfe", b"[[[", b"problems = ['x']"])
+@pytest.mark.parametrize(
+    "content", [b"theme = ", b"\xff\xfe", b"[[[", b"problems = ['x']", b"x = " + b"9" * 5000, b"x = " + b"[" * 5000]
+)
 def test_a_broken_file_is_told_and_not_fatal(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "s.toml"
     path.write_bytes(content)
