@@ -185,6 +185,49 @@ def test_another_supervisor_goes_on(bench: Bench, moment: str, back: bool) -> No
     assert log.splitlines()[0].split()[:2] == ["starting", "old" if back else "new"]
 
 
+SLOW_TO_END = """
+import os, time
+from gputuner_run.supervisor import launching
+class Slow:
+    def __getattr__(self, name):
+        return getattr(os, name)
+    def _exit(self, code):
+        os.closerange(3, 256)
+        time.sleep(1.0)
+        os._exit(code)
+launching.os = Slow()
+"""
+"""The forked child ends a second after it has given back all files, the host's lock among them."""
+
+
+def test_a_child_that_is_about_to_end_is_no_server(bench: Bench) -> None:
+    """Its PID was recorded, but the supervisor was killed before it let the child run the program."""
+    run = bench.begin(start=bench.serving("--name", "new"), fault=SLOW_TO_END + AFTER_RECORD)
+    assert run.supervisor.wait(30) == -signal.SIGKILL
+    child = run.record.new
+    assert child is not None
+    assert lives(child.pid)
+    run.resume()
+    record = run.outcome()
+    assert record.outcome is RunOutcome.READY
+    assert record.new is not None
+    assert new_ones(bench, run) == {record.new.pid} != {child.pid}
+
+
+def test_an_older_process_with_the_id_of_the_run_is_no_server_of_it(bench: Bench) -> None:
+    """An environment is inherited, so it alone proves nothing."""
+    bystander = bench.server(env={"GPUTUNER_RUN": bench.next_run})
+    run = bench.begin(start=bench.serving("--name", "new"), fault=BEFORE_RECORD)
+    assert run.supervisor.wait(30) == -signal.SIGKILL
+    run.resume()
+    record = run.outcome()
+    assert record.outcome is RunOutcome.READY
+    assert record.new is not None
+    assert record.new.pid != bystander.pid
+    assert run.signals() == []
+    assert bystander.poll() is None
+
+
 def test_a_server_outlives_its_supervisor_and_is_watched_by_another(bench: Bench) -> None:
     run = bench.begin(start=bench.serving())
     record = run.outcome()
@@ -428,7 +471,7 @@ def test_the_reserve_is_for_the_record_of_what_comes_next(bench: Bench, tmp_path
     flag = tmp_path / "full"
     old = bench.server()
     run = bench.begin(stop=bench.stop(old.pid), fault=FULL.format(
-        flag=str(flag), needs_reserve=True, reserve=str(bench.folder / "runs" / "20261130-120001-00000001" / "reserve"),
+        flag=str(flag), needs_reserve=True, reserve=str(bench.folder / "runs" / bench.next_run / "reserve"),
     ) + f"open({str(flag)!r}, 'w').close()\n")  # fmt: skip
     assert run.outcome().outcome is RunOutcome.STOPPED
     # The signal was written down before it was sent, in the space that the reserve gave up.

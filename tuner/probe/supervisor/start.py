@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ..agent.arguments import masked_argv, masked_env
-from ..agent.base import HOST_ROOT, ME
+from ..agent.base import HOST_ROOT, HZ, ME, text_of
 from ..agent.processes import owner_of
 from .asking import Door
 from .commands import Command, main_pid, output_of, stop_command, unit_in
@@ -21,6 +22,8 @@ from .record import plain
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 MANAGER_S = 60.0
 """Longest wait for a manager's start command and for the process that it starts."""
+EXEC_S = 5.0
+"""Longest wait for a process that a dead supervisor forked to run its program, or to end without having run anything."""
 
 
 class Start:
@@ -54,6 +57,7 @@ class Start:
         )  # fmt: skip
         self.launched_at = time.time()
         record.progress["launched_at"] = self.launched_at
+        record.progress["launched_ticks"] = ticks_now()
         record.step("launch")
         record.intend("launch", argv=record.data["argv"] or launch.manager)
         if launch.manager:
@@ -138,7 +142,9 @@ class Start:
         start = cls(desk, launch, back=back)
         start.launched_at = float(desk.record.progress.get("launched_at") or time.time())
         told = desk.record.data["new"]
-        living = _by_token(desk.folder.run)
+        if told and not desk.record.progress.get("launched"):
+            _await_program(desk, int(told["pid"]))
+        living = _by_token(desk.folder.run, int(desk.record.progress.get("launched_ticks") or 0))
         if not told and not living:
             return None
         leader = ProcessId.of(told) if told else living[0]
@@ -164,11 +170,38 @@ class Start:
         return self._desk.pulse.exits.get(self.members.leader.id.pid) if self.members.child else None
 
 
-def _by_token(run: str) -> List[ProcessId]:
-    """Return the processes that a run started, by their environment: first those that lead a session, oldest first."""
+def ticks_now() -> int:
+    """Return the present time as /proc gives the start of a process: clock ticks since the host was started."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) * HZ // 1_000_000_000
+
+
+def _await_program(desk: Desk, pid: int) -> None:
+    """Wait until a process that a dead supervisor forked runs its program, or has ended.
+
+    If that supervisor was killed before it let the process go on, the process ends by itself, but a moment later. Until
+    then it has the supervisor's command line, and none while it ends.
+    """
+    clock = Clock(EXEC_S)
+    while clock.left:
+        stat = stat_of_process(pid, "/proc")
+        argv = (text_of("/proc/%d/cmdline" % pid) or "").split("\0")
+        if stat is None or not stat.alive or (any(argv) and sys.argv[0] not in argv):
+            return
+        desk.wait(0.02)
+
+
+def _by_token(run: str, since: int) -> List[ProcessId]:
+    """Return the processes that a run started, by their environment: first those that lead a session, oldest first.
+
+    Args:
+        run: Id of the run.
+        since: Ticks of the launch. An older process has the run's id from elsewhere; 0: they are not known.
+    """
     out: List[Tuple[bool, ProcessId]] = []
     for pid, stat in process_table().items():
-        if stat.alive and pid != os.getpid() and owner_of(pid) == ME and run_of(pid) == run:
+        # A simulated process table has ticks of its own.
+        old = stat.ticks < since and not HOST_ROOT
+        if stat.alive and not old and pid != os.getpid() and owner_of(pid) == ME and run_of(pid) == run:
             out.append((stat.session != pid, ProcessId(pid, stat.ticks, ME, title_of(pid))))
     return [identity for _, identity in sorted(out, key=lambda each: (each[0], each[1].ticks))]
 
