@@ -259,6 +259,22 @@ def test_one_that_ended_while_nobody_watched_has_failed(bench: Bench, tmp_path: 
     assert not bench.living()
 
 
+def test_a_part_that_ended_while_nobody_watched_ends_the_start(bench: Bench, tmp_path: Path) -> None:
+    start = bench.serving(
+        "--part", "--lingers", "--bind-after", str(tmp_path / "never"), titles=TITLES, parts=("toy::",), deadline_s=60.0
+    )
+    run = bench.begin(start=start)
+    run.until("loading")
+    until(lambda: '"part":true' in (run.folder / "state.json").read_text())
+    run.kill()
+    part = next(pid for pid, _ in bench.enrolled() if b"a_part" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(part, signal.SIGKILL)
+    run.resume()
+    record = run.outcome()
+    assert record.outcome is RunOutcome.FAILED
+    assert f"(pid {part}) ended while the server started" in record.failure
+
+
 FAULTY = """
 import sys
 from gputuner_run.supervisor import readiness

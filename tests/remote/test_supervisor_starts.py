@@ -18,6 +18,7 @@ from tuner.domain.runs import RunOutcome, RunStep
 from tuner.probe.supervisor.readiness import EVERY_S, QUICK_S, TAKEN_S
 
 SECRET = "sk-canary-0123456789abcdef"
+PARTS = (r"toy::",)
 
 
 @pytest.fixture
@@ -200,6 +201,33 @@ def test_a_rank_that_ends_is_named_and_its_server_ended(bench: Bench, tmp_path: 
     assert record.outcome is RunOutcome.FAILED
     assert record.failure == f"rank TP1 (pid {rank}) ended while the server started"
     assert not bench.living()
+
+
+def test_a_part_that_is_no_rank_and_ends_is_named_and_its_server_ended(bench: Bench, tmp_path: Path) -> None:
+    """SGLang's main process outlives its detokenizer by a minute, and answers nothing."""
+    never = str(tmp_path / "never")
+    run = bench.begin(
+        start=bench.serving("--ranks", "1", "--part", "--lingers", "--bind-after", never, titles=TITLES, parts=PARTS)
+    )
+    run.until("loading")
+    until(lambda: '"part":true' in (run.folder / "state.json").read_text().partition("toy::a_part")[2][:60])
+    part = next(pid for pid, _ in bench.enrolled() if b"a_part" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(part, signal.SIGKILL)
+    record = run.outcome()
+    assert record.outcome is RunOutcome.FAILED
+    assert record.failure == f"toy::a_part (pid {part}) ended while the server started"
+    assert not bench.living()
+
+
+def test_what_a_server_runs_while_it_loads_may_end(bench: Bench, tmp_path: Path) -> None:
+    bind = tmp_path / "bind"
+    run = bench.begin(start=bench.serving("--part", "--lingers", "--bind-after", str(bind), titles=TITLES))
+    run.until("loading")
+    until(lambda: "toy::a_part" in (run.folder / "state.json").read_text())
+    part = next(pid for pid, _ in bench.enrolled() if b"a_part" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(part, signal.SIGKILL)
+    bind.touch()
+    assert run.outcome().outcome is RunOutcome.READY
 
 
 def test_too_few_ranks_are_not_ready(bench: Bench) -> None:

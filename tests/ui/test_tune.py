@@ -15,7 +15,7 @@ from tests.support.sessions import FakeSession, settled
 from tests.ui.test_contract import painted
 from tuner.domain.acts import CancelRun, EndLeftovers, ReleaseLease, ResumeRun, Switch, TakeLease
 from tuner.domain.events import Acted
-from tuner.domain.runs import ProcessId, RunOutcome
+from tuner.domain.runs import ProcessId, RunOutcome, RunStep
 from tuner.domain.state import HostState
 from tuner.domain.tuning import Wish
 from tuner.errors import CatalogError
@@ -537,6 +537,53 @@ async def test_a_change_is_followed_step_by_step_and_can_be_cancelled(app_on: Ap
         assert host.acts == [CancelRun(run=changing.LOADING.id, back=True)]
         await press(pilot, "K", "a", "Y")
     assert host.acts[1:] == [CancelRun(run=changing.LOADING.id, back=False)]
+
+
+async def test_what_a_cancel_does_follows_from_the_step(app_on: AppOn) -> None:
+    app, host = tuned(app_on, changing.loading())
+    async with app.run_test(size=NARROW) as pilot:
+        await press(pilot, "t", "K")
+        assert "the new server (pid 60311) is stopped" in rows(app, "#question")
+        stopping = states.REPLACE(changing.LOADING, step=RunStep.STOP, new=None)
+        host.push(states.REPLACE(changing.loading(), runs=(stopping,)))
+        await settled(pilot)
+        assert "is stopped all the same" in rows(app, "#question")
+        await press(pilot, "escape")
+    assert host.acts == []
+
+
+async def test_a_question_about_what_is_over_is_withdrawn(app_on: AppOn) -> None:
+    app, host = tuned(app_on, changing.loading())
+    async with app.run_test(size=NARROW) as pilot:
+        await press(pilot, "t", "K")
+        assert isinstance(app.screen, ConfirmDialog)
+        ready = states.REPLACE(changing.LOADING, outcome=RunOutcome.READY, step=RunStep.END)
+        host.push(states.REPLACE(changing.loading(), runs=(ready,)))
+        await settled(pilot)
+        assert not isinstance(app.screen, ConfirmDialog)
+        assert "The change has ended" in told(app)
+        await press(pilot, "Y")
+    assert host.acts == []
+
+
+async def test_a_question_about_a_server_that_ended_is_withdrawn(app_on: AppOn) -> None:
+    state = changing.tunable()
+    app, host = tuned(app_on, state)
+    async with app.run_test(size=NARROW) as pilot:
+        await press(pilot, "t", "2", "enter")
+        assert isinstance(app.screen, ConfirmDialog)
+        host.push(states.REPLACE(state, servers=()))
+        await settled(pilot)
+        assert not isinstance(app.screen, ConfirmDialog)
+        assert "The server has ended meanwhile" in told(app)
+    assert host.acts == []
+
+
+async def test_what_came_of_an_act_is_told_once(app_on: AppOn) -> None:
+    app, _ = tuned(app_on, changing.loading(), acted=Acted(id=1, error="the run has ended already: ready"))
+    async with app.run_test(size=NARROW) as pilot:
+        await press(pilot, "t", "K", "Y")
+        assert told(app).count("has ended already") == 1
 
 
 async def test_an_interrupted_change_can_be_finished_or_undone(app_on: AppOn) -> None:

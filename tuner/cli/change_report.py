@@ -18,6 +18,7 @@ from tuner.cli.following import Followed
 from tuner.cli.paper import Paper
 from tuner.cli.tables import plain
 from tuner.core.report_plan import plan_report
+from tuner.core.runs import ended_at
 from tuner.domain.preflight import Check
 from tuner.domain.runs import RunOutcome, StepRecord
 from tuner.domain.state import HostState
@@ -115,7 +116,7 @@ def _body(told: Told) -> dict[str, Any]:
         "reason": told.reason or None,
         "preset": (run.preset if run is not None else launch.preset if launch is not None else "") or None,
         "title": (run.title if run is not None else launch.title if launch is not None else "") or None,
-        "seconds": None if run is None else round(run.updated_at - run.began_at, 3),
+        "seconds": None if run is None else round(ended_at(run) - run.began_at, 3),
         "server_pid": run.new.pid if run is not None and run.new is not None and run.alive else None,
         "old_pid": run.old.pid if run is not None and run.old is not None else None,
         "rolled_back": run is not None and run.outcome is RunOutcome.BACK,

@@ -172,7 +172,7 @@ def _gpu_processes(state: HostState, event: e.GpuProcesses, engines: Engines) ->
 def _server_seen(state: HostState, event: e.ServerSeen, engines: Engines) -> Result:
     identity = event.server
     engine = engines.get(identity.engine)
-    known = _find(state, identity.key)
+    known = state.server(identity.key)
     if known is None and identity.orphaned and (ended := _leader_of(state, identity)) is not None:
         return _left_over(state, ended, identity, engines)
     commands: tuple[AnyCommand, ...] = ()
@@ -232,7 +232,7 @@ def _adopted(identity: ServerIdentity, engine: Engine | None) -> ServerState:
 
 def _server_gone(state: HostState, event: e.ServerGone, engines: Engines) -> Result:
     """Fold the end of a leader, or of processes that it left over."""
-    server = _find(state, event.key) or next((x for x in state.servers if x.left_key == event.key), None)
+    server = state.server(event.key) or next((x for x in state.servers if x.left_key == event.key), None)
     if server is None:
         return state, ()
     if server.gone:
@@ -262,7 +262,7 @@ def _log_gap(state: HostState, event: e.LogGap, engines: Engines) -> Result:
 
 
 def _log_bytes(state: HostState, event: e.LogBytes, engines: Engines) -> Result:
-    server = _find(state, event.key)
+    server = state.server(event.key)
     if server is None:
         return state, ()
     live = not event.head and event.offset >= server.log.backlog_end
@@ -273,7 +273,7 @@ def _log_bytes(state: HostState, event: e.LogBytes, engines: Engines) -> Result:
 
 
 def _http(state: HostState, event: e.HttpAnswer, engines: Engines) -> Result:
-    server = _find(state, event.key)
+    server = state.server(event.key)
     engine = engines.get(server.identity.engine) if server is not None else None
     if server is None or engine is None:
         return state, ()
@@ -322,7 +322,7 @@ def _apply_reading(server: ServerState, reading: Reading, event: e.HttpAnswer) -
 
 
 def _old_log(state: HostState, event: e.OldLog, engines: Engines) -> Result:
-    server = _find(state, event.key)
+    server = state.server(event.key)
     engine = engines.get(server.identity.engine) if server is not None else None
     if server is None or engine is None:
         return state, ()
@@ -361,12 +361,8 @@ def _ordered(servers: tuple[ServerState, ...]) -> tuple[ServerState, ...]:
     return (*running, *ended[:KEEP_ENDED])
 
 
-def _find(state: HostState, key: str) -> ServerState | None:
-    return next((server for server in state.servers if server.identity.key == key), None)
-
-
 def _with(state: HostState, key: str, change: Callable[[ServerState], ServerState]) -> HostState:
-    server = _find(state, key)
+    server = state.server(key)
     if server is None:
         return state
     new = change(server)

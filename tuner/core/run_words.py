@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuner.core.runs import UNTOUCHED, failed_server
+from tuner.core.runs import UNTOUCHED, ended_at, failed_server
 from tuner.domain.findings import Finding, Severity
 from tuner.domain.runs import Lease, Leftover, MemoryBack, Operator, RunOutcome, RunRecord, RunStep
 from tuner.domain.state import HostState
@@ -142,7 +142,7 @@ def progress(run: RunRecord, now: float | None, cause: str = "") -> str:
 
 def outcome(run: RunRecord, cause: str = "") -> str:
     """Return how a run ended, in one line; `cause` as in `progress`."""
-    name, took = name_of(run), format_duration(max(0.0, run.updated_at - run.began_at))
+    name, took = name_of(run), format_duration(max(0.0, ended_at(run) - run.began_at))
     why = run.failure or run.detail
     if cause:
         # How the process ended follows from the cause, and alone it explains nothing.

@@ -239,6 +239,15 @@ def like(run: RunRecord) -> str:
 # Runs that go on, and runs that were left.
 
 
+def ended_at(run: RunRecord) -> float:
+    """Return the host wall clock at which a run ended; while it goes on, that of its last line.
+
+    `updated_at` is later: the record is written once more when the server that the run started ends.
+    """
+    last = run.steps[-1].ended if run.steps and run.outcome is not RunOutcome.RUNNING else None
+    return run.updated_at if last is None else last
+
+
 def active_run(state: HostState) -> RunRecord | None:
     """Return the run that goes on; None if there is none. There is never more than one on a host."""
     return next((run for run in state.runs if run.outcome is RunOutcome.RUNNING and run.supervised), None)

@@ -98,7 +98,7 @@ def _run(run: RunRecord) -> dict[str, Any]:
         "title": run.title or None,
         "operator": _operator(run.operator),
         "began_at": run.began_at,
-        "seconds": run.updated_at - run.began_at,
+        "seconds": runs.ended_at(run) - run.began_at,
         "step": run.step.value,
         "detail": run.detail or None,
         "outcome": run.outcome.value,

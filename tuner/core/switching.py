@@ -231,6 +231,7 @@ def _described(
         port=port,
         titles=behaviour.starting.rank_titles or plan.titles,
         ranks=engine.layout(dict(settings)).world if alone else None,
+        parts=plan.titles,
         health=behaviour.starting.health,
         first_token=behaviour.starting.first_token if _generates(settings, behaviour) else None,
         api_key_flags=plan.api_key_flags,

@@ -85,7 +85,7 @@ def tune(
         past: Earlier starts on this host, newest first, for a start without a server to be stopped.
     """
     known = Known(engines=engines, presets=presets, broken=broken, facts=facts, flags=flags)
-    server = next((each for each in state.servers if each.identity.key == wish.server), None)
+    server = state.server(wish.server)
     alive = server if server is not None and not server.gone else None
     troubles = [*_server_troubles(wish, server), *_run_troubles(state)]
     start = Composed(engine=engines.get(server.identity.engine) if server is not None else None)

@@ -133,6 +133,9 @@ class LaunchOrder(Struct, frozen=True, kw_only=True):
     """Regular expressions that match the titles of its ranks."""
     ranks: int | None = None
     """Number of ranks that must be alive when it is ready; None: not known."""
+    parts: tuple[str, ...] = ()
+    """Regular expressions that match the titles of all its processes beside the leader, ranks or not. A start fails
+    when one of them ends."""
     health: Ask | None = None
     first_token: Ask | None = None
     api_key_flags: tuple[str, ...] = ()

@@ -340,3 +340,7 @@ class HostState(Struct, frozen=True, kw_only=True):
     last_seq: int = 0
     lost_lines: int = 0
     """Probe lines that the sequence number says are missing."""
+
+    def server(self, key: str) -> ServerState | None:
+        """Return the server with a key; None where it is not known (any more)."""
+        return next((each for each in self.servers if each.identity.key == key), None)

@@ -7,15 +7,19 @@ from typing import Any
 from msgspec.structs import replace
 
 from tuner.core import runs
+from tuner.core.run_words import going_on, outcome
 from tuner.domain.acts import AnyAct, CancelRun, ReleaseLease, TakeLease
 from tuner.domain.runs import RunRecord
+from tuner.domain.state import HostState
 from tuner.domain.tuning import Tuning, Wish
 from tuner.errors import sentences
 from tuner.messages import ActDone, ActRequested, ScreenRequested, TuneArrived, TuneRequested
 from tuner.screens.base import TunerScreen
-from tuner.screens.confirm import Agreed, ConfirmDialog, Propose
+from tuner.screens.confirm import Agreed, ConfirmDialog, Moot, Propose
 from tuner.widgets.confirm_text import DRAIN_S, Proposal, for_cancel, for_change, for_lease, for_option
 from tuner.widgets.spans import clean
+
+_GOES_ON = "The change goes on, or has ended"
 
 
 class Acting(TunerScreen):
@@ -87,10 +91,20 @@ class Acting(TunerScreen):
         if state is None or tuning.order is None:
             return
         order, wish, host = tuning.order, tuning.wish, state.name
-        server = next((each for each in state.servers if each.identity.key == wish.server), None)
+        server = state.server(wish.server)
 
         def words(agreed: Agreed) -> Proposal:
-            return for_change(state, server, tuning, order, drain=agreed.drain, back=agreed.back)
+            now = self._now(state)
+            running = now.server(wish.server) or server
+            return for_change(now, running, tuning, order, drain=agreed.drain, back=agreed.back)
+
+        def moot() -> str:
+            now = self._now(state)
+            if runs.active_run(now) is not None:
+                return "Another change has begun"
+            running = now.server(wish.server)
+            gone = server is not None and not server.gone and (running is None or running.gone)
+            return "The server has ended meanwhile" if gone else ""
 
         def answered(agreed: Agreed | None) -> None:
             if agreed is None:
@@ -99,15 +113,21 @@ class Acting(TunerScreen):
             meant = replace(wish, drain_s=DRAIN_S if agreed.drain else 0.0, auto_back=agreed.back)
             self.post_message(ActRequested(self, host, meant, words(agreed).title.rstrip("?")))
 
-        self.app.push_screen(ConfirmDialog(words, Agreed(wish.drain_s > 0, wish.auto_back)), answered)
+        self.app.push_screen(ConfirmDialog(words, Agreed(wish.drain_s > 0, wish.auto_back), moot), answered)
 
-    def ask(self, propose: Propose, act: Any, chosen: Agreed | None = None) -> None:
+    def _now(self, state: HostState) -> HostState:
+        """Return the newest state of a host, or the given one where another host is on screen."""
+        newest = self.shell.snapshot
+        return newest if newest is not None and newest.name == state.name else state
+
+    def ask(self, propose: Propose, act: Any, chosen: Agreed | None = None, moot: Moot = str) -> None:
         """Ask whether an act is meant, and have it carried out.
 
         Args:
             propose: Returns the question for a choice of options.
             act: Returns the act for the operator's answer.
             chosen: The options at first.
+            moot: Returns why there is nothing to ask any more.
         """
         state = self.shell.snapshot
         if state is None:
@@ -118,7 +138,7 @@ class Acting(TunerScreen):
             if agreed is not None:
                 self.act(host, act(agreed), propose(agreed).title.rstrip("?"))
 
-        self.app.push_screen(ConfirmDialog(propose, chosen), answered)
+        self.app.push_screen(ConfirmDialog(propose, chosen, moot), answered)
 
     def act(self, host: str, act: AnyAct, words: str) -> None:
         """Have an act carried out that the operator has confirmed."""
@@ -149,15 +169,20 @@ class Acting(TunerScreen):
             return
         self.propose(Wish(server=server.identity.key if server is not None else "", again=before.again))
 
-    def cancel_run(self, run: RunRecord, about: str) -> None:
+    def cancel_run(self, run: RunRecord) -> None:
         """Propose to cancel a run."""
         state = self.shell.snapshot
         if state is None or not self.may_act():
             return
+
+        def present() -> RunRecord:
+            return next((each for each in self._now(state).runs if each.id == run.id), run)
+
         self.ask(
-            lambda agreed: for_cancel(state, run, about, back=agreed.back),
+            lambda agreed: for_cancel(self._now(state), present(), back=agreed.back),
             lambda agreed: CancelRun(run=run.id, back=agreed.back and bool(run.back)),
             Agreed(back=bool(run.back)),
+            lambda: "" if going_on(present()) else f"The change has ended: {clean(outcome(present()))}",
         )
 
     def take_option(self, option: str) -> None:
@@ -169,7 +194,12 @@ class Acting(TunerScreen):
         left = found[0]
         way = next((each for each in left.options if each.id == option), None)
         if way is not None:
-            self.ask(lambda _: for_option(state, left.words, way.title), lambda _: way.act)
+            run = left.run.id
+            self.ask(
+                lambda _: for_option(state, left.words, way.title),
+                lambda _: way.act,
+                moot=lambda: "" if run in {each.run.id for each in runs.interrupted(self._now(state))} else _GOES_ON,
+            )
 
     def take_lease(self) -> None:
         """Take the right to change the host, give it back, or propose to take it from another operator."""
@@ -183,4 +213,9 @@ class Acting(TunerScreen):
         elif state.lease.holder is None:
             self.act(state.name, TakeLease(), "Take the lease")
         else:
-            self.ask(lambda _: for_lease(state), lambda _: TakeLease(seize=True))
+            holder = state.lease.holder
+            self.ask(
+                lambda _: for_lease(state),
+                lambda _: TakeLease(seize=True),
+                moot=lambda: "" if self._now(state).lease.holder == holder else "The lease has another holder, or none",
+            )

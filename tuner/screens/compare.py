@@ -113,7 +113,6 @@ class CompareScreen(TunerScreen):
 
     def on_mount(self) -> None:
         """Begin without a choice."""
-        super().on_mount()
         self._of: tuple[str, str] | None = None
         self._start: Start | None = None
         self._choices: tuple[StartChoice, ...] | None = None

@@ -31,10 +31,15 @@ class Agreed(Struct, frozen=True):
 
 Propose = Callable[[Agreed], Proposal]
 """Returns what is asked for a choice of options."""
+Moot = Callable[[], str]
+"""Returns why there is nothing to ask any more, in words; empty while there is."""
 
 
 class ConfirmDialog(Modal[Agreed | None]):
-    """Asks whether a change of the host is meant. `Y` agrees; enter does nothing."""
+    """Asks whether a change of the host is meant. `Y` agrees; enter does nothing.
+
+    What is told stays true while the question is open, and the question is withdrawn when it has become moot.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("Y", "agree", "Do it", id="confirm.yes", tooltip="Do what is asked; no other key does"),
@@ -53,9 +58,10 @@ class ConfirmDialog(Modal[Agreed | None]):
     }
     """
 
-    def __init__(self, propose: Propose, chosen: Agreed | None = None) -> None:
+    def __init__(self, propose: Propose, chosen: Agreed | None = None, moot: Moot = str) -> None:
         super().__init__()
         self._propose = propose
+        self._moot = moot
         self._chosen = chosen or Agreed()
 
     @property
@@ -77,6 +83,17 @@ class ConfirmDialog(Modal[Agreed | None]):
         self.app.clear_notifications()
         self.query_one(".dialog").styles.padding = (0, 2)
         self._show()
+        self.watch(self.app, "snapshot", self._look, init=False)
+
+    def _look(self) -> None:
+        """Tell what has changed meanwhile, or close."""
+        if not self.is_current:
+            return
+        if why := self._moot():
+            self.dismiss(None)
+            self.app.notify(why, title="The question was withdrawn", severity="warning", timeout=6, markup=False)
+        else:
+            self._show()
 
     def on_resize(self, event: events.Resize) -> None:
         """Lay the facts out anew."""

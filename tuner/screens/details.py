@@ -52,7 +52,6 @@ class DetailsScreen(TunerScreen):
 
     def on_mount(self) -> None:
         """Begin without a filter and without results of checks."""
-        super().on_mount()
         self._text = ""
         self._headings: dict[str, int] = {}
         self._checks: dict[str, tuple[Check, ...]] = {}

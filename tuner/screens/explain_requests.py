@@ -46,10 +46,6 @@ def title_of(start: Start) -> str:
     return "" if engine is None else engine.title
 
 
-def _server(state: HostState, key: str) -> ServerState | None:
-    return next((each for each in state.servers if each.identity.key == key), None)
-
-
 def _named(start: Start) -> str:
     """Return in words what distinguishes a start from others of its LLM."""
     fraction = start.setting("mem_fraction_static", "gpu_memory_utilization")
@@ -96,7 +92,7 @@ class _Known:
 
 def starts(state: HostState, ask: StartsRequested) -> None:
     """Answer with the starts that a server's own can be compared with."""
-    server = _server(state, ask.key)
+    server = state.server(ask.key)
     choices = _Known(state, server).choices if server is not None else []
     ask.reply_to.post_message(StartsArrived(ask, tuple(choices)))
 
@@ -104,7 +100,7 @@ def starts(state: HostState, ask: StartsRequested) -> None:
 async def comparison(state: HostState, ask: ComparisonRequested, read: ReadStarts | None) -> None:
     """Answer with the comparison of a server's start with another one."""
     post = ask.reply_to.post_message
-    server = _server(state, ask.key)
+    server = state.server(ask.key)
     if server is None or server.start is None:
         post(ComparisonArrived(ask, None, "Its log does not tell how it started"))
         return
@@ -137,7 +133,7 @@ def _held_against(
 
 def _findings(state: HostState, server: ServerState, choice: str, start: Start) -> tuple[Finding, ...]:
     """Return the findings of the chosen start: those of its server, or else those made from its log."""
-    held = _server(state, choice.removeprefix("server:")) if choice.startswith("server:") else None
+    held = state.server(choice.removeprefix("server:")) if choice.startswith("server:") else None
     engine = engines().get(start.engine)
     if held is not None or engine is None:
         return held.findings if held is not None else ()
@@ -156,7 +152,7 @@ async def _other(state: HostState, server: ServerState, choice: str, read: ReadS
 async def forecast(state: HostState, ask: ForecastRequested) -> None:
     """Answer with the forecast of a server's start with some knobs changed."""
     post = ask.reply_to.post_message
-    server = _server(state, ask.key)
+    server = state.server(ask.key)
     if server is None:
         post(ForecastArrived(ask, None, NO_SERVER))
         return

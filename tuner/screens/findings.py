@@ -72,7 +72,6 @@ class FindingsScreen(Explained):
 
     def on_mount(self) -> None:
         """Begin without a selection."""
-        super().on_mount()
         self._at = 0
         self._moved = False
         """True once the reader has selected a line. Until then the worst finding is selected, also if it comes late."""

@@ -66,7 +66,6 @@ class LogsScreen(LogTraveller):
 
     def on_mount(self) -> None:
         """Begin with the initial filter, folded and following."""
-        super().on_mount()
         self._of = None
         self._filter = SHOWN
         self._folding = True

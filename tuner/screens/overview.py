@@ -102,7 +102,6 @@ class OverviewScreen(Explained):
 
     def on_mount(self) -> None:
         """Begin without a log, with the first curve."""
-        super().on_mount()
         self._tail_of: tuple[str, str] | None = None
         self._curve = CURVES[0]
         self._unfolded_once: set[tuple[str, int | None]] = set()

@@ -80,7 +80,6 @@ class PlanScreen(TunerScreen):
 
     def on_mount(self) -> None:
         """Begin without changes."""
-        super().on_mount()
         self._of: tuple[str, str] | None = None
         self._start: Start | None = None
         self._planned: Planned | None = None

@@ -125,7 +125,7 @@ async def log_part(session: SessionLike, ask: LogPartRequested) -> None:
     except TunerError as problem:
         post(LogPartArrived(ask.purpose, (), error=str(problem)))
         return
-    server = next((each for each in session.state.servers if each.identity.key == ask.key), None)
+    server = session.state.server(ask.key)
     lines = () if server is None else lines_of(server, engines().get(server.identity.engine), result)
     post(LogPartArrived(ask.purpose, lines, offset=result.offset, end=result.end, size=result.size, error=result.error))
 

@@ -112,7 +112,6 @@ class TuneScreen(TuneActions):
 
     def on_mount(self) -> None:
         """Begin with what runs."""
-        super().on_mount()
         self._problems: tuple[str, ...] = ()
         self._filter = ""
         self._parts: list[Section] = []
@@ -276,12 +275,10 @@ class TuneScreen(TuneActions):
         self.catch_up()
 
     def on_tune_arrived(self, message: TuneArrived) -> None:
-        """Show what the choice would change, unless it is another by now; or ask for confirmation."""
-        if message.asked.purpose:
-            super().on_tune_arrived(message)
-            return
+        """Show what the choice would change, unless it is another by now."""
         message.stop()
-        if self.of is None or message.asked.host != self.of[0] or message.asked.wish != self.wish():
+        asked = message.asked
+        if asked.purpose or self.of is None or (asked.host, asked.wish) != (self.of[0], self.wish()):
             return
         self.view = replace(
             self.view,

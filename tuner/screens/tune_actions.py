@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tuner.core import runs
 from tuner.core.recipes import read_recipe
 from tuner.core.remedies import as_typed
-from tuner.core.run_words import going_on, progress
+from tuner.core.run_words import going_on
 from tuner.domain.acts import EndLeftovers
 from tuner.domain.knobs import KnobKind
 from tuner.domain.planning import PlanKnob
@@ -190,7 +190,6 @@ class TuneActions(TuneEntry):
 
     def on_act_done(self, message: ActDone) -> None:
         """Remember what was ordered, so that it is not meant again once it has ended."""
-        super().on_act_done(message)
         if message.run and not message.error and isinstance(message.asked.what, Wish):
             self._ordered = message.run, message.asked.what
 
@@ -245,7 +244,7 @@ class TuneActions(TuneEntry):
         state = self.shell.snapshot
         run = runs.active_run(state) if state is not None else None
         if state is not None and run is not None:
-            self.cancel_run(run, progress(run, state.now))
+            self.cancel_run(run)
 
     def action_option(self, option: str) -> None:
         """Propose to finish an interrupted change, or to clean up after a stop."""

@@ -150,7 +150,7 @@ async def answer(session: ActingSession, ask: object, bench: Bench) -> None:
 
 async def _presets(state: HostState, ask: PresetsRequested, bench: Bench) -> None:
     library = bench.library
-    server = _server(state, ask.key)
+    server = state.server(ask.key)
     found: Mapping[str, Preset] = {}
     problems: list[str] = []
     order: Sequence[str] = ()
@@ -296,10 +296,6 @@ def _past(state: HostState) -> tuple[Start, ...]:
         for server in state.servers
         for start in (*((server.start,) if server.start is not None else ()), *server.past)
     )
-
-
-def _server(state: HostState, key: str) -> ServerState | None:
-    return next((each for each in state.servers if each.identity.key == key), None)
 
 
 # Acts and what is kept -----------------------------------------------------------------------------------------------

@@ -58,8 +58,8 @@ class Preflight:
 
     def _version(self, ask: PreflightAsk) -> str | None:
         """Return the version that was installed when the server was found; a newer one is told by the facts."""
-        servers = self._state().servers
-        server = next((each for each in servers if each.identity.key == ask.key), next(iter(servers), None))
+        state = self._state()
+        server = state.server(ask.key) or next(iter(state.servers), None)
         return None if server is None else server.identity.version or server.version
 
 

@@ -7,9 +7,10 @@ from msgspec.structs import replace
 
 from tuner.core.order_words import back_words, detached_words, ladder_words, start_words
 from tuner.core.plan_words import reason, verdict
-from tuner.core.run_words import holder_words, operator_name
+from tuner.core.run_words import holder_words, operator_name, progress
+from tuner.core.runs import UNTOUCHED
 from tuner.domain.preflight import Verdict
-from tuner.domain.runs import RunRecord, StopOrder, SwitchOrder
+from tuner.domain.runs import RunRecord, RunStep, StopOrder, SwitchOrder
 from tuner.domain.state import HostState, ServerState
 from tuner.domain.tuning import Tuning
 from tuner.units import format_duration
@@ -158,14 +159,10 @@ def _doubts(tuning: Tuning) -> list[Fact]:
     ]
 
 
-def for_cancel(state: HostState, run: RunRecord, about: str, *, back: bool) -> Proposal:
-    """Return the question before a run is cancelled; `about` says what the run is doing."""
-    facts = [
-        host_fact(state),
-        Fact("run", clean(about)),
-        Fact("cancel", "what was signalled stays signalled; a start is ended by its own ladder"),
-    ]
-    if run.back:
+def for_cancel(state: HostState, run: RunRecord, *, back: bool) -> Proposal:
+    """Return the question before a run is cancelled."""
+    facts = [host_fact(state), Fact("run", clean(progress(run, state.now))), Fact("cancel", _cancelled(run))]
+    if run.back and run.step not in UNTOUCHED:
         after = f"start {clean(run.back)} again" if back else "start nothing"
         facts.append(Fact("then", after))
     return Proposal(
@@ -175,6 +172,17 @@ def for_cancel(state: HostState, run: RunRecord, about: str, *, back: bool) -> P
         back=back if run.back else None,
         back_words="starts again what ran before",
     )
+
+
+def _cancelled(run: RunRecord) -> str:
+    """Return what the cancel of a run does at its present step."""
+    if run.step in UNTOUCHED:
+        return "nothing was touched yet: the server goes on as it is"
+    if run.step in (RunStep.STOP, RunStep.MEMORY):
+        old = f"pid {run.old.pid}" if run.old is not None else "the old server"
+        return f"{old} was told to end and is stopped all the same; the new server is not started"
+    new = f"the new server (pid {run.new.pid})" if run.new is not None else "the new server"
+    return f"{new} is stopped: TERM to its main process, later KILL to what still lives"
 
 
 def for_option(state: HostState, about: str, title: str) -> Proposal:

@@ -23,6 +23,7 @@ from tuner.core.run_words import (
     wait_words,
     way_on,
 )
+from tuner.core.runs import ended_at
 from tuner.domain.runs import Leftover, MemoryBack, RunOutcome, RunRecord, RunStep, StepRecord
 from tuner.domain.state import HostState
 from tuner.units import GIB, format_duration, format_seconds
@@ -58,7 +59,7 @@ def news(state: HostState) -> RunRecord | None:
     if run is not None:
         return run
     newest = state.runs[0] if state.runs else None
-    if newest is None or state.now is None or state.now - newest.updated_at > NEWS_S:
+    if newest is None or state.now is None or state.now - ended_at(newest) > NEWS_S:
         return None
     return newest
 
@@ -116,7 +117,7 @@ def run_lines(
 
 def _head(state: HostState, run: RunRecord, width: int, glyphs: Glyphs) -> Line:
     sign, style = outcome_span(run, glyphs)
-    end = run.updated_at if run.outcome is not RunOutcome.RUNNING or state.now is None else state.now
+    end = ended_at(run) if run.outcome is not RunOutcome.RUNNING or state.now is None else state.now
     word = "so far" if run.outcome is RunOutcome.RUNNING else "in all"
     parts: list[Line] = [
         ((clean(aim(run)), "strong"),),

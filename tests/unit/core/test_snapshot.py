@@ -92,12 +92,12 @@ def test_runs_lease_and_preset_are_told() -> None:
         id="run-1",
         operator=me,
         began_at=10.0,
-        updated_at=14.5,
+        updated_at=90.0,  # when its server ended
         outcome=RunOutcome.READY,
         preset="base-88",
         title="Base",
         new=ProcessId(pid=identity.pid, start_ticks=identity.start_ticks),
-        steps=(StepRecord(step=RunStep.STOP, at=10.0, ended=12.0),),
+        steps=(StepRecord(step=RunStep.STOP, at=12.5, ended=14.5),),
     )
     state = msgspec.structs.replace(state, runs=(run,), lease=Lease(holder=me, beat_at=9.0))
     reading = json.loads(json.dumps(snapshot(state)))

@@ -126,7 +126,7 @@ def test_the_process_table_is_read_less_often_while_a_server_loads_for_long(monk
     scans: list[float] = []
     alive = SimpleNamespace(alive=True)
     server = SimpleNamespace(
-        scan=lambda: scans.append(now[0]), leader=alive, vanished_ranks=list, living_ranks=lambda: 0, ended=False
+        scan=lambda: scans.append(now[0]), leader=alive, vanished=list, living_ranks=lambda: 0, ended=False
     )
     launch = SimpleNamespace(argv=[], deadline_s=600.0)
     means: Any = SimpleNamespace(pulse=None)

@@ -79,7 +79,7 @@ def _launch(desk: Desk, launch: Launch, members: Optional[Members], *, back: boo
         trouble = _words(launch.argv, env) or _log_folder(os.path.dirname(log)) or _log(launch, log)
         if trouble:
             return trouble
-    for title in launch.titles:
+    for title in (*launch.titles, *launch.parts):
         try:
             re.compile(title)
         except re.error as e:

@@ -110,7 +110,7 @@ def ancestors_here() -> Set[int]:
 class Member:
     """One process of a server."""
 
-    __slots__ = ("alive", "fd", "id", "rank")
+    __slots__ = ("alive", "fd", "id", "part", "rank")
 
     def __init__(self, identity: ProcessId) -> None:
         self.id = identity
@@ -118,6 +118,8 @@ class Member:
         self.fd = _pidfd(identity)
         self.rank = False
         """True once its title was that of a rank."""
+        self.part = False
+        """True once its title was one of the server's own, a rank's or another: the server does not serve without it."""
 
     def close(self) -> None:
         """Release its file descriptor."""
@@ -150,6 +152,7 @@ class Members:
         leader: The topmost process.
         others: Processes known to belong to it.
         titles: Regular expressions that match the titles of ranks.
+        parts: Regular expressions that match the titles of all processes without which the server does not serve.
         run: Id of the run that started it; empty: something else did. A server that a run started has a session of its
             own, and all processes in it are members.
         pulse: Knows the supervisor's own children and how they ended.
@@ -158,11 +161,12 @@ class Members:
 
     def __init__(
         self, leader: ProcessId, others: Iterable[ProcessId] = (), titles: Iterable[str] = (), run: str = "", *,
-        pulse: Pulse, child: bool = False,
+        pulse: Pulse, child: bool = False, parts: Iterable[str] = (),
     ) -> None:  # fmt: skip
         self._pulse = pulse
         self.child = child
         self._titles = [re.compile(title) for title in titles]
+        self._parts = [re.compile(title) for title in parts]
         self.run = run
         self.never = ancestors_here()
         """PIDs that are no members in any case."""
@@ -172,7 +176,7 @@ class Members:
             if each.pid not in self.by_pid and each.pid not in self.never:
                 self.by_pid[each.pid] = Member(each)
         self.found: Callable[[Member], None] = lambda _: None
-        """Called with each process that turns out to be a member."""
+        """Called with each process that turns out to be a member, and when it turns out to be a part."""
 
     @property
     def living(self) -> List[Member]:
@@ -191,8 +195,8 @@ class Members:
 
     @property
     def json(self) -> List[Json]:
-        """Return the identities of all members as JSON, the leader first."""
-        return [member.id.json for member in self.by_pid.values()]
+        """Return the identities of all members as JSON, the leader first, and which are parts."""
+        return [{**member.id.json, "part": member.part} for member in self.by_pid.values()]
 
     @property
     def ended(self) -> bool:
@@ -216,8 +220,11 @@ class Members:
             member.alive = member.alive and self._lives(member, table.get(pid))
             if not member.alive:
                 member.close()
-            elif not member.rank and self._titles:
+            elif not member.rank and (self._titles or self._parts):
+                was = member.part
                 self._look_at_title(member, table[pid].ppid if pid in table else 0)
+                if member.part != was:
+                    self.found(member)
         below: Dict[int, List[int]] = {}
         for pid, stat in table.items():
             below.setdefault(stat.ppid, []).append(pid)
@@ -280,10 +287,11 @@ class Members:
             parent = self.by_pid.get(ppid)
             forked = parent is not None and parent.id.title == title
             member.rank = not forked and any(rx.match(title) for rx in self._titles)
+            member.part = member.part or member.rank or (not forked and any(rx.match(title) for rx in self._parts))
 
-    def vanished_ranks(self) -> List[Member]:
-        """Return the ranks that have ended, as of the last scan."""
-        return [member for member in self.by_pid.values() if member.rank and not member.alive]
+    def vanished(self) -> List[Member]:
+        """Return the parts that have ended, as of the last scan."""
+        return [member for member in self.by_pid.values() if member.part and not member.alive]
 
     def living_ranks(self) -> int:
         """Return the number of ranks that live, as of the last scan."""

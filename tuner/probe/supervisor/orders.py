@@ -83,6 +83,7 @@ class Launch:
         self.port: Optional[int] = data.get("port")
         self.titles: List[str] = list(data.get("titles") or ())
         self.ranks: Optional[int] = data.get("ranks")
+        self.parts: List[str] = list(data.get("parts") or ())
         self.health: Optional[Json] = data.get("health")
         self.first_token: Optional[Json] = data.get("first_token")
         self.api_key_flags: List[str] = list(data.get("api_key_flags") or ())

@@ -26,7 +26,7 @@ SLOW_S = 1.0
 ASK_EVERY_S = 0.5
 """Seconds between two questions to the server."""
 DYING_S = 3.0
-"""Seconds that a leader gets to end by itself after it lost a rank: its last lines say why."""
+"""Seconds that a leader gets to end by itself after it lost a part: its last lines say why."""
 TAKEN_S = 1.0
 """Seconds for which another process must listen on the server's port before the start has failed: the socket of one
 that is just ending may be seen a moment longer."""
@@ -169,7 +169,7 @@ class Readiness:
         self._desk.check_cancel()
 
     def _look(self, *, fresh: bool = False) -> None:
-        """Raise StartFailed if the server has ended, lost a rank, or took too long.
+        """Raise StartFailed if the server has ended, lost a part (a rank, its detokenizer), or took too long.
 
         Args:
             fresh: Read the process table now, however long the server has been loading.
@@ -179,11 +179,11 @@ class Readiness:
         if fresh or loading_s < QUICK_S or now - self._scanned_at >= SLOW_S or members.ended:
             members.scan()
             self._scanned_at = now
-        if members.leader.alive and not members.vanished_ranks():
+        if members.leader.alive and not members.vanished():
             if not self._clock.left:
                 raise StartFailed("not ready after %d s" % round(time.time() - self._began))
             return
-        gone = members.vanished_ranks()
+        gone = members.vanished()
         if members.leader.alive:
             clock = Clock(DYING_S)
             self._desk.record.say("%s ended" % _name(gone[0]), clock.until)
@@ -213,9 +213,9 @@ def words_for(code: Optional[int]) -> str:
 
 
 def _name(member: Member) -> str:
-    """Return what a rank is called: the tag in its title where there is one."""
+    """Return what a part is called: its title, and a rank by the tag in it where there is one."""
     title = member.id.title.split(" ")[0]
-    tag = title.rpartition("_")[2] if "_" in title and "::" in title else ""
+    tag = title.rpartition("_")[2] if member.rank and "_" in title and "::" in title else ""
     name = "rank %s" % tag if tag else title
     return "%s (pid %d)" % (name, member.id.pid)
 

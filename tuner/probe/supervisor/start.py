@@ -23,7 +23,7 @@ _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 MANAGER_S = 60.0
 """Longest wait for a manager's start command and for the process that it starts."""
 EXEC_S = 5.0
-"""Longest wait for a process that a dead supervisor forked to run its program, or to end without having run anything."""
+"""Longest wait for a process that a dead supervisor forked to run its program, or to end without having done so."""
 
 
 class Start:
@@ -127,8 +127,12 @@ class Start:
     def _members_of(self, leader: ProcessId, others: Sequence[ProcessId] = (), *, child: bool) -> Members:
         desk, launch = self._desk, self.launch_order
         run = "" if launch.manager else desk.folder.run
-        known = [ProcessId.of(each) for each in desk.record.progress.get("members") or ()]
-        members = Members(leader, known + list(others), launch.titles, run, pulse=desk.pulse, child=child)
+        known = [(ProcessId.of(each), each.get("part")) for each in desk.record.progress.get("members") or ()]
+        others = [each for each, _ in known] + list(others)
+        members = Members(leader, others, launch.titles, run, pulse=desk.pulse, child=child, parts=launch.parts)
+        for identity, part in known:
+            # One that ended while no supervisor watched has no title any more.
+            members.by_pid[identity.pid].part = bool(part)
 
         def found(_: Any) -> None:
             desk.record.progress["members"] = members.json
