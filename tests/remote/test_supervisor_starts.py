@@ -210,8 +210,8 @@ def test_a_part_that_is_no_rank_and_ends_is_named_and_its_server_ended(bench: Be
         start=bench.serving("--ranks", "1", "--part", "--lingers", "--bind-after", never, titles=TITLES, parts=PARTS)
     )
     run.until("loading")
-    until(lambda: '"part":true' in (run.folder / "state.json").read_text().partition("toy::a_part")[2][:60])
-    part = next(pid for pid, _ in bench.enrolled() if b"a_part" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    until(lambda: len(run.parts()) == 2)
+    part = next(pid for pid, title in run.parts().items() if title.startswith("toy::a_part"))
     os.kill(part, signal.SIGKILL)
     record = run.outcome()
     assert record.outcome is RunOutcome.FAILED

@@ -111,6 +111,7 @@ def test_the_start_says_how_one_learns_that_it_serves() -> None:
     behaviour = ENGINES["sglang"].behaviour()
     assert (start.argv, start.port, start.ranks) == (ARGV, 30000, 4)
     assert start.titles == behaviour.starting.rank_titles
+    assert start.parts == ("^sglang::",)
     assert (start.health, start.first_token) == (behaviour.starting.health, behaviour.starting.first_token)
     assert start.stop == behaviour.stopping.loading
     assert (start.usual_s, start.deadline_s) == (1_500.0, 6_000.0)

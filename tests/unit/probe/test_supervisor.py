@@ -287,10 +287,10 @@ def test_a_rank_s_child_that_has_not_executed_its_program_yet_is_no_rank(table: 
     assert found.living_ranks() == 1
     del table.stats[CHILD_PID]
     assert pids(found) == {LEADER_PID, RANK_PID}
-    assert found.vanished_ranks() == []
+    assert found.vanished() == []
     del table.stats[RANK_PID]
     assert pids(found) == {LEADER_PID}
-    assert [member.id.pid for member in found.vanished_ranks()] == [RANK_PID]
+    assert [member.id.pid for member in found.vanished()] == [RANK_PID]
 
 
 def test_a_later_daemon_whose_session_has_the_leader_s_number_is_no_member(table: Table) -> None:

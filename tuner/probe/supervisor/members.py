@@ -119,7 +119,7 @@ class Member:
         self.rank = False
         """True once its title was that of a rank."""
         self.part = False
-        """True once its title was one of the server's own, a rank's or another: the server does not serve without it."""
+        """True once its title was that of a rank or another of the server's own, without which it does not serve."""
 
     def close(self) -> None:
         """Release its file descriptor."""
@@ -176,7 +176,9 @@ class Members:
             if each.pid not in self.by_pid and each.pid not in self.never:
                 self.by_pid[each.pid] = Member(each)
         self.found: Callable[[Member], None] = lambda _: None
-        """Called with each process that turns out to be a member, and when it turns out to be a part."""
+        """Called with each process that turns out to be a member."""
+        self.named: Callable[[Member], None] = lambda _: None
+        """Called with each member that turns out to be a part later."""
 
     @property
     def living(self) -> List[Member]:
@@ -224,7 +226,7 @@ class Members:
                 was = member.part
                 self._look_at_title(member, table[pid].ppid if pid in table else 0)
                 if member.part != was:
-                    self.found(member)
+                    self.named(member)
         below: Dict[int, List[int]] = {}
         for pid, stat in table.items():
             below.setdefault(stat.ppid, []).append(pid)

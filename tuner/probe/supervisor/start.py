@@ -132,12 +132,14 @@ class Start:
         members = Members(leader, others, launch.titles, run, pulse=desk.pulse, child=child, parts=launch.parts)
         for identity, part in known:
             # One that ended while no supervisor watched has no title any more.
-            members.by_pid[identity.pid].part = bool(part)
+            member = members.by_pid.get(identity.pid)
+            if member is not None and member.id.ticks == identity.ticks:
+                member.part = bool(part)
 
         def found(_: Any) -> None:
             desk.record.progress["members"] = members.json
 
-        members.found = found
+        members.found = members.named = found
         return members
 
     @classmethod
