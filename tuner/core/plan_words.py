@@ -36,6 +36,13 @@ def happens(fit: Fit, what: str) -> bool:
     return fit not in (Fit.TOO_LOW, Fit.NOWHERE) or what in _BEFORE_POOL
 
 
+def least_whole(plan: Told) -> float | None:
+    """Return the least safe fraction whose KV pool holds one request of full length; None if all or none do."""
+    if plan.f_whole is None or plan.f_min is None or plan.f_max is None:
+        return None
+    return plan.f_whole if plan.f_min < plan.f_whole <= plan.f_max else None
+
+
 def short(plan: Told) -> bool:
     """Return whether a start that fits has too small a KV pool for one request of full length."""
     return (

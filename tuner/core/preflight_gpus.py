@@ -155,4 +155,6 @@ def _safe(plan: Forecast) -> str:
         return "lower what takes memory: context, running requests, graphs"
     if plan.f_max <= plan.f_min:
         return "no fraction works: take fewer or smaller graphs, fewer requests, or more GPUs"
-    return f"a fraction above {plan.f_min:.4f} and up to {plan.f_max:.3f} is safe"
+    least = plan_words.least_whole(plan)
+    low = f"from {least:.3f}" if least is not None else f"above {plan.f_min:.4f}"
+    return f"a fraction {low} up to {plan.f_max:.3f} is safe"

@@ -41,6 +41,8 @@ _LONGEST_VALUE = 4096
 _NOBODY = "unknown"
 """Kind of the manager of a server that nothing is known to have started."""
 _DELETED = " (deleted)"
+_WITH, _AND = " with ", ", "
+"""What stands in the name of a start before the values changed by hand, and between them."""
 
 
 def of_session(name: str) -> bool:
@@ -237,7 +239,10 @@ def _port(argv: Sequence[str], recipe: Recipe, engine: Engine) -> int | None:
 
 
 def _title(recipe: Recipe, overlay: Overlay, preset: Preset | None, engine: Engine) -> str:
-    """Return the name of a start: the preset's id, or the recipe's name, with the values that are not the preset's."""
+    """Return the name of a start: the preset's id, or the recipe's name, with the values that are not the preset's.
+
+    The recipe of a start that had such values is named with them; those that are set anew stand there once.
+    """
     # The preset is spelled as the overlay was, since it may name a knob by an alias, or by the opposite of a switch.
     own = spelled(preset, engine.knobs(), engine.name, recipe.version).values if preset is not None else {}
     changed = [
@@ -245,8 +250,13 @@ def _title(recipe: Recipe, overlay: Overlay, preset: Preset | None, engine: Engi
         for name, value in overlay.values.items()
         if name not in own or own[name] != value
     ]
-    title = preset.id if preset is not None and preset.id else recipe.name
-    return f"{title} with {', '.join(changed)}" if changed else title
+    if preset is not None and preset.id:
+        title, before = preset.id, ""
+    else:
+        title, _, before = recipe.name.partition(_WITH)
+    kept = [each for each in before.split(_AND) if each and each.partition(" ")[0] not in overlay.values]
+    words = _AND.join([*kept, *changed])
+    return f"{title}{_WITH}{words}" if words else title
 
 
 def _of_file(kept: Iterable[Argument], overlay: Overlay) -> Iterator[str]:

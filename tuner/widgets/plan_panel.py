@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from tuner.core.plan_words import PURPOSES, alike, good, happens, missing, reason, verdict, whole
+from tuner.core.plan_words import PURPOSES, alike, good, happens, least_whole, missing, reason, verdict, whole
 from tuner.domain.findings import Outcome
 from tuner.domain.forecast import Fit, Forecast, ForecastRow
 from tuner.domain.planning import Planned
@@ -99,7 +99,7 @@ def interval_line(plan: Forecast, width: int, glyphs: Glyphs) -> Line:
     if plan.f_min is None or plan.f_max is None:
         return ()
     head: Span = (" safe fractions  ", "dim")
-    least = plan.f_whole if plan.f_whole is not None and plan.f_min < plan.f_whole <= plan.f_max else None
+    least = least_whole(plan)
     low, high = f"{plan.f_min:.4f}" if least is None else f"{least:.3f}", f"{plan.f_max:.3f}"
     if plan.f_max <= plan.f_min or plan.fit is Fit.NOWHERE:
         return (head, ("none: no fraction works", "bad"))

@@ -392,8 +392,13 @@ def test_a_tenant_of_a_gpu_that_the_server_does_not_use_is_none() -> None:
     ("forecast", "verdict", "words"),
     [
         (msgspec.structs.replace(FITS, sure=False), Verdict.WARN, "FITS, NOT SURELY"),
-        (msgspec.structs.replace(FITS, fit=Fit.TOO_LOW, fraction=0.55), Verdict.FAIL, "above 0.7692 and up to 0.913"),
+        (msgspec.structs.replace(FITS, fit=Fit.TOO_LOW, fraction=0.55), Verdict.FAIL, "above 0.7692 up to 0.913"),
         (msgspec.structs.replace(FITS, fit=Fit.TOO_HIGH, fraction=0.97), Verdict.FAIL, "up to 0.913"),
+        (
+            msgspec.structs.replace(FITS, fit=Fit.TOO_HIGH, fraction=0.97, f_whole=0.85),
+            Verdict.FAIL,
+            "a fraction from 0.850 up to 0.913 is safe",
+        ),
         (msgspec.structs.replace(FITS, fit=Fit.NOWHERE, f_max=0.7), Verdict.FAIL, "no fraction works"),
         (Forecast(fit=Fit.UNKNOWN, unknown=("the weights",)), Verdict.UNKNOWN, "missing: the weights"),
         (None, Verdict.UNKNOWN, "not forecast"),

@@ -279,6 +279,21 @@ class TestLayOver:
         assert lay_over(recipe("--tp 2"), Overlay(), None, ENGINES["sglang"]).title == "r"
 
     @pytest.mark.parametrize(
+        ("before", "values", "title"),
+        [
+            ("p with tp_size 4", {"tp_size": 8}, "p with tp_size 8"),
+            ("p with tp_size 4, x 1", {"tp_size": 8}, "p with x 1, tp_size 8"),
+            ("p with tp_size 4", {}, "p with tp_size 4"),
+            ("p", {"tp_size": None}, "p with tp_size by default"),
+        ],
+    )
+    def test_a_value_that_is_changed_once_more_stands_in_the_title_once(
+        self, before: str, values: dict[str, Any], title: str
+    ) -> None:
+        named = msgspec.structs.replace(recipe("--tp 2"), name=before)
+        assert lay_over(named, Overlay(values=values), None, ENGINES["sglang"]).title == title
+
+    @pytest.mark.parametrize(
         "preset",
         (
             Preset(id="p", title="t", why="w", args={"custom_all_reduce": False}),
