@@ -35,9 +35,9 @@ class FileLibrary:
         return [each for each in recipe_files.load_recipes().found.values() if each.host == host]
 
     def save_preset(self, preset: Preset) -> str:
-        """Save a new preset in the user's folder; return where. One that is there already is not replaced."""
+        """Save a new preset in the user's folder; return where. One that is known or there already is not replaced."""
         folder = paths.config_dir() / "presets"
-        if (folder / f"{preset.id}.toml").exists():
+        if folder / f"{preset.id}.toml" in folder.glob("*.toml") or preset.id in load_presets().found:
             raise UsageProblem(f"There is a preset {preset.id} already", str(folder), "Take another name")
         return str(preset_files.save_preset(preset, folder))
 

@@ -185,7 +185,7 @@ def save_recipe(recipe: Recipe, folder: Path | None = None, *, replace: bool = F
             "Take another name",
         )
     path = (folder or recipes_dir()) / f"{recipe.name}.toml"
-    if path.exists() and not replace:
+    if path in path.parent.glob("*.toml") and not replace:  # exists() raises where a name is too long
         raise UsageProblem("There is such a recipe already", str(path), "Take another name, or say --replace")
     change_toml(path, "recipe", lambda document: _fill(document, recipe), new=_new)
     return path
