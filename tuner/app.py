@@ -91,7 +91,6 @@ class TunerApp(Shell):
             self.sessions[free_name(session.state.name, self.sessions)] = session
         self.snapshots = {name: _named(session.state, name) for name, session in self.sessions.items()}
         self.host = next(iter(self.sessions), "")
-        self._servers: dict[str, str] = {}
         self._asking = asyncio.Lock()
         self.read_starts = read_starts
         self.bench = Bench(library)
@@ -132,6 +131,7 @@ class TunerApp(Shell):
             self._ahead_s = None
         self.keep(message.host, message.state)
         if message.host == self.host:
+            self.server_key = self.chosen.get(self.host)
             self.snapshot = message.state
         else:
             self.tick += 1
@@ -171,14 +171,14 @@ class TunerApp(Shell):
         """Show another host."""
         if message.host in self.sessions:
             self.host = message.host
-            self.server_key = self._servers.get(self.host)
+            self.server_key = self.chosen.get(self.host)
             self.snapshot = self.snapshots[self.host]
             self.tick += 1
             self.refresh_bindings()
 
     def on_server_requested(self, message: messages.ServerRequested) -> None:
         """Show another server of this host."""
-        self._servers[self.host] = message.key
+        self.chosen[self.host] = message.key
         self.server_key = message.key
 
     async def on_screen_requested(self, message: messages.ScreenRequested) -> None:

@@ -74,7 +74,11 @@ def test_a_run_in_one_line() -> None:
             "graph-bs-512 did not start: exit code 1; base-88 serves again",
         ),
         (
-            {"outcome": RunOutcome.BACK, "cancelled_by": changing.ALICE, "detail": ""},
+            {
+                "outcome": RunOutcome.BACK,
+                "cancelled_by": changing.ALICE,
+                "detail": "the server before serves again",
+            },
             "graph-bs-512 was cancelled; base-88 serves again",
         ),
         ({"outcome": RunOutcome.CANCELLED}, "cancelled before anything was touched"),

@@ -143,7 +143,8 @@ def progress(run: RunRecord, now: float | None, cause: str = "") -> str:
 def outcome(run: RunRecord, cause: str = "") -> str:
     """Return how a run ended, in one line; `cause` as in `progress`."""
     name, took = name_of(run), format_duration(max(0.0, ended_at(run) - run.began_at))
-    why = run.failure or run.detail
+    # The detail of a run that went back tells of what it went back to.
+    why = run.failure or (run.detail if run.outcome is not RunOutcome.BACK else "")
     if cause:
         # How the process ended follows from the cause, and alone it explains nothing.
         why = f"{cause} ({why})" if why else cause
@@ -159,8 +160,9 @@ def outcome(run: RunRecord, cause: str = "") -> str:
         case RunOutcome.FAILED:
             return f"{name} did not start{because}"
         case RunOutcome.BACK:
-            what = "was cancelled" if run.cancelled_by is not None else "did not start"
-            return f"{name} {what}{because}; {run.back or 'what ran before'} serves again"
+            if run.cancelled_by is not None:
+                return f"{name} was cancelled; {run.back or 'what ran before'} serves again"
+            return f"{name} did not start{because}; {run.back or 'what ran before'} serves again"
         case RunOutcome.CANCELLED:
             return f"cancelled before anything was touched: the server still runs as it did{because}"
         case RunOutcome.STUCK:

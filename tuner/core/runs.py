@@ -150,6 +150,24 @@ def server_of(state: HostState, run: RunRecord) -> ServerState | None:
     return next((x for x in state.servers if run_of(state, x) is run and not _failed(run, x)), None)
 
 
+def successor(before: HostState, state: HostState, key: str | None) -> str | None:
+    """Return the key of the server that the newest run has started just now, where the one looked at has ended.
+
+    Args:
+        before: State before.
+        state: State of the same host now.
+        key: Key of the server that is looked at; None: none was chosen.
+    """
+    run = next(iter(state.runs), None)
+    new = server_of(state, run) if run is not None else None
+    looked_at = state.server(key) if key is not None else None
+    if run is None or new is None or new.gone or (looked_at is not None and not looked_at.gone):
+        return None
+    earlier_run = next((each for each in before.runs if each.id == run.id), None)
+    known = server_of(before, earlier_run) if earlier_run is not None else None
+    return None if known is not None and known.identity.key == new.identity.key else new.identity.key
+
+
 def failed_server(state: HostState, run: RunRecord) -> ServerState | None:
     """Return the server whose start failed in a run, as far as it was seen; None if none failed."""
     if run.outcome not in (RunOutcome.FAILED, RunOutcome.BACK):
@@ -192,18 +210,18 @@ class Earlier(Struct, frozen=True, kw_only=True):
 def earlier(state: HostState, server: ServerState | None) -> Earlier | None:
     """Return what can be gone back to from what runs, or ran last; None if nothing is known.
 
-    From a server that a run started, and that serves, it is the last good run before that one, or what that one had
-    replaced. From any other it is what served before the newest run, if that failed or only stopped it; else the last
-    good run.
+    From a server that a run started, and that served, it is the last good run before that one, or what that one had
+    replaced; also where it has ended by itself meanwhile, in the same boot. From any other it is what served before the
+    newest run, if that failed or only stopped it; else the last good run.
 
     Args:
         state: State of the host.
         server: The server; None: none is known.
     """
-    own = run_of(state, server) if server is not None else None
+    port = server.identity.port if server is not None else None
+    newest = next((run for run in state.runs if port is None or run.port in (None, port)), None)
+    own = run_of(state, server) if server is not None else _that_ended(state, newest)
     if own is None or own.outcome not in SERVED:
-        port = server.identity.port if server is not None else None
-        newest = next((run for run in state.runs if port is None or run.port in (None, port)), None)
         if newest is not None and newest.back and newest.outcome in ENDED_WITHOUT:
             return Earlier(again=f"back:{newest.id}", title=newest.back)
         good = last_good(state, port)
@@ -212,7 +230,16 @@ def earlier(state: HostState, server: ServerState | None) -> Earlier | None:
     good = last_good(state, first.port, before=first)
     if good is not None:
         return Earlier(again=good.id, title=_title(good))
-    return Earlier(again=f"back:{first.id}", title=first.back) if first.back else None
+    if first.back:
+        return Earlier(again=f"back:{first.id}", title=first.back)
+    return Earlier(again=own.id, title=_title(own)) if server is None else None
+
+
+def _that_ended(state: HostState, run: RunRecord | None) -> RunRecord | None:
+    """Return a run whose server became ready and has ended since in the same boot; None for any other."""
+    boot = state.hello.boot_id if state.hello is not None else None
+    same = run is not None and (boot is None or run.boot_id == boot)
+    return run if run is not None and same and run.outcome in SERVED and not run.alive else None
 
 
 def _title(run: RunRecord) -> str:

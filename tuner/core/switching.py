@@ -121,6 +121,7 @@ def stop_order(
         manager_wait_s=keeper.wait_s,
         port=identity.port,
         gpus=gpus_of(state, server),
+        claimed=claimed(state, server),
         lingers=stopping.lingers,
     )
 
@@ -133,6 +134,17 @@ def gpus_of(state: HostState, server: ServerState) -> tuple[str, ...]:
     used = {rank.gpu for rank in server.ranks if rank.gpu is not None}
     used |= {process.gpu for process in state.processes if process.pid in own}
     return tuple(info.uuid for info in state.gpu_table.gpus if info.index in used)
+
+
+def claimed(state: HostState, server: ServerState) -> dict[str, int]:
+    """Return the bytes that a server's ranks say they allocated, by UUID of the GPU, where all ranks there say it."""
+    out: dict[str, int] = {}
+    for info in state.gpu_table.gpus if state.gpu_table is not None else ():
+        said = [(rank.memory.weights_bytes, rank.memory.kv_bytes) for rank in server.ranks if rank.gpu == info.index]
+        known = [weights + kv for weights, kv in said if weights is not None and kv is not None]
+        if known and len(known) == len(said):
+            out[info.uuid] = sum(known)
+    return out
 
 
 def launch_order(launch: Launch, engine: Engine | None, *, usual_s: float | None = None) -> LaunchOrder:
@@ -189,9 +201,17 @@ def way_back(
         )
         if _serves(server) or (good is None and server.phase is not Phase.FAILED):
             return own
-    if good is None or launch is None or (launch.like == runs.like(good) and not launch.argv):
+    if good is None or launch is None or _repeats(launch, good):
         return None
     return msgspec.structs.replace(again_order(good, engine_by_program(good.argv, engines) or engine), log_name=run)
+
+
+def _repeats(launch: Launch, good: RunRecord) -> bool:
+    """Return whether a start is that of an earlier run once more, or of what a later run had as its way back to it."""
+    if launch.argv:
+        return False
+    back = launch.like.startswith("back:") and (launch.preset, launch.title) == runs.launched(good)[:2]
+    return back or launch.like == runs.like(good)
 
 
 def _may_come_back(state: HostState, server: ServerState) -> bool:

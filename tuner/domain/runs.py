@@ -102,6 +102,9 @@ class StopOrder(Struct, frozen=True, kw_only=True):
     port: int | None = None
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs whose memory must come back; empty: none is watched."""
+    claimed: dict[str, int] = {}
+    """Bytes that its ranks say they allocated, by UUID of the GPU, where all of them there say it: so much must come
+    back where the driver does not tell who holds what."""
     memory_s: float = 60.0
     """Longest wait for that after the last process has ended."""
     lingers: str = ""

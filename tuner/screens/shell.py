@@ -17,6 +17,7 @@ from textual.reactive import var
 from textual.screen import Screen
 from textual.widgets import Input
 
+from tuner.core import runs
 from tuner.core.run_words import holder_words, operator_name
 from tuner.domain.link import LinkPhase
 from tuner.domain.state import HostState, ServerState
@@ -75,6 +76,8 @@ class Shell(App[None]):
         self.snapshots: dict[str, HostState] = {}
         """Newest states by host; only the app writes here."""
         self.host = ""
+        self.chosen: dict[str, str] = {}
+        """Keys of the servers that the operator chose, by host; one that a run started takes the place of its old."""
         self._clock = clock
         self._fresh: dict[str, tuple[float, float]] = {}
         self._link_since: dict[str, float] = {}
@@ -113,6 +116,9 @@ class Shell(App[None]):
         if before is None or before.link != state.link:
             self._link_since[host] = self._clock()
         self.snapshots[host] = state
+        new = runs.successor(before, state, self.chosen.get(host)) if before is not None else None
+        if new is not None:
+            self.chosen[host] = new
         self._tell_failures(host, before, state)
         lost = state.lease.lost_to
         if before is not None and before.lease.lost_to is None and lost is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.support import states
+from tests.support import changing, states
 from tuner.core import runs
 from tuner.core.reduce import initial, reduce
 from tuner.domain import events as e
@@ -203,6 +203,33 @@ def test_from_what_was_gone_back_to_one_goes_further_back_and_not_in_a_circle() 
     back = record(2, old=OLD, new=now, back="First", going_back=True, outcome=RunOutcome.BACK)
     known = with_runs(state, first, back)
     assert named(runs.earlier(known, known.servers[0])) == ("back:run-1", "as it was")
+
+
+def test_from_what_became_ready_and_ended_one_goes_back_as_from_what_still_serves() -> None:
+    state = states.serving()
+    boot = "" if state.hello is None else state.hello.boot_id or ""
+    first = record(0, new=OLD, outcome=RunOutcome.READY, port=30000, title="First", back="as it was")
+    crashed = record(1, outcome=RunOutcome.READY, port=30000, title="Second", back="First", exit_code=-9, boot_id=boot)
+    assert named(runs.earlier(with_runs(state, first, crashed), None)) == ("run-0", "First")
+    assert named(runs.earlier(with_runs(state, crashed), None)) == ("back:run-1", "First")
+    lives = states.REPLACE(crashed, alive=True)
+    assert named(runs.earlier(with_runs(state, first, lives), None)) == ("run-1", "Second")
+    before_boot = states.REPLACE(crashed, boot_id="another")
+    assert named(runs.earlier(with_runs(state, first, before_boot), None)) == ("run-1", "Second")
+
+
+def test_the_screen_goes_on_to_the_server_that_a_run_started() -> None:
+    state = changing.loading()
+    before = states.REPLACE(state, servers=())
+    new = state.servers[0].identity.key
+    assert runs.successor(before, state, None) == new
+    assert runs.successor(before, state, "7:7") == new
+    assert runs.successor(state, state, "7:7") is None, "once only: the operator may look at another"
+    chosen = states.REPLACE(state.servers[0], identity=states.REPLACE(state.servers[0].identity, key="7:7", pid=7))
+    both = states.REPLACE(state, servers=(chosen, *state.servers))
+    assert runs.successor(before, both, "7:7") is None, "what is chosen lives"
+    ended = states.REPLACE(both, servers=(states.REPLACE(chosen, gone=True), *state.servers))
+    assert runs.successor(before, ended, "7:7") == new
 
 
 def test_from_a_failed_or_foreign_server_one_goes_back_to_the_last_good_run() -> None:

@@ -213,6 +213,11 @@ def test_a_start_alone_goes_back_to_the_last_good_one_but_not_to_itself() -> Non
     assert back.like == "run:run-1"
     itself = Launch(argv=(), like="run:run-1", port=30000)
     assert order(known, itself, engine="sglang").back is None
+    failed = record(2, outcome=RunOutcome.FAILED, port=30000, argv=ARGV, title="Bad", back="Good")
+    once_more = Launch(argv=(), like="back:run-2", port=30000, title="Good")
+    assert order(with_runs(state, good, failed), once_more, engine="sglang").back is None
+    other = Launch(argv=(), like="back:run-2", port=30000, title="Better")
+    assert order(with_runs(state, good, failed), other, engine="sglang").back is not None
     assert order(state, launch(), engine="sglang").back is None
 
 

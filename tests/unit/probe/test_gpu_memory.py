@@ -62,6 +62,29 @@ def test_most_of_the_memory_must_be_back_where_the_driver_names_nobody(
     assert gpu.is_back(proof) is back
 
 
+@pytest.mark.parametrize(
+    ("claimed", "after", "back"),
+    [
+        (10, 80, False),
+        (10, 72, False),
+        (10, 70.4, True),
+        (10, 60, True),
+        (0, 70, False),
+        (0.4, 79.9, False),  # it could be noise
+        (90, 70, False),  # it cannot have held more than all
+        (70, 39, True),  # what ranks say is no more than they say: half is enough, as ever
+    ],
+)
+def test_what_the_ranks_said_they_allocated_must_be_back_beside_a_large_tenant_that_is_hidden(
+    monkeypatch: pytest.MonkeyPatch, claimed: float, after: float, back: bool
+) -> None:
+    gpu = Gpu(monkeypatch)
+    gpu.tell(80)
+    proof = gpu.proof(claimed={UUID: int(claimed * GIB)})
+    gpu.tell(after)
+    assert gpu.is_back(proof) is back
+
+
 def test_memory_that_still_falls_is_not_back(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(monkeypatch)
     gpu.tell(80)

@@ -124,6 +124,7 @@ class GpuMemory:
     def before(
         self, uuids: Sequence[str], pids: Set[int], baseline: Optional[Dict[str, int]] = None,
         tenants: Optional[Json] = None, level: Optional[Dict[str, int]] = None,
+        claimed: Optional[Dict[str, int]] = None,
     ) -> List[Json]:  # fmt: skip
         """Return what must come back, from the last reading, as JSON of `MemoryBack` and some more.
 
@@ -133,9 +134,11 @@ class GpuMemory:
             baseline: Bytes in use by GPU before it was started; None: not known.
             tenants: `tenants` at that time.
             level: The same as `baseline`, but so long ago that it is used only where the driver names nobody.
+            claimed: Bytes that its ranks say they allocated, by UUID; likewise.
         """
         out = []
         baseline = baseline or {}
+        said = {index: size for uuid, size in (claimed or {}).items() for index in self.indexes([uuid])}
         grown = {int(gpu) for gpu, used in baseline.items() if (self.used(int(gpu)) or 0) > used + LEAST_BYTES}
         strange = {gpu for gpu, pid, _ in self.reading.get("users") or () if _is_another(pid)}
         for index in sorted(self.indexes(uuids) | (self.gpus_of(pids) - strange) | grown):
@@ -155,6 +158,7 @@ class GpuMemory:
             out.append({
                 "gpu": index, "before_bytes": used, "held_bytes": held, "after_bytes": None, "told": told,
                 "others": others, "named": named, "level": (level or {}).get(str(index)),
+                "claimed": said.get(index, 0),
             })  # fmt: skip
         return out
 
@@ -235,7 +239,7 @@ class Proof:
         held = item["held_bytes"]
         if not item["told"]:
             level = item["before_bytes"] - held if held else item.get("level")
-            return self._unattributed(index, item["before_bytes"], level, used)
+            return self._unattributed(index, item["before_bytes"], level, used, item.get("claimed", 0))
         # Others may have taken more meanwhile; that is theirs.
         grown = sum(max(0, (now or 0) - (item["others"].get(str(pid)) or 0)) for pid, now in users.items())
         over = used - (item["before_bytes"] - held) - grown
@@ -248,7 +252,7 @@ class Proof:
         stat = read_stat(pid)
         return pid in self._pids and (stat is None or stat[2] == self._pids[pid])
 
-    def _unattributed(self, index: int, before: int, level: Optional[int], used: int) -> str:
+    def _unattributed(self, index: int, before: int, level: Optional[int], used: int, claimed: int) -> str:
         """Judge by the amount alone: in a container the driver names processes of the host, or none.
 
         Args:
@@ -256,10 +260,14 @@ class Proof:
             before: Bytes in use before the first signal.
             level: Bytes in use by others: before the server was launched, or beside its own; None: not known.
             used: Bytes in use now.
+            claimed: Bytes that its ranks said they allocated; 0: not known.
         """
         if used <= IDLE_BYTES or before == 0:
             return ""
         most = int(MOST * before)
+        if LEAST_BYTES < claimed < before:
+            # A small server beside a large tenant that the driver hides can give back no more than it held.
+            most = max(most, before - claimed + max(LEAST_BYTES, int(SHARE * claimed)))
         if level is not None and before > level + LEAST_BYTES:
             most = level + max(LEAST_BYTES, int(SHARE * (before - level)))
         at, value = self._seen.get(index, (0.0, -1))

@@ -61,6 +61,7 @@ class Stop:
         self.manager_wait_s = float(data.get("manager_wait_s", 90.0))
         self.port: Optional[int] = data.get("port")
         self.gpus: List[str] = list(data.get("gpus") or ())
+        self.claimed: Dict[str, int] = dict(data.get("claimed") or {})
         self.memory_s = float(data.get("memory_s", 60.0))
         self.lingers: str = data.get("lingers") or ""
 

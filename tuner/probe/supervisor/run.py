@@ -180,7 +180,8 @@ class Run:
         """Read the memory of the GPUs before anything changes it."""
         gpus = self.gpus
         gpus.wait(FIRST_S)
-        before = gpus.before(uuids, pids, level=self._level()) if gpus.fresh else []
+        claimed = self._order.stop.claimed if self._order.stop is not None else {}
+        before = gpus.before(uuids, pids, level=self._level(), claimed=claimed) if gpus.fresh else []
         self._progress["before"] = before
         self._progress["unread"] = [] if gpus.fresh else uuids
         self._desk.record.data["memory"] = [
