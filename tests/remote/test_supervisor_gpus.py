@@ -108,6 +108,18 @@ def test_what_was_in_use_before_a_start_of_ours_is_what_must_be_left(bench: Benc
     assert run.outcome().outcome is RunOutcome.STOPPED
 
 
+def test_a_small_server_beside_a_large_tenant_that_the_driver_hides(bench: Bench, driver: Driver) -> None:
+    """Half of the memory in use never comes back, but what its ranks said they allocated does."""
+    old = bench.server()
+    driver.tell([80_000], [])
+    stop = bench.stop(old.pid, gpus=("GPU-0",), claimed={"GPU-0": 10_000 * MIB}, memory_s=20.0)
+    run = bench.begin(stop=stop)
+    run.until("memory")
+    until(lambda: "68.9 GiB of 78.1 GiB are to be" in run.record.detail)
+    driver.tell([69_500], [])
+    assert run.outcome().outcome is RunOutcome.STOPPED
+
+
 def test_memory_of_others_is_none_of_ours(bench: Bench, driver: Driver) -> None:
     """A server that is stopped before it held any memory has none to give back."""
     old = bench.server()

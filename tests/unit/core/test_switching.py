@@ -49,6 +49,22 @@ def test_what_is_stopped_is_named_by_identity_with_its_gpus() -> None:
     assert stop.port == 30000
 
 
+def test_what_the_ranks_say_they_allocated_is_sent_where_all_ranks_of_a_gpu_say_it() -> None:
+    state = states.serving()
+    first, second, third, *_ = state.servers[0].ranks
+    ranks = (
+        REPLACE(first, memory=REPLACE(first.memory, weights_bytes=5, kv_bytes=7)),
+        REPLACE(second, memory=REPLACE(second.memory, weights_bytes=5, kv_bytes=None)),
+        REPLACE(third, memory=REPLACE(third.memory, weights_bytes=1, kv_bytes=2)),
+        REPLACE(third, memory=REPLACE(third.memory, weights_bytes=3, kv_bytes=4)),
+    )
+    state, server = changed(state, ranks=ranks)
+    stop = order(state, None, server).stop
+    assert stop is not None
+    uuids = [info.uuid for info in states.infos(8)]
+    assert stop.claimed == {uuids[0]: 12, uuids[2]: 10}
+
+
 def test_only_gpus_of_the_server_are_watched_and_no_zombie_is_a_member() -> None:
     state, server = changed(states.serving())
     dead = tuple(REPLACE(member, state="Z") for member in server.identity.members[5:])
