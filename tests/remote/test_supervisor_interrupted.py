@@ -185,6 +185,24 @@ def test_another_supervisor_goes_on(bench: Bench, moment: str, back: bool) -> No
     assert log.splitlines()[0].split()[:2] == ["starting", "old" if back else "new"]
 
 
+@pytest.mark.parametrize("back", [False, True], ids=["goes on", "goes back"])
+@pytest.mark.parametrize("moment", ["stop", "memory", "launch"])
+def test_no_second_server_is_started_where_one_was_started_meanwhile(bench: Bench, moment: str, back: bool) -> None:
+    old = bench.server()
+    start, before = bench.serving("--name", "new"), bench.serving("--name", "old")
+    run = bench.begin(stop=bench.stop(old.pid), start=start, back=before, fault=DEATHS[moment])
+    assert run.supervisor.wait(30) == -signal.SIGKILL
+    old.kill()
+    old.wait()
+    other = bench.server("--port", str(bench.port))
+    run.resume(back=back)
+    record = run.outcome()
+    assert record.outcome is RunOutcome.FAILED
+    assert record.failure.startswith(f"nothing was started: port {bench.port} is taken by")
+    assert record.new is None
+    assert bench.living() == {other.pid}
+
+
 SLOW_TO_END = """
 import os, time
 from gputuner_run.supervisor import launching
@@ -226,6 +244,20 @@ def test_an_older_process_with_the_id_of_the_run_is_no_server_of_it(bench: Bench
     assert record.new.pid != bystander.pid
     assert run.signals() == []
     assert bystander.poll() is None
+
+
+def test_no_second_server_is_started_beside_one_that_took_the_port_meanwhile(bench: Bench) -> None:
+    """Nobody resumed the run for a while, and its port got another server."""
+    old = bench.server()
+    run = bench.begin(stop=bench.stop(old.pid), start=bench.serving("--name", "new"), fault=DEATHS["memory"])
+    assert run.supervisor.wait(30) == -signal.SIGKILL
+    other = bench.server("--port", str(bench.port))
+    run.resume()
+    record = run.outcome()
+    assert record.outcome is RunOutcome.FAILED
+    assert f"port {bench.port} is taken by pid {other.pid}" in record.failure
+    assert len(bench.enrolled()) == 2, "the new server never ran"
+    assert other.poll() is None
 
 
 def test_a_server_outlives_its_supervisor_and_is_watched_by_another(bench: Bench) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional
 
 from ..agent.folder import read_json
 from ..agent.identity import boot_id
-from .checks import why_not
+from .checks import port_trouble, why_not
 from .commands import stop_command
 from .desk import Cancelled, Desk
 from .launching import LaunchFailed
@@ -37,6 +37,8 @@ class Run:
         self.gpus = GpuMemory(desk, stop.leader.pid if stop is not None else 0)
         self.start: Optional[Start] = None
         """The server that was started last."""
+        self._resumed = self._progress["phase"] != "check"
+        """Whether an earlier supervisor has begun with the run."""
 
     # -- the whole ------------------------------------------------------------------------------------------------
 
@@ -204,6 +206,13 @@ class Run:
 
     def _launch(self, launch: Launch, *, back: bool) -> None:
         desk, progress = self._desk, self._progress
+        if self._resumed and launch.port is not None:
+            # The host did not stand still meanwhile: another run, or an operator, may have started a server.
+            trouble = port_trouble(launch.port, None, launch.argv)
+            if trouble:
+                desk.record.failed("nothing was started: " + trouble)
+                desk.record.end("failed", "nothing was started: " + trouble)
+                return
         desk.record.data["going_back"] = back
         progress.update(phase="start", back=back, launched=False, members=[])
         if not self.gpus.reading:
