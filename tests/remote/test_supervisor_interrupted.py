@@ -246,20 +246,6 @@ def test_an_older_process_with_the_id_of_the_run_is_no_server_of_it(bench: Bench
     assert bystander.poll() is None
 
 
-def test_no_second_server_is_started_beside_one_that_took_the_port_meanwhile(bench: Bench) -> None:
-    """Nobody resumed the run for a while, and its port got another server."""
-    old = bench.server()
-    run = bench.begin(stop=bench.stop(old.pid), start=bench.serving("--name", "new"), fault=DEATHS["memory"])
-    assert run.supervisor.wait(30) == -signal.SIGKILL
-    other = bench.server("--port", str(bench.port))
-    run.resume()
-    record = run.outcome()
-    assert record.outcome is RunOutcome.FAILED
-    assert f"port {bench.port} is taken by pid {other.pid}" in record.failure
-    assert len(bench.enrolled()) == 2, "the new server never ran"
-    assert other.poll() is None
-
-
 def test_a_server_outlives_its_supervisor_and_is_watched_by_another(bench: Bench) -> None:
     run = bench.begin(start=bench.serving())
     record = run.outcome()
