@@ -45,12 +45,12 @@ def text(state: HostState, run: RunRecord, width: int = 100, doing: str = "") ->
 
 
 def test_a_run_in_one_line() -> None:
-    assert progress(changing.STOPPING, WALL) == "switching to graph-bs-512: stopping, TERM sent, 12 s left"
+    assert progress(changing.STOPPING, WALL) == "switching to graph-bs-512: stopping, 12 s left, TERM sent"
     assert progress(changing.LOADING, WALL) == "switching to graph-bs-512: loading, pid 60311"
     late = states.REPLACE(changing.LOADING, until=WALL + 9)
-    assert progress(late, WALL) == "switching to graph-bs-512: loading, pid 60311, 9 s left"
+    assert progress(late, WALL) == "switching to graph-bs-512: loading, 9 s left, pid 60311"
     cancelled = states.REPLACE(changing.STOPPING, cancelled_by=changing.ALICE)
-    assert progress(cancelled, WALL) == "switching to graph-bs-512: cancelling, TERM sent, 12 s left"
+    assert progress(cancelled, WALL) == "switching to graph-bs-512: cancelling, 12 s left, TERM sent"
     back = states.REPLACE(changing.LOADING, going_back=True)
     assert progress(back, WALL) == "going back to base-88: loading, pid 60311"
     assert (
@@ -127,7 +127,7 @@ def test_the_outcome_is_news_for_a_minute_and_an_interrupted_run_stays_news() ->
 def test_a_run_in_full_has_steps_times_countdown_and_memory() -> None:
     shown = text(changing.changing(), changing.STOPPING)
     assert " ▶ switching to graph-bs-512 · 1:35 so far · by mia@laptop · back: base-88" in shown
-    assert "   ▶ stop          1:34  TERM sent, 12 s left" in shown
+    assert "   ▶ stop          1:34  12 s left, TERM sent" in shown
     assert "   then memory › launch › loading › port › health › first token › steady" in shown
     shown = text(changing.loading(), changing.LOADING, doing="weights 21/62")
     assert "   ▶ loading       1:17  pid 60311, weights 21/62, gives up in 40:00" in shown

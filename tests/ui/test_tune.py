@@ -462,7 +462,7 @@ async def test_every_screen_tells_of_a_change_that_goes_on(app_on: AppOn, size: 
     async with app.run_test(size=size) as pilot:
         for key in "oxtidlm":
             await press(pilot, key)
-            assert "switching to graph-bs-512: stopping, TERM sent, 12 s left" in "\n".join(painted(app)), key
+            assert "switching to graph-bs-512: stopping, 12 s left, TERM sent" in "\n".join(painted(app)), key
 
 
 async def test_the_preset_of_the_server_stands_in_the_status_line(app_on: AppOn) -> None:

@@ -120,7 +120,7 @@ def cause_of(state: HostState, run: RunRecord) -> str:
 
 
 def progress(run: RunRecord, now: float | None, cause: str = "") -> str:
-    """Return a run in one line: `switching to graph-bs-512: stopping, TERM sent, 12 s left`.
+    """Return a run in one line: `switching to graph-bs-512: stopping, 12 s left, TERM sent`.
 
     Args:
         run: The run.
@@ -136,7 +136,8 @@ def progress(run: RunRecord, now: float | None, cause: str = "") -> str:
     seconds = left_s(run, now)
     # While a server starts the wait is the limit of patience, and says little until it is near.
     if seconds is not None and (run.step not in STARTING or seconds < NEAR_S):
-        parts.append(wait_words(seconds))
+        # Before the detail, which a narrow screen cuts.
+        parts.insert(1, wait_words(seconds))
     return ", ".join(part for part in parts if part)
 
 

@@ -100,7 +100,8 @@ def run_lines(
     lines = [_head(state, run, width, glyphs)]
     if run.outcome is not RunOutcome.RUNNING or interrupted(run):
         lines += _end(run, cause_of(state, run), width, glyphs)
-    lines += [_step(state, run, step, width, glyphs, doing) for step in _begun(run)]
+    for step in _begun(run):
+        lines += _step(state, run, step, width, glyphs, doing)
     if going_on(run) and (ahead := _ahead(run)):
         names = f" {glyphs.then} ".join(STEP_NAMES[step] for step in ahead)
         lines.append(clip_line((("   then ", "dim"), (names, "dim")), width, glyphs.ellipsis))
@@ -163,7 +164,8 @@ def _ahead(run: RunRecord) -> list[RunStep]:
     return [step for step in ahead if step not in STARTING] if stops_only(run) else ahead
 
 
-def _step(state: HostState, run: RunRecord, record: StepRecord, width: int, glyphs: Glyphs, doing: str) -> Line:
+def _step(state: HostState, run: RunRecord, record: StepRecord, width: int, glyphs: Glyphs, doing: str) -> list[Line]:
+    """Return a step: how it went, how long it took, and its detail; that of the present one in full."""
     present = record.ended is None and going_on(run)
     last = record is run.steps[-1]
     end = record.ended if record.ended is not None else state.now if present else run.updated_at
@@ -184,20 +186,23 @@ def _step(state: HostState, run: RunRecord, record: StepRecord, width: int, glyp
     if present and not record.failed:
         detail = [run.detail or record.detail, doing if record.step in STARTING else ""]
         if (seconds := left_s(run, state.now)) is not None:
-            late = record.step in STARTING and seconds >= NEAR_S
-            detail.append(f"gives up in {format_duration(seconds)}" if late else wait_words(seconds))
+            if record.step in STARTING and seconds >= NEAR_S:
+                detail.append(f"gives up in {format_duration(seconds)}")
+            else:
+                detail.insert(0, wait_words(seconds))
     words = ", ".join(clean(each) for each in detail if each)
     column = max(_STEP, len(name) + 1)
-    return clip_line(
-        (
-            (f"   {sign} ", style),
-            (f"{name:<{column}}", "strong" if present else "text"),
-            (f"{took:>6}  ", "text" if present else "dim"),
-            (words, style if present or failed else "dim"),
-        ),
-        width,
-        glyphs.ellipsis,
+    head: Line = (
+        (f"   {sign} ", style),
+        (f"{name:<{column}}", "strong" if present else "text"),
+        (f"{took:>6}  ", "text" if present else "dim"),
     )
+    indent = width_of(head)
+    words_style = style if present or failed else "dim"
+    if not (present or failed):
+        return [clip_line((*head, (words, words_style)), width, glyphs.ellipsis)]
+    first, *more = wrap_words(words, max(16, width - indent - 1)) or [""]
+    return [(*head, (first, words_style)), *(((" " * indent, "text"), (chunk, words_style)) for chunk in more)]
 
 
 def _memory(gpus: Sequence[MemoryBack], width: int, glyphs: Glyphs) -> list[Line]:

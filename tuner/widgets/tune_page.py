@@ -14,7 +14,7 @@ from tuner.domain.runs import RunRecord
 from tuner.domain.state import HostState, ServerState
 from tuner.domain.tuning import PresetChoice, Tuning
 from tuner.widgets.glyphs import Glyphs
-from tuner.widgets.run_panel import news, run_lines
+from tuner.widgets.run_panel import news, outcome_span, run_lines
 from tuner.widgets.spans import Line, Span, clean, spread, text_of, wrap_words
 from tuner.widgets.status import phase_piece
 from tuner.widgets.tune_knobs import knob_lines
@@ -124,7 +124,12 @@ def run_section(state: HostState, view: View, width: int, glyphs: Glyphs) -> Sec
     keys = run_keys(state, run) if view.can_act else []
     lines = run_lines(state, run, width, glyphs, doing=doing(state, run, glyphs), keys=keys)
     title = "change that goes on" if going_on(run) else "interrupted change" if interrupted(run) else "last change"
-    word: Span | None = (f"{glyphs.ok} all memory came back", "ok") if memory_is_back(run) else None
+    word: Span | None = None
+    if not going_on(run):
+        sign, style = outcome_span(run, glyphs)
+        word = f"{sign} {'interrupted' if interrupted(run) else run.outcome.value}", style
+    elif memory_is_back(run):
+        word = f"{glyphs.ok} all memory came back", "ok"
     return Section("run", title, tuple(lines), word)
 
 
