@@ -210,17 +210,18 @@ class Earlier(Struct, frozen=True, kw_only=True):
 def earlier(state: HostState, server: ServerState | None) -> Earlier | None:
     """Return what can be gone back to from what runs, or ran last; None if nothing is known.
 
-    From a server that a run started, and that served, it is the last good run before that one, or what that one had
-    replaced; also where it has ended by itself meanwhile, in the same boot. From any other it is what served before the
-    newest run, if that failed or only stopped it; else the last good run.
+    From a server that a run started, and that serves, it is the last good run before that one, or what that one had
+    replaced; also where the newest run's server became ready and has ended by itself since, in the same boot. From any
+    other it is what served before the newest run, if that failed or only stopped it; else the last good run.
 
     Args:
         state: State of the host.
-        server: The server; None: none is known.
+        server: The server; None: none is known. One that has ended counts as none.
     """
     port = server.identity.port if server is not None else None
     newest = next((run for run in state.runs if port is None or run.port in (None, port)), None)
-    own = run_of(state, server) if server is not None else _that_ended(state, newest)
+    serves = server is not None and not server.gone
+    own = run_of(state, server) if server is not None and serves else _that_served(state, newest)
     if own is None or own.outcome not in SERVED:
         if newest is not None and newest.back and newest.outcome in ENDED_WITHOUT:
             return Earlier(again=f"back:{newest.id}", title=newest.back)
@@ -232,14 +233,14 @@ def earlier(state: HostState, server: ServerState | None) -> Earlier | None:
         return Earlier(again=good.id, title=_title(good))
     if first.back:
         return Earlier(again=f"back:{first.id}", title=first.back)
-    return Earlier(again=own.id, title=_title(own)) if server is None else None
+    return None if serves else Earlier(again=own.id, title=_title(own))
 
 
-def _that_ended(state: HostState, run: RunRecord | None) -> RunRecord | None:
-    """Return a run whose server became ready and has ended since in the same boot; None for any other."""
+def _that_served(state: HostState, run: RunRecord | None) -> RunRecord | None:
+    """Return a run whose server became ready in this boot; None for any other."""
     boot = state.hello.boot_id if state.hello is not None else None
     same = run is not None and (boot is None or run.boot_id == boot)
-    return run if run is not None and same and run.outcome in SERVED and not run.alive else None
+    return run if same and run is not None and run.outcome in SERVED else None
 
 
 def _title(run: RunRecord) -> str:

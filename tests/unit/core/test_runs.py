@@ -195,6 +195,19 @@ def test_from_a_good_server_one_goes_back_to_the_good_run_before_it() -> None:
     assert named(runs.earlier(other_port, other_port.servers[0])) == ("back:run-1", "as it was")
 
 
+def test_a_server_that_has_ended_counts_as_none_for_the_way_back() -> None:
+    state = states.serving()
+    first = record(0, new=OLD, outcome=RunOutcome.READY, port=30000, title="First", back="as it was")
+    own = of_server(state, port=30000, back="First")
+    stopped = record(2, outcome=RunOutcome.STOPPED, port=30000, back="Second")
+    known = with_runs(state, first, own, stopped)
+    ended = states.REPLACE(known, servers=(states.REPLACE(known.servers[0], gone=True),))
+    assert named(runs.earlier(ended, ended.servers[0])) == ("back:run-2", "Second")
+    assert named(runs.earlier(ended, None)) == ("back:run-2", "Second")
+    crashed = states.REPLACE(ended, runs=ended.runs[1:])
+    assert named(runs.earlier(crashed, crashed.servers[0])) == named(runs.earlier(crashed, None))
+
+
 def test_from_what_was_gone_back_to_one_goes_further_back_and_not_in_a_circle() -> None:
     state = states.serving()
     identity = state.servers[0].identity
@@ -212,8 +225,8 @@ def test_from_what_became_ready_and_ended_one_goes_back_as_from_what_still_serve
     crashed = record(1, outcome=RunOutcome.READY, port=30000, title="Second", back="First", exit_code=-9, boot_id=boot)
     assert named(runs.earlier(with_runs(state, first, crashed), None)) == ("run-0", "First")
     assert named(runs.earlier(with_runs(state, crashed), None)) == ("back:run-1", "First")
-    lives = states.REPLACE(crashed, alive=True)
-    assert named(runs.earlier(with_runs(state, first, lives), None)) == ("run-1", "Second")
+    stopped = record(2, outcome=RunOutcome.STOPPED, port=30000, back="Second", boot_id=boot)
+    assert named(runs.earlier(with_runs(state, first, crashed, stopped), None)) == ("back:run-2", "Second")
     before_boot = states.REPLACE(crashed, boot_id="another")
     assert named(runs.earlier(with_runs(state, first, before_boot), None)) == ("run-1", "Second")
 
