@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.domain import runs
-from tuner.probe.supervisor import asking, desk, members, orders, readiness
+from tuner.probe.agent import identity
+from tuner.probe.supervisor import asking, desk, members, orders, readiness, start
 from tuner.probe.supervisor.files import Folder
 from tuner.probe.supervisor.readiness import words_for
 
@@ -327,3 +329,63 @@ def test_a_child_does_not_end_as_an_earlier_one_with_its_pid_did() -> None:
     pulse.exits, pulse.helpers = {7: -9}, set()
     pulse.born(7)
     assert (pulse.exits, pulse.helpers) == ({}, {7})
+
+
+# -- signals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_signal_goes_to_the_process_that_was_checked_also_in_a_python_without_pidfds(
+    monkeypatch: pytest.MonkeyPatch, old: bool
+) -> None:
+    """Python 3.8 has no functions for them, but a kernel since 5.3 has the calls."""
+    if old:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+        monkeypatch.delattr(signal, "pidfd_send_signal", raising=False)
+
+    def by_number(*_: Any) -> None:
+        raise AssertionError("the PID could be another process's by now")
+
+    child = subprocess.Popen(["sleep", "600"])
+    try:
+        stat = members.stat_of_process(child.pid)
+        assert stat is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "kill", by_number)
+            assert identity.send(child.pid, stat.ticks + 1, None, signal.SIGKILL) != ""
+            assert identity.send(child.pid, stat.ticks, None, signal.SIGTERM) == ""
+        assert child.wait(20) == -signal.SIGTERM
+        assert identity.send(child.pid, stat.ticks, None, signal.SIGTERM) == identity.NO_PROCESS
+        assert members.Member(orders.ProcessId(os.getpid(), own_ticks())).fd >= 0
+    finally:
+        child.kill()
+        child.wait()
+
+
+def own_ticks() -> int:
+    found = members.stat_of_process(os.getpid())
+    assert found is not None
+    return found.ticks
+
+
+# -- adopted by another supervisor ------------------------------------------------------------------------------------
+
+
+def test_a_server_that_a_simulated_process_table_does_not_show_yet_is_adopted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor was killed when it had recorded the real start ticks, and not yet those of the simulated table."""
+    real, shown = members.Stat("S", 1, 7, 70), members.Stat("S", 1, 7, 700)
+    monkeypatch.setattr(start, "HOST_ROOT", "/simulated")
+    monkeypatch.setattr(start, "stat_of_process", lambda pid, proc="": real if proc == "/proc" else None)
+    monkeypatch.setattr(start, "own_stat", lambda pid, pulse: shown)
+    monkeypatch.setattr(start, "_by_token", lambda run, since: [])
+    monkeypatch.setattr(start, "_await_program", lambda desk, pid: None)
+    monkeypatch.setattr(members.Members, "scan", lambda self: None)
+    record: Any = SimpleNamespace(
+        data={"new": {"pid": 7, "start_ticks": 70}}, progress={}, process=lambda name, value: None
+    )
+    means: Any = SimpleNamespace(record=record, folder=SimpleNamespace(run="r"), pulse=None)
+    found = start.Start.found(means, orders.Launch({}), back=False)
+    assert found is not None
+    assert found.members.leader.id.ticks == 700

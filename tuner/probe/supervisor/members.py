@@ -14,7 +14,7 @@ from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set
 
 from ..agent.arguments import masked_argv
 from ..agent.base import HOST_ROOT, PROC, Json, glance, text_of
-from ..agent.identity import NO_PROCESS, boot_id, why_not
+from ..agent.identity import NO_PROCESS, boot_id, pidfd_open, why_not
 from ..agent.identity import send as identity_send
 from ..agent.processes import environ_of, owner_of
 from .orders import ProcessId
@@ -130,11 +130,8 @@ class Member:
 
 def _pidfd(identity: ProcessId) -> int:
     """Return a descriptor of a process that can be read once it ends; -1 where that is not possible."""
-    opener = getattr(os, "pidfd_open", None)
-    if opener is None:
-        return -1
     try:
-        fd: int = opener(identity.pid)
+        fd = pidfd_open(identity.pid)
     except OSError:
         return -1
     # Only now: the process that is checked is the one that the descriptor stands for.
@@ -204,7 +201,7 @@ class Members:
     def ended(self) -> bool:
         """Return whether a member is known to have ended since the last scan, without a look at the process table.
 
-        False proves nothing where the kernel or Python has no descriptors of processes.
+        False proves nothing where the kernel has no descriptors of processes.
         """
         if self.child and self.leader.alive and self.leader.id.pid in self._pulse.exits:
             return True

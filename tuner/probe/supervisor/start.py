@@ -155,6 +155,9 @@ class Start:
             return None
         leader = ProcessId.of(told) if told else living[0]
         stat = stat_of_process(leader.pid, "/proc")
+        shown = own_stat(leader.pid, desk.pulse) if HOST_ROOT and stat is not None and stat.alive else None
+        if stat is not None and shown is not None and leader.ticks == stat.ticks:
+            leader.ticks = shown.ticks
         start.members = start._members_of(leader, living, child=stat is not None and stat.ppid == os.getpid())
         start.members.scan()
         desk.record.process("new", leader)
