@@ -46,7 +46,7 @@ def _on_screen(command: Callable[P, int]) -> Callable[P, int]:
 
     @functools.wraps(command)
     def checked(*args: P.args, **options: P.kwargs) -> int:
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)):
             raise UsageProblem(
                 "The dashboard needs a terminal",
                 "input or output is not one",

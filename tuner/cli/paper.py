@@ -47,7 +47,9 @@ class Paper:
     @classmethod
     def of(cls, stream: TextIO | None = None) -> Paper:
         """Return the paper of an output stream; None for the standard output."""
-        out = sys.stdout if stream is None else stream
+        out: TextIO | None = sys.stdout if stream is None else stream
+        if out is None:  # the parent process closed it
+            return cls()
         screen = out.isatty()
         colour = screen and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         width = shutil.get_terminal_size().columns - 1 if screen or os.environ.get("COLUMNS") else IN_A_PIPE

@@ -90,11 +90,19 @@ def test_a_reader_that_went_away_is_no_error() -> None:
     assert child.wait(30) == 141
 
 
-def test_a_closed_output_is_a_problem_without_a_traceback() -> None:
-    command = shlex.join([sys.executable, "-m", "tuner", "snapshot", "local", "--json"])
+@pytest.mark.parametrize("arguments", [("snapshot", "local", "--json"), ("presets", "show", "nccl-ring")])
+def test_a_closed_output_is_a_problem_without_a_traceback(arguments: tuple[str, ...]) -> None:
+    command = shlex.join([sys.executable, "-m", "tuner", *arguments])
     ran = subprocess.run(["sh", "-c", f"{command} >&-"], stderr=subprocess.PIPE, text=True, timeout=60)
     assert ran.returncode == 1
     assert "Traceback" not in ran.stderr
+
+
+def test_a_dashboard_whose_input_is_closed_says_that_it_needs_a_terminal() -> None:
+    command = shlex.join([sys.executable, "-m", "tuner", "demo"])
+    ran = subprocess.run(["sh", "-c", f"{command} <&-"], capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith("gputuner: The dashboard needs a terminal")
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("completion", "bash"), ("snapshot", "local"), ("doctor", "local")])
