@@ -273,7 +273,7 @@ async def test_before_a_switch_everything_is_named_and_only_the_capital_letter_a
         for part in (
             "root@gpu-box-1",
             "pid 48211, owner root, up 2h14m",
-            "4 in flight, 0 queued",
+            "4 in flight, 0 queued; cut if not done within 15 s",
             "NCCL_MAX_NCHANNELS 16 -> 2",
             "NCCL_BUFFSIZE 4 MiB -> 128 KiB",
             "TERM to its main process",
@@ -303,6 +303,8 @@ async def test_draining_and_going_back_are_chosen_in_the_question(app_on: AppOn)
         await press(pilot, "t", "2", "enter", "a", "d")
         assert "[x] goes back by itself if it fails" in rows(app, "#answers")
         assert "[x] waits for its requests first" in rows(app, "#answers")
+        assert "4 in flight, 0 queued; cut if not done within 5:00" in rows(app, "#question")
+        assert "TERM to its main process: no new requests, up to 5:00 for those in flight" in rows(app, "#question")
         assert "go back to the server as it was (pid 48211) without being asked, once" in rows(app, "#question")
         await press(pilot, "Y")
     (act,) = host.acts

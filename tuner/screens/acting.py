@@ -16,6 +16,7 @@ from tuner.errors import sentences
 from tuner.messages import ActDone, ActRequested, ScreenRequested, TuneArrived, TuneRequested
 from tuner.screens.base import TunerScreen
 from tuner.screens.confirm import Agreed, ConfirmDialog, Moot, Propose
+from tuner.screens.explain_requests import engines
 from tuner.widgets.confirm_text import DRAIN_S, Proposal, for_cancel, for_change, for_lease, for_option
 from tuner.widgets.spans import clean
 
@@ -92,11 +93,15 @@ class Acting(TunerScreen):
             return
         order, wish, host = tuning.order, tuning.wish, state.name
         server = state.server(wish.server)
+        engine = engines().get(server.identity.engine) if server is not None else None
+        term_drains = engine is not None and engine.behaviour().stopping.term_drains
 
         def words(agreed: Agreed) -> Proposal:
             now = self._now(state)
             running = now.server(wish.server) or server
-            return for_change(now, running, tuning, order, drain=agreed.drain, back=agreed.back)
+            return for_change(
+                now, running, tuning, order, drain=agreed.drain, back=agreed.back, term_drains=term_drains
+            )
 
         def moot() -> str:
             now = self._now(state)

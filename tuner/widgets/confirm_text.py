@@ -63,21 +63,34 @@ def server_facts(state: HostState, server: ServerState) -> list[Fact]:
     words.append(clean(f"{server_name(server)} {server.version or ''}".strip()))
     if identity.port is not None:
         words.append(f"port {identity.port}")
-    return [Fact("server", ", ".join(words), "strong"), requests_fact(server)]
+    return [Fact("server", ", ".join(words), "strong")]
 
 
-def requests_fact(server: ServerState) -> Fact:
-    """Return the requests in flight; they are lost by a stop that does not wait."""
+def requests_fact(server: ServerState, stop: StopOrder, *, drain: bool, term_drains: bool) -> Fact:
+    """Return the requests in flight, and what becomes of them; parameters as in `for_change`."""
     running, queued = server.metrics.running, server.metrics.queued
     if running is None and queued is None:
         return Fact("requests", "how many are in flight is not known", "warn")
     known = (running or 0) + (queued or 0)
     words = f"{running if running is not None else '?'} in flight, {queued if queued is not None else '?'} queued"
+    if known and drain:
+        words += f"; cut if not done within {format_duration(DRAIN_S)}"
+    elif known and term_drains and not stop.manager:
+        words += f"; cut if not done within {stop.steps[0].wait_s:.0f} s"
+    elif known:
+        words += "; cut by the stop"
     return Fact("requests", words, "warn" if known else "text")
 
 
 def for_change(
-    state: HostState, server: ServerState | None, tuning: Tuning, order: SwitchOrder, *, drain: bool, back: bool
+    state: HostState,
+    server: ServerState | None,
+    tuning: Tuning,
+    order: SwitchOrder,
+    *,
+    drain: bool,
+    back: bool,
+    term_drains: bool = False,
 ) -> Proposal:
     """Return the question before a switch, a start or a stop.
 
@@ -88,18 +101,20 @@ def for_change(
         order: Its order.
         drain: Whether the requests in flight are waited for.
         back: Whether the host goes back by itself if the start fails.
+        term_drains: Whether the engine finishes its requests after a TERM, and takes no new ones.
     """
     launch = order.start
     name = (launch.title or launch.preset or "the server as it was") if launch is not None else ""
     stops = order.stop is not None and server is not None
     title = f"Switch to {name}?" if stops and launch else f"Start {name}?" if launch else "Stop the server?"
     facts = [host_fact(state)]
-    if stops and server is not None:
+    if stops and server is not None and order.stop is not None:
         facts += server_facts(state, server)
+        facts.append(requests_fact(server, order.stop, drain=drain, term_drains=term_drains))
     facts += _changes(tuning)
     facts += _memory(tuning)
     if order.stop is not None:
-        facts.append(Fact("stop", _stop(order.stop, drain=drain)))
+        facts.append(Fact("stop", _stop(order.stop, drain=drain, term_drains=term_drains)))
     if launch is not None:
         usual = f"; usually ready in {format_duration(launch.usual_s)}" if launch.usual_s else ""
         facts.append(Fact("start", f"{start_words(launch) if launch.manager else detached_words(launch)}{usual}"))
@@ -116,11 +131,18 @@ def for_change(
     )
 
 
-def _stop(stop: StopOrder, *, drain: bool) -> str:
-    words = [f"up to {format_duration(DRAIN_S)} for its requests"] if drain else []
+def _stop(stop: StopOrder, *, drain: bool, term_drains: bool) -> str:
+    words: list[str] = []
+    if drain and term_drains and not stop.manager:
+        # The first TERM is the drain: the order then waits longer after it.
+        words.append(f"TERM to its main process: no new requests, up to {format_duration(DRAIN_S)} for those in flight")
+        stop = replace(stop, steps=stop.steps[1:])
+    elif drain:
+        words.append(f"up to {format_duration(DRAIN_S)} until none is in flight; new ones are still taken")
     if stop.manager:
         words.append(" ".join(stop.manager))
-    words.append(ladder_words(stop))
+    if stop.steps:
+        words.append(ladder_words(stop))
     if stop.gpus:
         many = f"{len(stop.gpus)} GPUs" if len(stop.gpus) > 1 else "its GPU"
         words.append(f"{many} must give the memory back")
