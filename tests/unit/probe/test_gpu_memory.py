@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tuner.probe.supervisor import memory
+from tuner.probe.supervisor import gpus, memory
 
 GIB = 1 << 30
 UUID = "GPU-0"
@@ -134,3 +135,18 @@ def test_on_the_host_itself_the_driver_s_pids_are_those_of_the_processes(monkeyp
     gpu.tell(80, (0, os.getpid(), 79 * GIB))
     (item,) = gpu.proof()._before
     assert (item["told"], item["held_bytes"]) == (True, 0)
+
+
+@pytest.mark.parametrize("version", ["_v3", "_v2"])
+def test_who_uses_a_gpu_is_read_from_older_drivers_too(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """Drivers before 510 have the second version of the function only."""
+
+    def users(handle: Any, count: Any, found: Any) -> int:
+        count._obj.value = 1
+        found._obj[0].pid, found._obj[0].bytes = 7, 5 * GIB
+        return 0
+
+    driver = SimpleNamespace(**{"nvmlDeviceGetComputeRunningProcesses" + version: users})
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    found = gpus._library().nvmlDeviceGetComputeRunningProcesses(None)
+    assert [(each.pid, each.usedGpuMemory) for each in found] == [(7, 5 * GIB)]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tuner.domain import runs
 from tuner.probe.agent import identity
-from tuner.probe.supervisor import asking, desk, members, orders, readiness, start
+from tuner.probe.supervisor import asking, desk, members, orders, readiness, run, start
 from tuner.probe.supervisor.files import Folder
 from tuner.probe.supervisor.readiness import words_for
 
@@ -329,6 +329,24 @@ def test_a_child_does_not_end_as_an_earlier_one_with_its_pid_did() -> None:
     pulse.exits, pulse.helpers = {7: -9}, set()
     pulse.born(7)
     assert (pulse.exits, pulse.helpers) == ({}, {7})
+
+
+def test_a_session_of_another_run_that_got_the_leader_s_number_has_no_members(
+    monkeypatch: pytest.MonkeyPatch, table: Table
+) -> None:
+    """An interrupted stop is resumed when the PID of its leader is that of a server of another run."""
+    table.add(LEADER_PID, session=LEADER_PID)
+    table.add(CHILD_PID, LEADER_PID, session=LEADER_PID)
+    table.runs.update({LEADER_PID: "another", CHILD_PID: "another"})
+    monkeypatch.setattr(run, "stat_of_process", table.stats.get)
+    monkeypatch.setattr(run, "run_of", table.runs.get)
+    stop = {"boot_id": "b", "leader": {"pid": LEADER_PID, "start_ticks": 1}}
+    record = SimpleNamespace(progress={"phase": "stop"}, journal=lambda *_, **__: True)
+    pulse = SimpleNamespace(helpers=set(), exits={})
+    means: Any = SimpleNamespace(order=orders.Order({**BARE, "stop": stop}), record=record, pulse=pulse)
+    found = run.Run(means)._old_members()
+    assert found is not None
+    assert found.living == []
 
 
 # -- signals ----------------------------------------------------------------------------------------------------------

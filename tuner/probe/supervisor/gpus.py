@@ -6,6 +6,10 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ..agent.base import HOST_ROOT, Json, which
 
+MAX_USERS = 256
+"""Most processes on one GPU that are asked for."""
+_NO_FUNCTION = 13
+"""NVML's code for a function that the driver's library does not have."""
 _ANSWER: Dict[str, Any] = {}
 """The way to read GPUs that this helper found."""
 
@@ -171,7 +175,7 @@ def _library() -> Any:
 
     def call(name: str, *args: Any) -> None:
         function = getattr(lib, name, None)
-        code = int(function(*args)) if function is not None else 13
+        code = int(function(*args)) if function is not None else _NO_FUNCTION
         if code:
             raise Failure(code)
 
@@ -213,9 +217,15 @@ def _library() -> Any:
 
         @staticmethod
         def nvmlDeviceGetComputeRunningProcesses(handle: Any) -> List[Any]:  # noqa: N802
-            count = ctypes.c_uint(256)
-            found = (Process * 256)()
-            call("nvmlDeviceGetComputeRunningProcesses_v3", handle, ctypes.byref(count), ctypes.byref(found))
+            count = ctypes.c_uint(MAX_USERS)
+            found = (Process * MAX_USERS)()
+            arguments = (handle, ctypes.byref(count), ctypes.byref(found))
+            try:
+                call("nvmlDeviceGetComputeRunningProcesses_v3", *arguments)
+            except Failure as e:
+                if e.value != _NO_FUNCTION:
+                    raise
+                call("nvmlDeviceGetComputeRunningProcesses_v2", *arguments)  # a driver before 510, with the same fields
             return list(found[: count.value])
 
     return Library

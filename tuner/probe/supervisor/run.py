@@ -99,7 +99,8 @@ class Run:
         known = [ProcessId.of(each) for each in self._progress.get("members") or ()]
         # A session is the server's own only if a run of ours made it: then all processes in it are members.
         stat = stat_of_process(stop.leader.pid)
-        run = run_of(stop.leader.pid) if stat is not None and stat.session == stop.leader.pid else None
+        leads = stat is not None and (stat.session, stat.ticks) == (stop.leader.pid, stop.leader.ticks)
+        run = run_of(stop.leader.pid) if leads else None
         run = run or str(self._progress.get("old_run", ""))
         self._progress["old_run"] = run
         titles = self._order.aim.titles if self._order.aim is not None else ()
