@@ -351,7 +351,7 @@ class KeepRequested(Asked):
         self.preset = preset
         self.recipe = recipe
         self.order = order
-        """Ids of presets in the order of the number keys."""
+        """Ids of presets in the order of the number keys; with a preset, those that are shown before it is saved."""
 
     @property
     def topic(self) -> str:

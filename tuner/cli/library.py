@@ -18,9 +18,13 @@ class FileLibrary:
     """A library in files: `presets/` of the wheel, the user and the project, and the user's recipes."""
 
     def presets(self) -> tuple[Mapping[str, Preset], tuple[CatalogError, ...]]:
-        """Return all presets by id, and what is wrong with other files."""
+        """Return all presets by id, those that come with gputuner first, and what is wrong with other files."""
         read = load_presets()
-        return read.found, read.problems
+        bundled = {path.stem for path in paths.presets_dir().glob("*.toml")}
+        # A preset that is added moves none of the bundled ones to another number key.
+        return {
+            name: read.found[name] for name in sorted(read.found, key=lambda name: name not in bundled)
+        }, read.problems
 
     def order(self, host: str) -> Sequence[str]:
         """Return the ids of presets in the order of the number keys of a host; empty: there is none."""

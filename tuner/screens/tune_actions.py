@@ -331,7 +331,8 @@ class TuneActions(TuneEntry):
         if state is None:
             return
         if purpose == "preset":
-            self.post_message(KeepRequested(self, state.name, preset=self._new_preset(name, rest, server)))
+            preset, shown = self._new_preset(name, rest, server), [each.id for each in self.view.presets]
+            self.post_message(KeepRequested(self, state.name, preset=preset, order=shown))
         elif server is not None and (engine := engines().get(server.identity.engine)) is not None:
             try:
                 recipe = read_recipe(state, server, engine, name)

@@ -42,6 +42,8 @@ from tuner.screens.explain_requests import engines
 
 FACTS_S = 30.0
 """Seconds for which facts of the host are good enough to act on: the time that one reads the question before an act."""
+KEYS = 9
+"""Number of the presets that a number key chooses."""
 PRESETS_S = 5.0
 """Seconds after which the files of presets are read again."""
 
@@ -95,6 +97,8 @@ class Bench:
         self.library = library
         self._facts: dict[tuple[str, bytes], tuple[float, dict[str, Any]]] = {}
         self._presets: tuple[float, Mapping[str, Preset], tuple[CatalogError, ...]] | None = None
+        self.numbered: dict[tuple[str, str], tuple[str, ...]] = {}
+        """Host and engine (empty: none is known) to the presets that the number keys choose there, as shown last."""
 
     async def presets(self, *, anew: bool = False) -> tuple[Mapping[str, Preset], tuple[CatalogError, ...]]:
         """Return all presets and what is wrong with other files; read again after a while, or if asked.
@@ -166,7 +170,11 @@ async def _presets(state: HostState, ask: PresetsRequested, bench: Bench) -> Non
     name = server.identity.engine if server is not None else recipes[0].engine if recipes else ""
     engine = engines().get(name)
     version = server.version if server is not None else recipes[0].version if recipes else None
+    # A key that was shown chooses the same preset until the operator changes the order.
+    order = tuple(dict.fromkeys((*order, *bench.numbered.get((ask.host, name), ()))))
     listed = await asyncio.to_thread(choices, found, order, state, engine, version)
+    if engine is not None:
+        bench.numbered[ask.host, name] = bench.numbered[ask.host, ""] = tuple(each.id for each in listed[:KEYS])
     knobs = all_knobs(engine, server, version) if engine is not None else {}
     ask.reply_to.post_message(PresetsArrived(ask, listed, knobs, tuple(recipes), tuple(problems)))
 
@@ -330,12 +338,25 @@ async def _keep(ask: KeepRequested, bench: Bench) -> None:
     words = ""
     try:
         if ask.preset is not None:
+            await asyncio.to_thread(_keep_numbers, library, ask.host, ask.order or ())
             words = f"Saved preset {ask.preset.id}: {await asyncio.to_thread(library.save_preset, ask.preset)}"
-        if ask.recipe is not None:
+        elif ask.recipe is not None:
             words = f"Saved recipe {ask.recipe.name}: {await asyncio.to_thread(library.save_recipe, ask.recipe)}"
-        if ask.order is not None:
+        elif ask.order is not None:
             await asyncio.to_thread(library.keep_order, ask.host, ask.order)
     except TunerError as error:
         ask.reply_to.post_message(Kept(ask, "", str(error)))
         return
     ask.reply_to.post_message(Kept(ask, words))
+
+
+def _keep_numbers(library: Library, host: str, shown: Sequence[str]) -> None:
+    """Keep what the number keys of a host choose, so that a new preset comes after it.
+
+    Raises:
+        TunerError: It cannot be written.
+    """
+    kept = list(library.order(host))
+    whole = list(dict.fromkeys((*kept, *shown[:KEYS])))
+    if whole != kept:
+        library.keep_order(host, whole)

@@ -46,3 +46,13 @@ def test_a_name_that_no_file_can_have_is_told() -> None:
         library.save_preset(preset(name))
     with pytest.raises(UsageProblem, match="File name too long"):
         library.save_recipe(Recipe(name=name, host="h", engine="sglang", command=("/bin/python",)))
+
+
+def test_bundled_presets_stand_before_those_that_are_saved(own: Path) -> None:
+    library = FileLibrary()
+    bundled = list(library.presets()[0])
+    assert bundled == sorted(bundled)
+    for name in ("aaa", "zzz"):
+        library.save_preset(preset(name))
+    (own / f"{bundled[3]}.toml").write_text('title = "T"\nwhy = "mine in its place"\n')
+    assert list(library.presets()[0]) == [*bundled, "aaa", "zzz"]

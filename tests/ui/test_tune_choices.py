@@ -1,0 +1,54 @@
+"""The list of presets on the Tune screen: its number keys, moving in it, and what is said of the chosen one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.support import changing, states
+from tests.support.sessions import settled
+from tests.ui.test_tune import NARROW, WIDE, AppOn, press, rows, tuned
+from tuner.domain.presets import Preset
+from tuner.errors import CatalogError
+
+
+class Sorted(changing.FakeLibrary):
+    """A library whose new presets come between those that are there, as the letters have it."""
+
+    def presets(self) -> tuple[Mapping[str, Preset], tuple[CatalogError, ...]]:
+        return dict(sorted(self.known.items())), self.problems
+
+
+def numbers(app: Any) -> dict[str, str]:
+    """Return the preset of each number key on screen."""
+    lines = [line[1:].split() for line in rows(app, "#presets").splitlines()[1:]]
+    return {words[0]: words[1] for words in lines if words[0].isdigit()}
+
+
+async def test_a_saved_preset_moves_no_number_key_now_and_later(app_on: AppOn) -> None:
+    library = Sorted()
+    app, _ = tuned(app_on, changing.tunable(), library)
+    async with app.run_test(size=WIDE) as pilot:
+        await press(pilot, "t")
+        before = numbers(app)
+        assert before["1"] == "base-88"
+        await press(pilot, "1", "w", *"aaa first by its letters", "enter")
+        assert numbers(app) == {**before, "7": "aaa"}
+        await press(pilot, "2", "w", *"aa even more so", "enter")
+        assert numbers(app) == {**before, "7": "aaa", "8": "aa"}
+    app, _ = tuned(app_on, changing.tunable(), library)
+    async with app.run_test(size=WIDE) as pilot:
+        await press(pilot, "t")
+        assert numbers(app) == {**before, "7": "aaa", "8": "aa"}
+
+
+async def test_a_server_that_ends_moves_no_number_key(app_on: AppOn) -> None:
+    app, host = tuned(app_on, changing.tunable())
+    async with app.run_test(size=NARROW) as pilot:
+        await press(pilot, "t")
+        before = numbers(app)
+        assert before["5"] == "nvlink-sharp", "it is not for this server"
+        host.push(states.REPLACE(changing.tunable(), servers=()))
+        await settled(pilot)
+        assert "is for vllm" not in rows(app, "#presets"), "for no server"
+        assert numbers(app) == before
