@@ -140,13 +140,23 @@ def memory(case: Case) -> Iterator[Check]:
     elif plan.fit is not Fit.FITS:
         yield fail("memory", title, detail, _safe(plan))
     elif not plan_words.good(plan):
-        yield check("memory", title, Verdict.WARN, detail, _safe(plan))
+        doubt = _doubt(plan)
+        way_out = "lower what takes memory, or try it: there is a way back" if doubt else _safe(plan)
+        yield check("memory", title, Verdict.WARN, f"{detail}; {doubt}" if doubt else detail, way_out)
     else:
         yield check("memory", title, Verdict.OK, detail)
 
 
 def _on_cpu(case: Case) -> bool:
     return case.forecast is not None and case.forecast.fit is Fit.UNKNOWN and ON_CPU in case.forecast.unknown
+
+
+def _doubt(plan: Forecast) -> str:
+    """Return why a start whose fraction is safe may fail all the same; empty for any other."""
+    low, high, fraction = plan.f_min, plan.f_max, plan.fraction
+    if plan.sure or low is None or high is None or fraction is None or not low < fraction <= high:
+        return ""
+    return next(iter(plan.warnings), "")
 
 
 def _safe(plan: Forecast) -> str:

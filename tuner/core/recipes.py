@@ -88,7 +88,7 @@ def read_recipe(state: HostState, server: ServerState, engine: Engine, name: str
         model=engine.model(identity),
         port=identity.port,
         manager=identity.manager if identity.manager and identity.manager.kind != _NOBODY else None,
-        ready_s=_usual_s(server),
+        ready_s=ready_in_s(server),
         origin=_origin(state, identity),
         like=f"server:{identity.key}",
     )
@@ -279,11 +279,16 @@ def _folder(path: str | None) -> str | None:
     return posixpath.dirname(path)
 
 
-def _usual_s(server: ServerState) -> float | None:
-    """Return the seconds that starts of a server usually take: the middle of earlier ones, or its own."""
-    if server.usual.total_s is not None:
-        return round(sum(server.usual.total_s) / 2, 1)
-    return None if server.started_in_s is None else round(server.started_in_s, 1)
+def ready_in_s(server: ServerState | None) -> float | None:
+    """Return the seconds that a start of a server takes: its own did, else the longest usual one; None: not known.
+
+    Never the middle of a range: a start from a cold disk and one from a warm cache have no time between them.
+    """
+    if server is None:
+        return None
+    own = server.started_in_s
+    took = own if own is not None else server.usual.total_s[1] if server.usual.total_s is not None else None
+    return None if took is None else round(took, 1)
 
 
 def _origin(state: HostState, identity: ServerIdentity) -> str:

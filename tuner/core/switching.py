@@ -9,6 +9,7 @@ import msgspec
 
 from tuner.core import runs
 from tuner.core.engine import Engine, engine_by_program
+from tuner.core.recipes import ready_in_s
 from tuner.core.respawn import Keeper
 from tuner.domain.behaviour import Behaviour, Stopping
 from tuner.domain.recipe import MASK, Launch, Recipe
@@ -68,7 +69,7 @@ def switch_order(
     start = back = None
     if launch is not None:
         brain = engines.get(engine or (server.identity.engine if server is not None else ""))
-        usual = usual_s if usual_s is not None else _usual(server)
+        usual = usual_s if usual_s is not None else ready_in_s(server)
         start = msgspec.structs.replace(launch_order(launch, brain, usual_s=usual), recipe=recipe)
         back = way_back(state, server, launch, engines, brain, run=run, keeper=keeper)
     elif server is not None and _may_come_back(state, server):
@@ -191,7 +192,7 @@ def way_back(
         brain = engines.get(server.identity.engine)
         settings = {**settings_of(server.identity.argv, brain), **server.settings}
         own = msgspec.structs.replace(
-            _described(brain, settings, server.identity.port, _usual(server)),
+            _described(brain, settings, server.identity.port, ready_in_s(server)),
             like=f"server:{server.identity.key}",
             manager=keeper.start,
             log_name=run,
@@ -276,12 +277,6 @@ def _serves(server: ServerState) -> bool:
     """Return whether a server serves, or did so before it began to stop: its own port listens."""
     listens = server.identity.port is not None and server.identity.port in server.identity.ports
     return server.phase is Phase.READY or (listens and server.phase in (Phase.UNKNOWN, Phase.STOPPING))
-
-
-def _usual(server: ServerState | None) -> float | None:
-    if server is None:
-        return None
-    return server.usual.total_s[1] if server.usual.total_s is not None else server.started_in_s
 
 
 def _secret_flags(argv: tuple[str, ...], engine: Engine | None) -> tuple[str, ...]:

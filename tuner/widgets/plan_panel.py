@@ -123,7 +123,8 @@ def interval_line(plan: Forecast, width: int, glyphs: Glyphs) -> Line:
     if plan.fraction is not None and plan.f_min < plan.fraction <= plan.f_max and plan.fraction >= (least or 0.0):
         style = "ok"
     if plan.fraction is not None:
-        cells[place(plan.fraction)] = (glyphs.up, style)
+        # A value beyond the scale is an arrow that points at it, so that the end of the scale is not taken for it.
+        cells[place(plan.fraction)] = (glyphs.then if plan.fraction > last else glyphs.up, style)
     spans: list[Span] = [head, (f"{low} ", "text")]
     for sign, ink in cells:
         if spans[-1][1] == ink:

@@ -392,6 +392,11 @@ def test_a_tenant_of_a_gpu_that_the_server_does_not_use_is_none() -> None:
     ("forecast", "verdict", "words"),
     [
         (msgspec.structs.replace(FITS, sure=False), Verdict.WARN, "FITS, NOT SURELY"),
+        (
+            msgspec.structs.replace(FITS, sure=False, warnings=("what X takes is not known", "more")),
+            Verdict.WARN,
+            "; what X takes is not known lower what takes memory, or try it",
+        ),
         (msgspec.structs.replace(FITS, fit=Fit.TOO_LOW, fraction=0.55), Verdict.FAIL, "above 0.7692 up to 0.913"),
         (msgspec.structs.replace(FITS, fit=Fit.TOO_HIGH, fraction=0.97), Verdict.FAIL, "up to 0.913"),
         (
