@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from textual.containers import VerticalScroll
 
-from tests.support import explained, states
+from tests.support import changing, explained, states
 from tests.support.sessions import FakeSession
 from tuner.domain.findings import Outcome
+from tuner.domain.runs import ProcessId, RunStep
 from tuner.domain.server import Phase
 from tuner.domain.starts import Figure, Start
 from tuner.domain.state import HostState
@@ -235,6 +236,21 @@ async def test_a_failure_is_told_on_other_screens(app_on: AppOn) -> None:
         assert [toast.message for toast in app._notifications][1:] == [
             "root@gpu-box-2: SGLang kimi-k2.5-int4 failed in kv-alloc: mem-fraction-too-low"
         ]
+
+
+async def test_what_a_run_stops_has_not_failed(app_on: AppOn) -> None:
+    serving, dead = states.serving(), states.explained()
+    identity = serving.servers[0].identity
+    old = ProcessId(pid=identity.pid, start_ticks=identity.start_ticks)
+    app, (session,) = app_on(serving)
+    async with app.run_test(size=NARROW) as pilot:
+        await pilot.press("i")
+        for step, told in ((RunStep.STOP, 0), (RunStep.CHECK, 1)):
+            session.push(states.REPLACE(serving, runs=()))
+            await pilot.pause()
+            session.push(states.REPLACE(dead, runs=(changing.run(old=old, step=step),)))
+            await pilot.pause()
+            assert len([each for each in app._notifications if " failed in " in each.message]) == told
 
 
 async def test_a_failure_before_we_came_is_no_news(app_on: AppOn) -> None:

@@ -27,6 +27,8 @@ ENDED_WITHOUT = frozenset({RunOutcome.FAILED, RunOutcome.STOPPED, RunOutcome.STU
 """Outcomes after which what ran before does not run any more."""
 UNTOUCHED = frozenset({RunStep.CHECK, RunStep.DRAIN})
 """Steps in which no process was signalled yet."""
+_LET_LIVE = frozenset({RunOutcome.REFUSED, RunOutcome.CANCELLED})
+"""Outcomes of runs that left the server as it was."""
 
 Handler = Callable[[HostState, Any, Any], tuple[HostState, tuple[AnyCommand, ...]]]
 
@@ -265,6 +267,12 @@ def like(run: RunRecord) -> str:
 
 
 # Runs that go on, and runs that were left.
+
+
+def stopped_by_run(state: HostState, server: ServerState) -> bool:
+    """Return whether a run signalled a server to stop it: that it ended then is no failure."""
+    own = {(server.identity.pid, server.identity.start_ticks)}
+    return any(_is(run.old, own) and run.step not in UNTOUCHED and run.outcome not in _LET_LIVE for run in state.runs)
 
 
 def ended_at(run: RunRecord) -> float:

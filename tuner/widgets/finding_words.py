@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tuner.core.runs import stopped_by_run
 from tuner.domain.findings import Evidence, Finding, Severity
 from tuner.domain.state import HostState, ServerState
 from tuner.widgets.glyphs import Glyphs
@@ -46,14 +47,17 @@ def place_text(evidence: Evidence) -> str:
 def new_failures(before: HostState | None, after: HostState) -> dict[str, str]:
     """Return a sentence for each server whose failure was explained since `before`, by server key.
 
-    Empty for a host that is seen for the first time: an old failure is no news.
+    Empty for a host that is seen for the first time: an old failure is no news. What a run stopped has not failed, also
+    where it had to be killed.
     """
     known = {each.identity.key: each for each in before.servers} if before is not None else {}
     found: dict[str, str] = {}
     for server in after.servers:
         then = known.get(server.identity.key)
         root = next((each for each in server.findings if each.severity is Severity.FATAL), None)
-        if then is None or root is None or any(each.severity is Severity.FATAL for each in then.findings):
+        if then is None or root is None or stopped_by_run(after, server):
+            continue
+        if any(each.severity is Severity.FATAL for each in then.findings):
             continue
         found[server.identity.key] = f"{clean(server_name(server))} failed{outcome_text(root)}: {root.cause}"
     return found
