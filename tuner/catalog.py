@@ -171,6 +171,8 @@ def _is_of_others(path: Path) -> bool:
 
 def _checked(presets: dict[str, Preset], broken: dict[str, CatalogError]) -> Presets:
     engines = load_engines()
+    titles = {name: engine.title for name, engine in engines.items()}
+    presets = {name: msgspec.structs.replace(each, titles=titles) for name, each in presets.items()}
     found: dict[str, Preset] = {}
     problems = list(broken.values())
     for name in sorted(presets):

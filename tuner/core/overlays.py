@@ -48,7 +48,9 @@ def near(word: str, known: Mapping[str, object], otherwise: str = "") -> str:
 
 def engine_differs(preset: Preset, engine: str) -> str:
     """Return in words that a preset is for another engine; empty if it is not."""
-    return "" if preset.engine in (ANY_ENGINE, engine) else f"is for {preset.engine}, not for {engine}"
+    if preset.engine in (ANY_ENGINE, engine):
+        return ""
+    return f"is for {preset.titles.get(preset.engine, preset.engine)}, not for {preset.titles.get(engine, engine)}"
 
 
 def version_differs(preset: Preset, engine: str, version: str | None) -> str:
@@ -56,7 +58,7 @@ def version_differs(preset: Preset, engine: str, version: str | None) -> str:
     wanted, at = preset.requires.versions.get(engine, ""), parse_version(version)
     if at is None or in_range(at, wanted):
         return ""
-    return f"needs {engine} {range_words(wanted)}, not {version}"
+    return f"needs {preset.titles.get(engine, engine)} {range_words(wanted)}, not {version}"
 
 
 def range_words(versions: str) -> str:

@@ -66,6 +66,8 @@ class Preset(Struct, frozen=True, kw_only=True):
     """File of each key that came from a preset that it extends; for all other keys it is `path`."""
     local: tuple[str, ...] = ()
     """Paths of the files in the working folder that it is made of; others may have written them."""
+    titles: dict[str, str] = {}
+    """Engine name to the name that people write, of the known engines; empty: the preset was not read from a file."""
 
 
 class Overlay(Struct, frozen=True, kw_only=True):

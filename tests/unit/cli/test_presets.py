@@ -112,7 +112,7 @@ class TestShow:
     def test_a_version_that_lacks_a_knob_refuses_it(self, told: Any) -> None:
         code, out, err = told("show", "sglang-pcie-ipc", "--engine-version", "0.5.9", "--json")
         assert (code, out) == (1, "")
-        assert "it needs sglang 0.5.21 or later, not 0.5.9" in err
+        assert "it needs SGLang 0.5.21 or later, not 0.5.9" in err
         assert len(err.splitlines()) == 1
 
     def test_a_value_that_does_harm_is_refused_with_the_reason(self, told: Any, project: Path) -> None:
@@ -138,7 +138,7 @@ class TestShow:
     def test_another_engine_than_its_own_is_refused(self, told: Any) -> None:
         code, _, err = told("show", "vllm-pcie-ipc", "--engine", "sglang")
         assert code == 1
-        assert "it is for vllm, not for sglang" in err
+        assert "it is for vLLM, not for SGLang" in err
 
     def test_a_broken_one_is_refused_with_its_line(self, told: Any, project: Path) -> None:
         (project / "mine.toml").write_text('title = "T"\nwhy = \n')
@@ -228,4 +228,4 @@ class TestDiff:
     def test_a_version_that_refuses_one_of_them(self, told: Any) -> None:
         code, _, err = told("diff", "graphs-16", "sglang-pcie-ipc", "--engine-version", "0.5.9")
         assert code == 1
-        assert "it needs sglang 0.5.21 or later" in err
+        assert "it needs SGLang 0.5.21 or later" in err
