@@ -204,6 +204,7 @@ def test_the_record_that_a_supervisor_wrote_comes_over_the_wire(path: Path) -> N
     assert written.pop("operator") == {k: v for k, v in told["operator"].items() if v is not None}
     # This supervisor did not tell yet in which step a start failed.
     assert {step.pop("failed") for step in told["steps"]} == {""}
+    assert not any(step.pop("unclean") for step in told["steps"]), "nor whether it had to cut off requests"
     assert {name: told[name] for name in written} == written
     assert record.outcome is not RunOutcome.RUNNING
 

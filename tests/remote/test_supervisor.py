@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,6 +18,7 @@ import pytest
 
 from tests.fixtures.proc.running import pythons
 from tests.fixtures.runs.bench import HASTY, TITLES, Bench, benches, free_port, lives, ticks_of, until
+from tuner.core.run_words import cut_words, outcome
 from tuner.domain.runs import DrainAsk, RunOutcome, RunStep, StopStep
 
 NOBODY = 65_534
@@ -62,13 +64,22 @@ def test_a_server_is_only_stopped(bench: Bench) -> None:
     record = bench.begin(stop=bench.stop(old.pid)).outcome()
     assert record.outcome is RunOutcome.STOPPED
     assert record.steps[-1].detail == "no GPU"
+    stop = next(step for step in record.steps if step.step is RunStep.STOP)
+    assert (stop.detail, stop.unclean) == ("all 3 processes have ended, after SIGTERM", False)
     assert not bench.living()
 
 
 def test_one_that_ignores_signals_is_killed_with_all_its_processes(bench: Bench) -> None:
     old = bench.server("--ranks", "2", "--stubborn", "--ranks-stubborn", "--orphans")
     run = bench.begin(stop=bench.stop(old.pid, HASTY))
-    assert run.outcome().outcome is RunOutcome.STOPPED
+    record = run.outcome()
+    assert record.outcome is RunOutcome.STOPPED
+    stop = next(step for step in record.steps if step.step is RunStep.STOP)
+    assert stop.unclean
+    assert re.fullmatch(
+        "all 3 processes have ended, after SIGKILL to 3 processes: SIGTERM did not end them within [01] s", stop.detail
+    )
+    assert cut_words(record) == "ended by SIGKILL, which cut its requests in flight"
     assert not bench.living()
     ranks = [pid for pid, _ in bench.enrolled()[1:]]
     assert sorted(run.signals()) == sorted([("TERM", old.pid), *(("KILL", pid) for pid in (old.pid, *ranks))])
@@ -249,7 +260,9 @@ def test_requests_that_do_not_end_are_not_awaited_for_ever(bench: Bench, tmp_pat
     asks = (DrainAsk(path="/loads", series=("running", "waiting")),)
     run = bench.begin(stop=bench.stop(old.pid, port=bench.port, drain_s=0.5, drain=asks))
     assert run.outcome().outcome is RunOutcome.STOPPED
-    assert RunStep.DRAIN in [step.step for step in run.record.steps]
+    drain = next(step for step in run.record.steps if step.step is RunStep.DRAIN)
+    assert (drain.detail, drain.unclean) == ("1 requests still in flight after 0.5 s", True)
+    assert outcome(run.record) == f"pid {old.pid} is stopped, its requests in flight were cut"
 
 
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")

@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 
 from tests.support import changing, states
 from tuner.core.order_words import steps_of
-from tuner.core.run_words import aim, cause_of, holder_words, leftover_words, outcome, progress, wait_words, way_on
+from tuner.core.run_words import (
+    aim,
+    cause_of,
+    cut_words,
+    holder_words,
+    leftover_words,
+    outcome,
+    progress,
+    wait_words,
+    way_on,
+)
 from tuner.core.tuning import tune
 from tuner.domain.planning import PlanKnob
 from tuner.domain.preflight import Check, Verdict
@@ -142,6 +152,9 @@ def test_a_failed_run_says_why_what_did_not_come_back_and_what_was_left() -> Non
     assert "   ✖ loading       1:02  ended by itself" in shown
     assert "GPUs 0-6 86.8 › 0.6 ✔   GPU 7 86.8 › 12.4 ◌" in shown
     assert " ▲ left over  pid 48390 root sglang::detokenizer, of the stopped server" in shown
+    assert run_keys(changing.loading(), changing.LOADING) == ["K cancels it"]
+    cancelled = states.REPLACE(changing.LOADING, cancelled_by=changing.ALICE)
+    assert run_keys(changing.loading(), cancelled) == []
     assert run_keys(changing.broken(), changing.FAILED) == [
         "B goes back to base-88",
         "v why it failed",
@@ -191,6 +204,31 @@ def test_a_run_that_only_stops_has_no_steps_of_a_start_ahead() -> None:
     stop = states.REPLACE(changing.STOPPING, preset="", title="", back="")
     assert "   then memory" in text(changing.changing(), stop)
     assert "launch" not in text(changing.changing(), stop)
+
+
+def test_a_stop_that_cut_requests_does_not_look_like_a_clean_one() -> None:
+    killed = changing.steps(
+        (RunStep.STOP, 0.2, 30.9, "all 11 processes have ended, after SIGKILL to 11 processes"),
+        (RunStep.MEMORY, 30.9, 31.5, "the GPU memory is back"),
+    )
+    ended = changing.run(
+        outcome=RunOutcome.STOPPED,
+        memory=changing.memory([0.6]),
+        steps=(states.REPLACE(killed[0], unclean=True), killed[1]),
+    )
+    words = "ended by SIGKILL, which cut its requests in flight"
+    assert outcome(ended) == f"pid 48211 is stopped, {words}, all its memory came back"
+    shown = text(changing.changed(), ended)
+    assert "   ▲ stop        30.7 s  all 11 processes have ended, after SIGKILL" in shown
+    assert "   ✔ memory" in shown
+    serves = states.REPLACE(ended, outcome=RunOutcome.READY)
+    assert outcome(serves).endswith(f"after the order; the server before: {words}")
+    drained = changing.steps((RunStep.DRAIN, 0, 30, "11 requests still in flight after 30 s"))
+    late = changing.run(outcome=RunOutcome.STOPPED, steps=(states.REPLACE(drained[0], unclean=True),))
+    assert outcome(late) == "pid 48211 is stopped, its requests in flight were cut"
+    launch = changing.steps((RunStep.LAUNCH, 31, 32, ""), (RunStep.STOP, 40, 50, "SIGKILL"))
+    failed = changing.run(steps=(*killed, launch[0], states.REPLACE(launch[1], unclean=True)))
+    assert cut_words(failed) == "", "a start that failed and was killed served nobody"
 
 
 def test_unknown_numbers_are_unknown() -> None:

@@ -148,6 +148,7 @@ def _step(step: StepRecord) -> dict[str, Any]:
         "back": step.back,
         "seconds": None if step.ended is None else round(step.ended - step.at, 3),
         "detail": step.detail or None,
+        "unclean": step.unclean,
     }
 
 

@@ -269,6 +269,8 @@ def _step_lines(
         yield "end", f"{at + took:7.1f} s  {name} done in {took:.1f} s" + (f": {step.detail}" if step.detail else "")
         return
     detail = step.detail or (run.detail if last else "")
+    # The record is written at once when something happens within a step.
+    now = max(at, run.updated_at - run.began_at) if last and detail else at
     left = words.left_s(run, state.now) if last else None
     more = f"{detail}, {words.wait_words(left)} at most" if detail and left is not None else detail
-    yield _NUMBER.sub("#", detail), f"{at:7.1f} s  {name}" + (f": {more}" if more else "")
+    yield _NUMBER.sub("#", detail), f"{now:7.1f} s  {name}" + (f": {more}" if more else "")

@@ -152,10 +152,12 @@ def outcome(run: RunRecord, cause: str = "") -> str:
     because = f": {why}" if why else ""
     match run.outcome:
         case RunOutcome.READY:
-            return f"{name} serves, {took} after the order"
+            hard = f"; the server before: {cut}" if (cut := cut_words(run)) else ""
+            return f"{name} serves, {took} after the order{hard}"
         case RunOutcome.STOPPED:
             old = f"pid {run.old.pid} is stopped" if run.old is not None else "stopped"
-            return f"{old}, all its memory came back" if memory_is_back(run) else old
+            hard = f", {cut}" if (cut := cut_words(run)) else ""
+            return f"{old}{hard}" + (", all its memory came back" if memory_is_back(run) else "")
         case RunOutcome.REFUSED:
             return f"{name} was refused before anything was touched{because}"
         case RunOutcome.FAILED:
@@ -170,6 +172,15 @@ def outcome(run: RunRecord, cause: str = "") -> str:
             return f"stuck{because}; nothing was started"
         case RunOutcome.RUNNING:
             return aim(run)
+
+
+def cut_words(run: RunRecord) -> str:
+    """Return how the server that was to be stopped was cut off from what it still worked on; empty: it was not."""
+    first = next((at for at, step in enumerate(run.steps) if step.step in STARTING), len(run.steps))
+    unclean = {step.step for step in run.steps[:first] if step.unclean}
+    if RunStep.STOP in unclean:
+        return "ended by SIGKILL, which cut its requests in flight"
+    return "its requests in flight were cut" if RunStep.DRAIN in unclean else ""
 
 
 def memory_is_back(run: RunRecord) -> bool:

@@ -118,6 +118,7 @@ def _run(run: RunRecord) -> dict[str, Any]:
                 "back": step.back,
                 "seconds": None if step.ended is None else step.ended - step.at,
                 "detail": step.detail or None,
+                "unclean": step.unclean,
             }
             for step in run.steps
         ],

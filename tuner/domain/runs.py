@@ -228,6 +228,9 @@ class StepRecord(Struct, frozen=True, kw_only=True):
     """True: it belongs to the way back."""
     failed: str = ""
     """Why the start failed in this step, in one line; empty: it did not."""
+    unclean: bool = False
+    """True: requests were still in flight when this drain ended, or in this stop the main process had to be ended by
+    SIGKILL."""
 
 
 class Leftover(Struct, frozen=True, kw_only=True):

@@ -177,9 +177,10 @@ def _step(state: HostState, run: RunRecord, record: StepRecord, width: int, glyp
         failed = bool(record.failed) or (last and run.outcome in (RunOutcome.STUCK, RunOutcome.REFUSED))
     broken = record.ended is None and interrupted(run)
     sign, style = (glyphs.ok, "ok") if record.ended is not None else (glyphs.busy, "busy")
+    unclean = record.unclean and not present
     if failed:
         sign, style = glyphs.bad, "bad"
-    elif broken:
+    elif broken or unclean:
         sign, style = glyphs.warn, "warn"
     name = ("back: " if record.back else "") + STEP_NAMES[record.step]
     detail = [record.failed or record.detail]
@@ -198,10 +199,10 @@ def _step(state: HostState, run: RunRecord, record: StepRecord, width: int, glyp
         (f"{took:>6}  ", "text" if present else "dim"),
     )
     indent = width_of(head)
-    words_style = style if present or failed else "dim"
-    if not (present or failed):
+    words_style = style if present or failed or unclean else "dim"
+    if not (present or failed or unclean):
         return [clip_line((*head, (words, words_style)), width, glyphs.ellipsis)]
-    first, *more = wrap_words(words, max(16, width - indent - 1)) or [""]
+    first, *more = wrap_words(words, max(12, width - indent - 1)) or [""]
     return [(*head, (first, words_style)), *(((" " * indent, "text"), (chunk, words_style)) for chunk in more)]
 
 

@@ -111,6 +111,15 @@ async def test_each_step_is_told_once_with_its_time_and_what_counts_down_is_no_n
     ]
 
 
+async def test_what_happens_within_a_step_is_told_with_the_time_at_which_it_happened() -> None:
+    at_work = Following(told(run(STOP, detail="SIGTERM to the main process sent")))
+    await until(lambda: at_work.lines)
+    late = REPLACE(run(STOP, detail="SIGKILL to 11 processes sent"), updated_at=130.5)
+    await at_work.push(told(late), "SIGKILL")
+    assert at_work.lines[-1] == "   30.5 s  stop: SIGKILL to 11 processes sent"
+    await at_work.end(told(run(STOPPED, outcome=RunOutcome.STOPPED)))
+
+
 async def test_the_step_in_which_a_start_failed_says_so_and_those_after_it_keep_their_own_words() -> None:
     why = "the server was ended by SIGKILL after 16 s"
     failed = REPLACE(LOADED, detail="8 ranks live", failed=why)

@@ -9,6 +9,7 @@ from ..agent.base import ME, Json, user_name
 from .desk import Clock, Desk
 from .members import Member, Members, send
 from .orders import Step
+from .pulse import now
 
 ORPHAN_GRACE_S = 3.0
 """Seconds for members to end by themselves after their leader, before the rung that is meant for them."""
@@ -30,6 +31,19 @@ class Ladder:
         self._desk = desk
         self._members = members
         self._boot = boot
+
+    @property
+    def needed(self) -> str:
+        """Return the last signal that was sent, with the wait that led to a SIGKILL, in words; empty: none was sent."""
+        sent = self._desk.record.progress.get("signals") or []
+        if not sent:
+            return ""
+        (first, began, _), (last, at, to) = sent[0], sent[-1]
+        if last != "KILL" or first == last:
+            return "SIG%s" % last
+        return "SIGKILL to %s: %s did not end %s within %.0f s" % (
+            "1 process" if to == 1 else "%d processes" % to, "SIG" + first, "it" if to == 1 else "them", at - began,
+        )  # fmt: skip
 
     @property
     def reached(self) -> Optional[int]:
@@ -77,6 +91,9 @@ class Ladder:
         desk.record.data["until"] = clock.until
         desk.record.intend(words, signal=step.signal, processes=[member.id.json for member in targets])
         signalled = {member.id.pid for member in targets}
+        desk.record.progress.setdefault("signals", []).append([step.signal, now(), len(targets)])
+        if step.signal == "KILL" and members.leader.alive:
+            desk.record.unclean()
         for member in targets:
             self.signal(member, step.signal)
         desk.record.say(words + " sent", clock.until)

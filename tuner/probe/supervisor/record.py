@@ -103,6 +103,11 @@ class Record:
             self.data.update(detail=detail, until=until)
             self.save()
 
+    def unclean(self) -> None:
+        """Mark the present step: it comes to its end, but cuts what the server still works on."""
+        if self.data["steps"]:
+            self.data["steps"][-1]["unclean"] = True
+
     def end(self, outcome: str, detail: str) -> None:
         """Give the run its outcome."""
         detail = plain(" ".join(detail.split()))

@@ -57,7 +57,7 @@ class Ending:
         door = Door(argv, environ_of(pid) or {}, *flags)
         helper = Helper(desk.pulse, work)
         asks = list(stop.drain)
-        quiet = 0
+        quiet = in_flight = 0
         try:
             while clock.left:
                 self._members.scan()
@@ -68,7 +68,8 @@ class Ending:
                 door.host, door.port = owner.address, stop.port or 0
                 answer = self._answer(helper, door.question("drain", asks[0]), clock)
                 if "count" in answer:
-                    quiet = quiet + 1 if answer["count"] == 0 else 0
+                    in_flight = answer["count"]
+                    quiet = quiet + 1 if in_flight == 0 else 0
                     desk.record.say("%d requests in flight" % answer["count"], clock.until)
                     if quiet >= QUIET:
                         return
@@ -82,6 +83,9 @@ class Ending:
                 while due.left and clock.left:
                     desk.wait(min(due.left, clock.left))
                     desk.check_cancel()
+            if in_flight:
+                desk.record.unclean()
+                desk.record.say("%d requests still in flight after %g s" % (in_flight, stop.drain_s))
         finally:
             helper.end()
 
@@ -103,6 +107,7 @@ class Ending:
         """End the server and prove that its memory is back; return why that did not succeed, empty if it did."""
         desk, members = self._desk, self._members
         desk.record.step("stop")
+        desk.record.progress.setdefault("signals", [])
         members.scan()
         rungs = list(steps)
         # Also where nothing lives: the manager may be about to start it again.
@@ -118,7 +123,10 @@ class Ending:
             deep = [pid for pid in pids if (stat_of_process(pid) or Stat("?", 0, 0, 0)).state == "D"]
             words = "; pid %d waits in the kernel, where no signal reaches it" % deep[0] if deep else ""
             return "%d processes do not end: pid %s%s" % (len(pids), ", ".join(map(str, pids[:5])), words)
-        desk.record.say("all %d processes have ended" % len(members.by_pid) if found else "no process of it lives")
+        needed = self._ladder.needed
+        ended = "all %d processes have ended%s" % (len(members.by_pid), ", after " + needed if needed else "")
+        desk.record.say(ended if found else "no process of it lives")
+        desk.record.progress.pop("signals", None)
         return self._memory_back(memory_s, before)
 
     def _by_manager(self, argv: Sequence[str], wait_s: float) -> str:
