@@ -93,7 +93,7 @@ def shown_run(state: HostState) -> RunRecord | None:
 def run_keys(state: HostState, run: RunRecord) -> list[str]:
     """Return the keys that do something about a run, each with its words."""
     if going_on(run):
-        return ["K cancels it"]
+        return [] if run.cancelled_by is not None and not run.going_back else ["K cancels it"]
     keys: list[str] = []
     for left in runs.interrupted(state):
         if left.run is run:
