@@ -15,6 +15,7 @@ from tuner.probe.agent.help_text import MOST_BYTES, help_of
 from tuner.probe.agent.llm_files import hub_cache, llm_facts
 from tuner.probe.agent.managers import seconds_of
 from tuner.probe.agent.programs import find_program, interpreter_facts
+from tuner.probe.supervisor import launching, orders
 
 
 def script(path: Path, text: str, mode: int = 0o755) -> Path:
@@ -22,6 +23,36 @@ def script(path: Path, text: str, mode: int = 0o755) -> Path:
     path.write_text(text)
     path.chmod(mode)
     return path
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "found"),
+    [
+        ("tool", "none:bin", "bin/tool"),
+        ("tool", "", "tool"),
+        ("tool", "data:bin", "bin/tool"),
+        ("tool", "data", PermissionError),
+        ("bin/tool", "", "bin/tool"),
+        ("./bin", "", PermissionError),
+        ("other", "bin", FileNotFoundError),
+        ("bin/other", "", FileNotFoundError),
+    ],
+)
+def test_the_checks_find_the_program_that_the_launch_runs(
+    tmp_path: Path, name: str, path: str, found: str | type[OSError]
+) -> None:
+    script(tmp_path / "bin/tool", "")
+    script(tmp_path / "tool", "")
+    script(tmp_path / "data/tool", "", 0o644)
+    env = {"PATH": path}
+    facts = interpreter_facts([name], env, str(tmp_path))
+    assert (facts["exists"], facts["executable"]) == (found is not FileNotFoundError, isinstance(found, str))
+    launch = orders.Launch({"argv": [name], "cwd": str(tmp_path)})
+    if isinstance(found, str):
+        assert launching.program_of(launch, env) == find_program(name, env, str(tmp_path)) == str(tmp_path / found)
+    else:
+        with pytest.raises(launching.LaunchFailed, match="not executable" if facts["exists"] else "not there"):
+            launching.program_of(launch, env)
 
 
 @pytest.fixture

@@ -14,18 +14,26 @@ _EXEC_LINE = re.compile(r"^'''exec' (?:\"([^\"]+)\"|(\S+)) ", re.M)
 
 
 def find_program(name: str, env: Dict[str, str], cwd: str) -> Optional[str]:
-    """Return the path of a program as a shell would find it; None where it does not exist. It may not be executable."""
+    """Return the path of a program as a shell in the folder `cwd` would find it; None where it does not exist.
+
+    It may be no program: a folder, or a file that this user may not execute. Then `is_program` is False.
+    """
     if "/" in name:
-        path = os.path.normpath(os.path.join(cwd, name)) if not name.startswith("/") else name
+        path = os.path.join(cwd, name)
         return path if os.path.exists(path) else None
     found = None
     for folder in env.get("PATH", "/usr/local/bin:/usr/bin:/bin").split(":"):
-        path = os.path.join(folder or ".", name)
-        if path.startswith("/") and os.path.isfile(path):
-            if os.access(path, os.X_OK):
+        path = os.path.join(cwd, folder, name)
+        if os.path.isfile(path):
+            if is_program(path):
                 return path
             found = found or path
     return found
+
+
+def is_program(path: str) -> bool:
+    """Return whether a path is that of a file which this user may execute."""
+    return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
 def interpreter_facts(command: List[str], env: Dict[str, str], cwd: str) -> Json:
@@ -42,7 +50,7 @@ def interpreter_facts(command: List[str], env: Dict[str, str], cwd: str) -> Json
         else:
             out["path"] = name
         return out
-    out["executable"] = os.access(program, os.X_OK) and os.path.isfile(program)
+    out["executable"] = is_program(program)
     python = _python_of(command, program, env, cwd)
     out["path"] = python or program
     if python and not os.path.exists(python):

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..agent.arguments import masked_argv
 from ..agent.base import HOST_ROOT
+from ..agent.programs import find_program, is_program
 from .members import TOKEN, stat_of_process
 from .orders import Launch, ProcessId
 from .pulse import Pulse, reset_signals
@@ -33,17 +34,12 @@ def environment(launch: Launch, run: str) -> Dict[str, str]:
 
 def program_of(launch: Launch, env: Dict[str, str]) -> str:
     """Return the path of the program that a launch runs. Raises LaunchFailed, naming it."""
-    name = launch.argv[0]
-    cwd = folder_of(launch, env)
-    if "/" in name:
-        paths = [os.path.join(cwd, name)]
-    else:
-        paths = [os.path.join(cwd, each or ".", name) for each in env.get("PATH", os.defpath).split(":")]
-    found = [path for path in paths if os.path.isfile(path)]
-    for path in found:
-        if os.access(path, os.X_OK):
-            return path
-    raise LaunchFailed("%s is not executable" % found[0] if found else "%s is not there" % name)
+    path = find_program(launch.argv[0], env, folder_of(launch, env))
+    if path is None:
+        raise LaunchFailed("%s is not there" % launch.argv[0])
+    if not is_program(path):
+        raise LaunchFailed("%s is not executable" % path)
+    return path
 
 
 def folder_of(launch: Launch, env: Dict[str, str]) -> str:
