@@ -20,9 +20,13 @@ from tuner.cli.tables import plain
 from tuner.cli.wishes import Options, named, past_of, server_meant, wish_of
 from tuner.core import run_words as words
 from tuner.core import runs
+from tuner.core.engine import Engine
+from tuner.core.share import KNOBS, down
+from tuner.core.shellwords import shell_line
 from tuner.core.tuning import tune
 from tuner.domain.acts import AnyAct, Clean, ResumeRun, Switch, TakeLease
 from tuner.domain.events import Acted
+from tuner.domain.forecast import Fit
 from tuner.domain.link import Target
 from tuner.domain.preflight import Verdict
 from tuner.domain.presets import Preset
@@ -165,7 +169,8 @@ class _Change:
                 told.tuning = tuning = await self._tuned(self._session.state, wish)
         if tuning.order is None:
             told.code, told.outcome = PROBLEM, RunOutcome.REFUSED
-            told.reason = tuning.refused[0] if tuning.refused else "it cannot be put together"
+            told.reason, *more = tuning.refused or ("it cannot be put together",)
+            told.more = (*more, *fitting_command(state.name, tuning, options, self._engines))
             return told
         if options.dry_run:
             self._printer.say("dry run: nothing was sent")
@@ -254,6 +259,36 @@ class _Change:
             parts.append(f"checks {warned} warn or are unknown, see above")
         text = "\n".join(plain(part) for part in parts)
         return await _confirmed(self._ask, self._options, text, "Do it? y or n [n]: ")
+
+
+def fitting_command(host: str, tuning: Tuning, options: Options, engines: Mapping[str, Engine]) -> tuple[str, ...]:
+    """Return the command with the largest safe fraction, where only the memory forecast refuses a change; else nothing.
+
+    Args:
+        host: Name of the host.
+        tuning: The change.
+        options: What was asked for.
+        engines: Engines by name.
+    """
+    refusing = {check.id for check in tuning.checks if check.verdict is Verdict.FAIL}
+    if refusing != {"memory"} or tuning.planned is None or tuning.engine not in engines:
+        return ()
+    plan = tuning.planned.then
+    knob = next((name for name in KNOBS if engines[tuning.engine].knobs().named(name)), None)
+    if knob is None or plan.f_min is None or plan.f_max is None or plan.fit is Fit.NOWHERE:
+        return ()
+    fraction = down(plan.f_max)
+    if fraction <= plan.f_min:
+        return ()
+    typed = ["gputuner", "apply", host, *([options.preset] if options.preset else [])]
+    typed += ["--recipe", options.recipe] if options.recipe else []
+    typed += ["--server", str(options.pid)] if options.pid is not None else []
+    typed += ["--bare"] if options.bare else []
+    for text in options.overrides:
+        found = engines[tuning.engine].knobs().named(text.partition("=")[0])
+        if found is None or found.knob.name != knob:
+            typed += ["--set", text]
+    return (f"try: {shell_line([*typed, '--set', f'{knob}={fraction:g}'])}, or --ignore-forecast",)
 
 
 def _nothing_to_resume(state: HostState) -> str:

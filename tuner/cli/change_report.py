@@ -40,6 +40,8 @@ class Told:
     outcome: str = ""
     """An outcome of a run, or `refused`, `dry-run`, `declined`, `lost`, `left`."""
     reason: str = ""
+    more: tuple[str, ...] = ()
+    """Lines for people after the reason: what else refuses it, and the command that helps."""
     tuning: Tuning | None = None
     followed: Followed | None = None
     state: HostState | None = None
@@ -87,6 +89,8 @@ def ended(told: Told, printer: Printer, *, as_json: bool) -> int:
             printer.all(finding_lines(followed.findings, followed.run, printer.paper))
     if told.reason or told.outcome == "declined":
         printer.say(plain(told.reason or "nothing was changed"))
+    for line in told.more:
+        printer.say(plain(line))
     if followed is not None and followed.run is not None and told.state is not None:
         for server in told.state.servers:
             if not server.gone:

@@ -16,16 +16,18 @@ from tests.support.facts import until
 from tests.support.sessions import FakeSession
 from tests.unit.core.test_runs import record
 from tuner.cli import apply
-from tuner.cli.apply import FACTS_S, _Change, clean_words
+from tuner.cli.apply import FACTS_S, _Change, clean_words, fitting_command
 from tuner.cli.change_report import Printer, Told
 from tuner.cli.paper import Paper
 from tuner.cli.wishes import Options
 from tuner.core.tuning import tune
 from tuner.domain.acts import AnyAct, ResumeRun
 from tuner.domain.events import Acted
-from tuner.domain.preflight import Check
+from tuner.domain.forecast import Fit, Forecast
+from tuner.domain.planning import Planned
+from tuner.domain.preflight import Check, Verdict
 from tuner.domain.runs import Lease, Operator, RunOutcome
-from tuner.domain.tuning import Wish
+from tuner.domain.tuning import Tuning, Wish
 from tuner.engines import load_engines
 from tuner.session.tasks import spawn
 
@@ -123,6 +125,31 @@ def test_a_long_line_about_a_run_is_broken_between_words_and_indented(capsys: py
         f"           {path}",
         "",
     ]
+
+
+def planned_badly(**fields: Any) -> Tuning:
+    tuning = tune(states.serving(), Wish(), load_engines(), {}, run="r", operator=Operator(session="s", name="mia"))
+    plan = Forecast(**{"fit": Fit.TOO_HIGH, "fraction": 0.97, "f_min": 0.6, "f_max": 0.8274, "sure": True, **fields})
+    check = Check(id="memory", title="Memory forecast", verdict=Verdict.FAIL, detail="DOES NOT FIT")
+    planned = Planned(base=cast("Any", None), knobs=(), now=plan, then=plan)
+    return msgspec.structs.replace(tuning, engine="sglang", planned=planned, checks=(check,))
+
+
+def test_a_forecast_that_refuses_names_the_command_that_fits() -> None:
+    options = Options(preset="graphs-512", overrides=("--mem-fraction-static=0.97", "max_running_requests=64"))
+
+    def command(tuning: Tuning) -> tuple[str, ...]:
+        return fitting_command("box", tuning, options, load_engines())
+
+    assert command(planned_badly()) == (
+        "try: gputuner apply box graphs-512 --set max_running_requests=64 --set mem_fraction_static=0.827, "
+        "or --ignore-forecast",
+    )
+    assert command(planned_badly(f_max=0.55)) == ()
+    assert command(planned_badly(f_max=None)) == ()
+    another = Check(id="port", title="Port", verdict=Verdict.FAIL, detail="taken")
+    made = planned_badly()
+    assert command(msgspec.structs.replace(made, checks=(*made.checks, another))) == ()
 
 
 def test_ones_own_dashboard_is_told_as_such_and_the_way_out_is_named() -> None:
