@@ -144,6 +144,20 @@ async def test_a_broken_file_of_presets_is_named_and_leaves_the_others(app_on: A
         assert "2 nccl-2ch-128k" in rows(app, "#presets")
 
 
+async def test_a_chosen_preset_that_is_gone_is_not_chosen_any_more(app_on: AppOn) -> None:
+    library = changing.FakeLibrary()
+    app, _ = tuned(app_on, changing.tunable(), library)
+    async with app.run_test(size=NARROW) as pilot:
+        await press(pilot, "t", "2")
+        assert app.screen.view.chosen == "nccl-2ch-128k"
+        del library.known["nccl-2ch-128k"]
+        app.screen.read_presets()
+        await settled(pilot)
+        assert app.screen.view.chosen == ""
+        assert "There is no preset nccl-2ch-128k here" in told(app)
+        assert app.screen.wish().preset == ""
+
+
 # Values by hand ------------------------------------------------------------------------------------------------------
 
 

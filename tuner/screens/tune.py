@@ -19,7 +19,7 @@ from tuner.widgets.rows import Rows
 from tuner.widgets.run_panel import news
 from tuner.widgets.spans import Line, clean, clip_line
 from tuner.widgets.tune_knobs import knob_lines
-from tuner.widgets.tune_list import ids_of, list_lines, matching
+from tuner.widgets.tune_list import BARE, ids_of, list_lines, matching
 from tuner.widgets.tune_page import Section, View, page, sections, shown_run, tab_line
 from tuner.widgets.tune_text import title_lines
 
@@ -270,6 +270,12 @@ class TuneScreen(TuneActions):
         self.refresh_bindings()
         first = not self.recipes
         self.recipes, self._problems = message.recipes, message.problems
+        chosen = self.view.chosen
+        if chosen not in ("", BARE) and chosen not in {each.id for each in message.presets}:
+            # Its file is gone or broken, or it is of another machine: what cannot be listed is not chosen.
+            self.view = replace(self.view, chosen="")
+            self.notify(f"There is no preset {clean(chosen)} here (any more)", severity="warning", timeout=6)
+            self.ask_tune()
         if first and message.recipes and not self.server_key:
             self.ask_tune()
         self.catch_up()
