@@ -70,7 +70,6 @@ def apply(target: Target, options: Options) -> int:
 
 def resume(target: Target, *, back: bool, options: Options) -> int:
     """Finish a run whose supervisor died, or go back from it."""
-    _can_confirm(options)
     printer = Printer(as_json=options.as_json)
 
     async def whole() -> Told:
@@ -88,6 +87,7 @@ def resume(target: Target, *, back: bool, options: Options) -> int:
                 )
                 return Told(host=state.name, code=PROBLEM, outcome="refused", reason=reason)
             printer.say(left.words)
+            _can_confirm(options)
             if not await _confirmed(ask, options, f"{state.name}: {option.title}", "Do it? y or n [n]: "):
                 return Told(host=state.name, code=PROBLEM, outcome="declined")
             if options.take_over and (refusal := await _taken_over(session)) is not None:
@@ -254,9 +254,11 @@ class _Change:
         holder = words.holder_words(state.lease, state.now, self._session.operator)
         if self._options.take_over and holder:
             parts.append(f"lease  {holder}: it is taken over, and they are told")
-        warned = sum(check.verdict in (Verdict.WARN, Verdict.UNKNOWN) for check in tuning.checks)
+        warned = [check.title for check in tuning.checks if check.verdict in (Verdict.WARN, Verdict.UNKNOWN)]
         if warned:
-            parts.append(f"checks {warned} warn or are unknown, see above")
+            parts.append(
+                f"{len(warned)} check{'s' if len(warned) > 1 else ''} to look at: {', '.join(dict.fromkeys(warned))}"
+            )
         text = "\n".join(plain(part) for part in parts)
         return await _confirmed(self._ask, self._options, text, "Do it? y or n [n]: ")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from tuner.cli.paper import Paper
 from tuner.cli.plan import table_lines, verdict_lines
 from tuner.core import run_words as words
-from tuner.core.change_words import value_words
+from tuner.core.change_words import source_words, then_words, value_words
 from tuner.core.finding_words import sureness
 from tuner.core.order_words import steps_of
 from tuner.core.remedies import order, typed
@@ -80,11 +80,12 @@ def requests_words(server: ServerState) -> str:
 def change_words(change: Change) -> str:
     """Return one change in a line."""
     text = change.text if change.text and change.text != change.name else ""
-    source = f", now from {change.source}" if change.source and change.now is not None and change.changed else ""
+    source = source_words(change) if change.now is not None and change.changed else ""
     moved = f"{change.name} {value_words(change.now)}"
     if change.changed:
-        moved += f" → {value_words(change.then)}"
-    where = f"  ({text}{source})" if text else f"  ({source.removeprefix(', ')})" if source else ""
+        moved += f" → {then_words(change)}"
+    about = ", ".join(part for part in (text, source) if part)
+    where = f"  ({about})" if about else ""
     return moved + where + (f": {change.drift}" if change.drift else "")
 
 
@@ -154,4 +155,4 @@ def end_lines(run: RunRecord, paper: Paper) -> Iterator[str]:
     for left in run.leftovers:
         yield from paper.wrapped(words.leftover_words(left), label="left over", hang=_LABEL)
     if run.cancelled_by is not None:
-        yield from paper.wrapped(words.operator_name(run.cancelled_by), label="cancelled", hang=_LABEL)
+        yield from paper.wrapped(f"by {words.operator_name(run.cancelled_by)}", label="cancelled", hang=_LABEL)

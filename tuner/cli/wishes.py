@@ -86,8 +86,7 @@ def server_meant(state: HostState, options: Options, recipe: Recipe | None) -> S
     """Return the server that is meant: the named one, or the only one that runs; else the newest that ended.
 
     Raises:
-        UsageProblem: No server has that PID, or several run.
-        TunerError: There is no server, and no recipe.
+        UsageProblem: No server has that PID, or several run; or there is no server, and no recipe.
     """
     alive = [each for each in state.servers if not each.gone and not each.identity.orphaned]
     if options.pid is not None:
@@ -109,10 +108,10 @@ def server_meant(state: HostState, options: Options, recipe: Recipe | None) -> S
     if recipe is not None:
         return None
     if not options.start:
-        raise TunerError("No server runs there", state.name)
+        raise UsageProblem("No server runs there", state.name)
     ended = next((each for each in state.servers if each.identity.argv), None)
     if ended is None and not options.back and not state.runs:
-        raise TunerError("No server runs there", state.name, "Name a recipe with --recipe, or go back with --back")
+        raise UsageProblem("No server runs there", state.name, "Name a recipe with --recipe, or go back with --back")
     return ended
 
 

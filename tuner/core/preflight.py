@@ -14,7 +14,7 @@ from tuner.core.engine import Engine
 from tuner.core.preflight_case import Case, Fact, check, fail, settings_of
 from tuner.core.preflight_gpus import memory, tenants
 from tuner.core.preflight_host import HOST_JUDGES
-from tuner.core.run_words import TAKE_OVER, holder_words, operator_name
+from tuner.core.run_words import TAKE_OVER, holder_words, lease_way_out, operator_name
 from tuner.domain.forecast import Forecast
 from tuner.domain.preflight import Check, PreflightAsk, Verdict
 from tuner.domain.recipe import Launch
@@ -304,7 +304,7 @@ def _lease(case: Case) -> Iterator[Check]:
     title = "Lease"
     if lease.holder is not None and not lease.mine:
         detail = holder_words(lease, case.state.now, case.operator)
-        yield fail("lease", title, detail, TAKE_OVER)
+        yield fail("lease", title, detail, lease_way_out(lease, case.operator))
     elif lease.lost_to is not None and not lease.mine:
         detail = f"{operator_name(lease.lost_to)} took the right to change this host over"
         yield fail("lease", title, detail, TAKE_OVER)

@@ -50,6 +50,8 @@ NEAR_S = 100.0
 """Seconds from which on the end of a start's patience is told."""
 TAKE_OVER = "ask them, or take it over (--take-over, or L on the Tune screen); they are told and can only watch then"
 """The way out where another operator holds the lease."""
+GIVE_BACK = "press L on its Tune screen to give it back, or take it over (--take-over, or L here)"
+"""The way out where another gputuner of the same operator holds the lease."""
 _ALL_BACK = 0.98
 """Share of the memory of a stopped server from which on it counts as given back, for the words only."""
 
@@ -215,6 +217,16 @@ def way_on(run: RunRecord) -> str:
     return "what it started does not live"
 
 
+def lease_way_out(lease: Lease, me: Operator | None = None) -> str:
+    """Return what the operator `me` can do where somebody holds the lease."""
+    return GIVE_BACK if lease.holder is not None and _own(lease.holder, me) else TAKE_OVER
+
+
+def _own(holder: Operator, me: Operator | None) -> bool:
+    """Return whether a holder of the lease is another gputuner of the same user on the same machine."""
+    return me is not None and (holder.name, holder.machine) == (me.name, me.machine)
+
+
 def holder_words(lease: Lease, now: float | None, me: Operator | None = None) -> str:
     """Return who may change the host, and since when; empty while nobody else does.
 
@@ -227,7 +239,7 @@ def holder_words(lease: Lease, now: float | None, me: Operator | None = None) ->
     if holder is None or lease.mine:
         return ""
     who = operator_name(holder)
-    if me is not None and (holder.name, holder.machine) == (me.name, me.machine):
+    if _own(holder, me):
         who = f"your own dashboard in another terminal ({who})"
     words = f"{who} holds the lease of this host"
     if holder.since is not None and now is not None:

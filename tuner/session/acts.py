@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from tuner.core.run_words import TAKE_OVER, holder_words
+from tuner.core.run_words import holder_words, lease_way_out
 from tuner.domain.acts import AnyAct, CancelRun, ReleaseLease, ResumeRun, Switch, TakeLease
 from tuner.domain.events import Acted
 from tuner.domain.runs import Operator, run_id
@@ -112,7 +112,8 @@ class Acts:
             return None
         dead = lease.beat_at is not None and now is not None and now - lease.beat_at > LEASE_DEAD_S
         if lease.holder is not None and not dead:
-            return _refused(holder_words(lease, now, self.operator), TAKE_OVER[:1].upper() + TAKE_OVER[1:])
+            way_out = lease_way_out(lease, self.operator)
+            return _refused(holder_words(lease, now, self.operator), way_out[:1].upper() + way_out[1:])
         return None
 
     async def _order(self, act: AnyAct) -> Acted:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,6 +19,8 @@ from tests.support.sessions import FakeSession
 from tests.unit.core.test_runs import record
 from tuner.cli import apply
 from tuner.cli.apply import FACTS_S, _Change, clean_words, fitting_command
+from tuner.cli.ask import TerminalAsk
+from tuner.cli.change_lines import end_lines
 from tuner.cli.change_report import Printer, Told
 from tuner.cli.paper import Paper
 from tuner.cli.wishes import Options
@@ -24,11 +28,14 @@ from tuner.core.tuning import tune
 from tuner.domain.acts import AnyAct, ResumeRun
 from tuner.domain.events import Acted
 from tuner.domain.forecast import Fit, Forecast
+from tuner.domain.link import Target
 from tuner.domain.planning import Planned
 from tuner.domain.preflight import Check, Verdict
 from tuner.domain.runs import Lease, Operator, RunOutcome
+from tuner.domain.state import HostState
 from tuner.domain.tuning import Tuning, Wish
 from tuner.engines import load_engines
+from tuner.errors import UsageProblem
 from tuner.session.tasks import spawn
 
 
@@ -127,6 +134,51 @@ def test_a_long_line_about_a_run_is_broken_between_words_and_indented(capsys: py
     ]
 
 
+def test_that_nothing_was_interrupted_is_told_before_a_confirmation_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = FakeSession(msgspec.structs.replace(states.serving(), runs=()))
+
+    @contextlib.asynccontextmanager
+    async def connected(*_: Any, **__: Any) -> AsyncIterator[tuple[FakeSession, TerminalAsk]]:
+        yield session, TerminalAsk()
+
+    async def settled(*_: Any, **__: Any) -> HostState:
+        return session.state
+
+    monkeypatch.setattr(apply, "connected", connected)
+    monkeypatch.setattr(apply, "settled", settled)
+    monkeypatch.setattr(TerminalAsk, "there", lambda self: False)
+    target = Target(name="box", scheme="local")
+    assert apply.resume(target, back=False, options=Options()) == 1
+    assert "no run was interrupted there" in capsys.readouterr().out
+    left = record(1, outcome=RunOutcome.RUNNING, supervised=False)
+    session.state = msgspec.structs.replace(session.state, runs=(left,))
+    with pytest.raises(UsageProblem, match="must be confirmed"):
+        apply.resume(target, back=False, options=Options())
+    assert session.acts == []
+
+
+async def test_the_question_names_the_checks_to_look_at() -> None:
+    class Declining:
+        text = ""
+
+        async def question(self, text: str, prompt: str) -> str:
+            self.text = text
+            return "n"
+
+    ask = Declining()
+    session = FakeSession(states.serving(), facts={})
+    told = await change(session, ask).carried_out(session.state)
+    assert [each.verdict for each in told.tuning.checks if each.title in ("Rights", "Manager")] == [Verdict.UNKNOWN] * 2
+    assert "\n2 checks to look at: Rights, Manager" in ask.text
+
+
+def test_who_cancelled_a_run_is_told() -> None:
+    cancelled = record(1, cancelled_by=Operator(session="s", name="root", machine="vm"))
+    assert [" ".join(line.split()) for line in end_lines(cancelled, Paper())] == ["cancelled by root@vm"]
+
+
 def planned_badly(**fields: Any) -> Tuning:
     tuning = tune(states.serving(), Wish(), load_engines(), {}, run="r", operator=Operator(session="s", name="mia"))
     plan = Forecast(**{"fit": Fit.TOO_HIGH, "fraction": 0.97, "f_min": 0.6, "f_max": 0.8274, "sure": True, **fields})
@@ -164,5 +216,5 @@ def test_ones_own_dashboard_is_told_as_such_and_the_way_out_is_named() -> None:
     own = lease(Operator(session="s2", name="mia", machine="laptop"))
     assert own.detail.startswith("your own dashboard in another terminal (mia@laptop) holds the lease")
     assert "--take-over" in own.way_out
-    assert "L on the Tune screen" in own.way_out
+    assert own.way_out.startswith("press L on its Tune screen to give it back")
     assert lease(Operator(session="s2", name="bob", machine="laptop")).detail.startswith("mia@laptop holds the lease")

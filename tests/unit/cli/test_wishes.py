@@ -119,7 +119,7 @@ def test_without_a_server_a_run_or_an_ended_one_is_taken_up() -> None:
     nothing = REPLACE(states.serving(), servers=())
     with pytest.raises(TunerError, match="--recipe"):
         server_meant(nothing, Options(), None)
-    with pytest.raises(TunerError, match="No server runs there"):
+    with pytest.raises(UsageProblem, match="No server runs there"):
         server_meant(nothing, Options(start=False), None)
     assert server_meant(with_runs(nothing, record(1)), Options(), None) is None
     ended = states.explained()
