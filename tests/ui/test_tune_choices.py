@@ -52,3 +52,11 @@ async def test_a_server_that_ends_moves_no_number_key(app_on: AppOn) -> None:
         await settled(pilot)
         assert "is for vllm" not in rows(app, "#presets"), "for no server"
         assert numbers(app) == before
+
+
+async def test_after_a_stop_the_server_would_be_started_as_it_ran(app_on: AppOn) -> None:
+    (server,) = changing.tunable().servers
+    app, _ = tuned(app_on, states.REPLACE(changing.tunable(), servers=(states.REPLACE(server, gone=True),)))
+    async with app.run_test(size=WIDE) as pilot:
+        await press(pilot, "t")
+        assert "nothing: the server would be started again as it ran" in rows(app, "#tune")

@@ -166,7 +166,7 @@ class _Sides:
             elif new is not None and _same(given.knob, old.value, new.value):
                 change = _with(change, now=new.value)
         words += self._ignored_words(given.name, old is not None, new is not None)
-        change = _with(change, drift="; ".join(words))
+        change = _with(change, drift="; ".join(words), default=self._default(given.name) if new is None else None)
         return change if change.changed or change.drift else None
 
     def _text(self, given: Asked) -> str:
@@ -180,6 +180,11 @@ class _Sides:
         else:
             value = self.settings.get(given.name)
         return None if isinstance(value, float) and math.isnan(value) else value
+
+    def _default(self, name: str) -> Any:
+        """Return the value that this version of the engine takes for what nothing sets; None if it is not known."""
+        spelling = self.engine.knob(name, self.version)
+        return None if spelling is None or spelling.assumed else spelling.default
 
     # --- Variables -------------------------------------------------------------------------------------------------
 
@@ -231,6 +236,7 @@ class _Sides:
             text=name,
             now=now,
             then=then,
+            default=self._default(name) if then is None else None,
             source=source,
             drift="; ".join(dict.fromkeys(words)),
         )

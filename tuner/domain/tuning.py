@@ -27,6 +27,8 @@ class Change(Struct, frozen=True, kw_only=True):
     """Value that the running server has; None: not set, and the engine chose none that is known."""
     then: Any = None
     """Value after the change; None: left to the engine."""
+    default: Any = None
+    """Value that the engine takes where `then` is left to it; None: not known, or nothing is left to it."""
     source: str = ""
     """Where `now` comes from: `argv`, `environment`, `settings` (which the engine resolved), `file` (one that sets it
     behind the scenes), `log` (which says so), or `default`; empty: no server runs."""

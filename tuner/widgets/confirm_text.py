@@ -16,7 +16,7 @@ from tuner.domain.tuning import Tuning
 from tuner.units import format_duration
 from tuner.widgets.spans import Line, clean, wrap_parts, wrap_words
 from tuner.widgets.status import age, server_name
-from tuner.widgets.tune_text import changes_of, in_words
+from tuner.widgets.tune_text import changes_of, in_words, then_in_words
 
 DRAIN_S = 300.0
 """Longest wait for the requests in flight where the operator wants them to end first, seconds."""
@@ -158,7 +158,7 @@ def _changes(tuning: Tuning) -> list[Fact]:
     if not made:
         return [Fact("changes", "none: it is started as it was" if tuning.wish.server else "none beside the recipe")]
     knobs = {each.knob.name: each for each in tuning.planned.knobs} if tuning.planned is not None else {}
-    words = [f"{clean(e.name)} {in_words(e, e.now, knobs)} -> {in_words(e, e.then, knobs)}" for e in made[:_CHANGES]]
+    words = [f"{clean(e.name)} {in_words(e, e.now, knobs)} -> {then_in_words(e, knobs)}" for e in made[:_CHANGES]]
     more = [f"{len(made) - _CHANGES} more"] if len(made) > _CHANGES else []
     return [Fact("changes", ", ".join([*words, *more]))]
 

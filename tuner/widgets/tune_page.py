@@ -156,7 +156,8 @@ def sections(
     parts: list[Section] = []
     changed = _wrapped(waits, width)
     if tuning is not None:
-        changed = change_lines(changes_of(tuning), view.knobs, width, glyphs, running=server is not None)
+        there, ended = server is not None, server is not None and server.gone
+        changed = change_lines(changes_of(tuning), view.knobs, width, glyphs, running=there, ended=ended)
         if tuning.launch is None and tuning.wish.start:
             out: Line = ((f"{glyphs.then} {_recipes(view.recipes)}", "text"),)
             changed = [*order_lines(tuning, width, glyphs), *_wrapped(out, width)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tuner.core.change_words import value_words
+from tuner.core.change_words import source_words, then_words, value_words
 from tuner.core.order_words import steps_of
 from tuner.core.shellwords import shell_line, shell_word
 from tuner.domain.planning import PlanKnob, Planned
@@ -20,14 +20,6 @@ from tuner.widgets.spans import Line, Span, clean, clip, clip_line, spread, text
 _NAME = 26
 """Width of the column with the names of knobs and checks, in cells."""
 _NAME_MOST = 40
-_SOURCES = {
-    "argv": "from its arguments",
-    "environment": "from its environment",
-    "settings": "resolved by the engine",
-    "file": "set by a file",
-    "log": "as its log says",
-    "default": "the default",
-}
 _VERDICTS: dict[Verdict, tuple[str, str]] = {
     Verdict.FAIL: ("refuses", "bad"),
     Verdict.WARN: ("warns", "warn"),
@@ -75,7 +67,13 @@ def title_lines(choice: PresetChoice | None, overrides: int, width: int, glyphs:
 
 
 def change_lines(
-    changes: Sequence[Change], knobs: Mapping[str, PlanKnob], width: int, glyphs: Glyphs, *, running: bool
+    changes: Sequence[Change],
+    knobs: Mapping[str, PlanKnob],
+    width: int,
+    glyphs: Glyphs,
+    *,
+    running: bool,
+    ended: bool = False,
 ) -> list[Line]:
     """Return each changed value as `now > then` with the source of the present one; then what is not as it was set.
 
@@ -84,17 +82,17 @@ def change_lines(
         knobs: Knobs of the version by name, for units.
         width: Width of a line, in cells.
         glyphs: Symbols to draw with.
-        running: A server runs, against which it is held.
+        running: There is a server, against which it is held.
+        ended: It has ended.
     """
     if not changes:
-        words = (
-            "nothing: the server would be started again as it runs" if running else "nothing is set beside the recipe"
-        )
+        again = f"nothing: the server would be started again as it {'ran' if ended else 'runs'}"
+        words = again if running else "nothing is set beside the recipe"
         return [((f"   {words}", "dim"),)]
     name = min(_NAME_MOST, max(_NAME, *(text_width(clean(each.name)) + 2 for each in changes)))
     if width < 60:
         name = min(name, _NAME)
-    values = [(in_words(each, each.now, knobs), in_words(each, each.then, knobs)) for each in changes]
+    values = [(in_words(each, each.now, knobs), then_in_words(each, knobs)) for each in changes]
     column = min(max(width - name - 24, 16), max(text_width(f"{one} > {two}") for one, two in values) + 2)
     lines: list[Line] = []
     for each, (one, two) in zip(changes, values, strict=True):
@@ -119,12 +117,16 @@ def in_words(each: Change, value: Any, knobs: Mapping[str, PlanKnob]) -> str:
     return clean(value_words(value))
 
 
+def then_in_words(each: Change, knobs: Mapping[str, PlanKnob]) -> str:
+    """Return the value after a change in a few words; where it is left to the engine, the default if that is known."""
+    return then_words(each, lambda value: in_words(each, value, knobs))
+
+
 def _change(
     each: Change, one: str, two: str, name: int, column: int, width: int, glyphs: Glyphs, *, running: bool
 ) -> list[Line]:
     label = clip(clean(each.name), name - 1, glyphs.ellipsis)
     label += " " * (name - text_width(label))
-    source = _SOURCES.get(each.source, clean(each.source))
     sign: Span = (f" {glyphs.warn} ", "warn") if each.drift else ("   ", "text")
     if not each.changed:
         value: Line = ((f"{one} (kept)", "text"),)
@@ -133,7 +135,7 @@ def _change(
     else:
         value = ((two, "busy"),)
     pad = " " * max(1, column - width_of(value))
-    tail = f"now {source}" if source and each.changed else source
+    tail = clean(source_words(each))
     lines = [clip_line((sign, (label, "text"), *value, (pad, "text"), (tail, "dim")), width, glyphs.ellipsis)]
     notes = wrap_words(clean(each.drift), width - name - 6) if each.drift else []
     return [*lines, *(((" " * (name + 3), "text"), (chunk, "warn")) for chunk in notes)]
