@@ -722,7 +722,7 @@ async def test_the_choice_is_saved_as_a_preset(app_on: AppOn) -> None:
 async def test_why_a_preset_was_not_saved_is_said(app_on: AppOn) -> None:
     app, _ = tuned(app_on, changing.tunable(), changing.FakeLibrary(broken="There is a preset of that name already"))
     async with app.run_test(size=WIDE) as pilot:
-        await press(pilot, "t", "w", *"base-88", "enter")
+        await press(pilot, "t", "2", "w", *"base-88", "enter")
         assert "There is a preset of that name already" in told(app)
 
 

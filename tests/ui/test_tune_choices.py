@@ -7,9 +7,10 @@ from typing import Any
 
 from tests.support import changing, states
 from tests.support.sessions import settled
-from tests.ui.test_tune import NARROW, WIDE, AppOn, press, rows, tuned
+from tests.ui.test_tune import NARROW, WIDE, AppOn, press, rows, told, tuned
 from tuner.domain.presets import Preset
 from tuner.errors import CatalogError
+from tuner.widgets.tune_list import BARE
 
 
 class Sorted(changing.FakeLibrary):
@@ -60,3 +61,29 @@ async def test_after_a_stop_the_server_would_be_started_as_it_ran(app_on: AppOn)
     async with app.run_test(size=WIDE) as pilot:
         await press(pilot, "t")
         assert "nothing: the server would be started again as it ran" in rows(app, "#tune")
+
+
+async def test_an_empty_preset_is_not_saved(app_on: AppOn) -> None:
+    library = changing.FakeLibrary()
+    app, _ = tuned(app_on, changing.changed(), library)
+    async with app.run_test(size=NARROW) as pilot:
+        await press(pilot, "t", "0", "w")
+        assert app.screen.entry == ""
+        assert "Nothing to save: change a knob (n) or choose a preset first" in told(app)
+        await press(pilot, "down", "w")
+        assert app.screen.view.chosen == BARE
+        assert app.screen.entry == ""
+        await press(pilot, "n", *"cuda_graph_max_bs=64", "enter", "w", *"mine", "enter")
+    assert [each.id for each in library.saved] == ["mine"]
+
+
+async def test_another_preset_is_shown_from_its_top(app_on: AppOn) -> None:
+    app, _ = tuned(app_on, changing.tunable())
+    async with app.run_test(size=(160, 24)) as pilot:
+        await press(pilot, "t", "2", "pagedown")
+        box = app.screen.query_one("#tune-box")
+        assert box.scroll_y > 0
+        await press(pilot, "2")
+        assert box.scroll_y > 0, "it is the same"
+        await press(pilot, "3")
+        assert box.scroll_y == 0

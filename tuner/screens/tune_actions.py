@@ -301,8 +301,12 @@ class TuneActions(TuneEntry):
     # What is kept ------------------------------------------------------------------------------------------------
 
     def action_save(self) -> None:
-        """Open the line for the name of a new preset."""
-        self.open_entry("preset")
+        """Open the line for the name of a new preset, unless it would be empty."""
+        if self.view.overrides or self.view.chosen not in ("", BARE):
+            self.open_entry("preset")
+        else:
+            words = "Nothing to save: change a knob (n) or choose a preset first"
+            self.notify(words, severity="warning", timeout=5)
 
     def action_recipe(self) -> None:
         """Keep how the server on screen is started; where that is not known or none runs, choose a recipe."""
