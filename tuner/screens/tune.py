@@ -309,6 +309,7 @@ class TuneScreen(TuneActions):
         """Choose a preset by its id; empty: none."""
         if preset != self.view.chosen:
             self.view = replace(self.view, chosen=preset, ignore_forecast=False)
+            self.query_one("#tune-box").scroll_to(y=0, animate=False)
             self.ask_tune()
             self.refresh_bindings()
         self.on_knobs = False
