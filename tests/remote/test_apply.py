@@ -98,7 +98,8 @@ def test_a_switch_a_failed_one_and_the_ways_back(host: SimHost, capsys: pytest.C
     assert command(capsys, "stop", "demo", "--yes")[0] == 0
     code, cleaned = command(capsys, "clean", "demo", "--yes")
     assert (code, cleaned["outcome"]) == (0, "cleaned")
-    assert not folder(host).exists()
+    assert [each.name for each in folder(host).iterdir()] == ["audit.ndjson"]
+    assert "the audit stays: " in cleaned["reason"]
 
 
 def test_with_nobody_to_ask_nothing_is_done(host: SimHost) -> None:

@@ -404,7 +404,7 @@ def test_leftovers_are_ended_only_if_the_run_calls_them_its_own(ann: Operator, t
         assert signals == [("TERM", ours.pid, "sent")]
 
 
-def test_clean_removes_the_folder_unless_it_is_needed(ann: Operator, tmp_path: Path) -> None:
+def test_clean_empties_the_folder_unless_it_is_needed_and_keeps_the_audit(ann: Operator, tmp_path: Path) -> None:
     ann.done("take-lease")
     ann.switch(RUN)
     assert "supervisor" in ann.refused("clean")
@@ -414,10 +414,14 @@ def test_clean_removes_the_folder_unless_it_is_needed(ann: Operator, tmp_path: P
         told_of(ann, "20261130-9", new=process_id(server.pid))
         assert "a server that was started by run 20261130-9" in ann.refused("clean")
     hint = ann.done("clean").hint
-    assert hint.startswith(f"removed {ann.folder}: 2 runs, ")
-    assert not ann.folder.exists()
+    assert hint.startswith(f"removed from {ann.folder}: 2 runs, ")
+    assert hint.endswith(f"the audit stays: {ann.folder}/audit.ndjson")
+    assert [each.name for each in ann.folder.iterdir()] == ["audit.ndjson"]
     assert ann.lease(holder=None, mine=False)
     assert "nobody has taken" in ann.refused("clean")
+    told = [(line["act"], line["outcome"]) for line in ann.audit() if line["by"] == "probe" and "act" in line]
+    assert ("switch", "done") in told, "what was done before stays"
+    assert told[-3:] == [("clean", "begins"), ("clean", "done"), ("clean", "refused")]
 
 
 def test_every_operator_is_told_that_the_runs_are_gone(home: Path) -> None:
@@ -456,7 +460,7 @@ def test_clean_spares_the_server_of_another_host_with_the_same_home_folder(ann: 
     if ended:
         (place / "exit.json").write_text("{}")
         ann.done("clean")
-        assert not ann.folder.exists()
+        assert not place.exists()
     else:
         assert f"run {RUN} was begun on another-host" in ann.refused("clean")
         assert place.exists()

@@ -118,4 +118,4 @@ async def test_a_run_goes_on_while_the_link_is_cut(
             await until(lambda: (run := run_of(bob, ended.run)) is not None and not run.supervised, 30)
             assert run_of(bob).exit_code == -signal.SIGTERM  # type: ignore[union-attr]
             assert (await bob.act(Clean(), confirmed=True)).error is None
-    assert not names_in(remote_home)
+    assert names_in(remote_home / ".gputuner") == ["audit.ndjson"]

@@ -100,7 +100,7 @@ def resume(target: Target, *, back: bool, options: Options) -> int:
 
 
 def clean(target: Target, options: Options) -> int:
-    """Remove gputuner's folder from a host."""
+    """Empty gputuner's folder on a host; the audit stays."""
     _can_confirm(options)
     printer = Printer(as_json=options.as_json)
 
@@ -122,8 +122,9 @@ def clean(target: Target, options: Options) -> int:
 
 
 def clean_words(state: HostState) -> str:
-    """Return what is asked before gputuner's folder is removed."""
-    about = f"{state.name}: removes ~/.gputuner: {len(state.runs)} runs with their logs, lease and audit"
+    """Return what is asked before gputuner's folder is emptied."""
+    runs_of_it = f"{len(state.runs)} run{'' if len(state.runs) == 1 else 's'} with their logs"
+    about = f"{state.name}: empties ~/.gputuner: {runs_of_it}, and the lease. The audit stays: ~/.gputuner/audit.ndjson"
     if state.runs:
         about += "\nThe way back is lost with them: what ran before cannot be started again by --back or B."
     return about

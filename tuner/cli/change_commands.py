@@ -151,9 +151,10 @@ def resume(host: Any, back: bool, yes: bool, take_over: bool, as_json: bool) -> 
 @_take_over
 @_json
 def clean(host: Any, yes: bool, dry_run: bool, take_over: bool, as_json: bool) -> int:
-    """Remove gputuner's folder, ~/.gputuner, from a host: records and logs of runs, lease and audit.
+    """Empty gputuner's folder on a host, ~/.gputuner: records and logs of runs, and the lease.
 
-    It is refused while a run goes on, or a server that gputuner started writes its log there.
+    The audit stays: ~/.gputuner/audit.ndjson. It is refused while a run goes on, or a server that gputuner started
+    writes its log there.
     """
     from tuner.cli import apply as command
     from tuner.cli.wishes import Options

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
 
 from .arguments import masked_argv
 from .base import ME, Json, Refused, user_name
-from .folder import Lock, audit, disk_of, make_folder, our_folder, read_json, run_folder, write_bytes, write_json
+from .folder import AUDIT, Lock, audit, disk_of, make_folder, our_folder, read_json, run_folder, write_bytes, write_json
 from .identity import boot_id, why_not
 from .launch_order import Source, completed
 from .launcher import start_supervisor
@@ -117,11 +117,11 @@ class Door:
         return answer
 
     def _conclude(self, operator: Json, **what: Any) -> None:
-        """Write into the audit what came of an act, unless the act has removed it.
+        """Write into the audit what came of an act, if gputuner's folder exists.
 
         A disk that is full by now is a problem of its own: what was done is done, and must not be answered as an error.
         """
-        path = os.path.join(our_folder(), "audit.ndjson")
+        path = os.path.join(our_folder(), AUDIT)
         if os.path.isdir(our_folder()):
             try:
                 audit("probe", operator, **what)

@@ -21,6 +21,9 @@ FILE_MODE = 0o600
 LIMIT = 1 << 22
 """Most bytes of a JSON file that are read. A record of a run has some 10 KB; a file of another origin may have any."""
 
+AUDIT = "audit.ndjson"
+"""Name of the audit of this host. Nothing removes it: what can be removed by those of whom it tells proves nothing."""
+
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
@@ -153,7 +156,7 @@ def remove_file(path: str) -> None:
 
 
 def audit(by: str, operator: Optional[Json], **what: Any) -> None:
-    """Append a line to the audit of this host, `audit.ndjson`. Raises OSError.
+    """Append a line to the audit of this host. Raises OSError.
 
     Args:
         by: `probe` or `supervisor`.
@@ -162,7 +165,7 @@ def audit(by: str, operator: Optional[Json], **what: Any) -> None:
     """
     line: Json = {"at": round(time.time(), 3), "by": by, "operator": operator, "uid": ME}
     line.update((name, value) for name, value in what.items() if value is not None)
-    append_json(os.path.join(our_folder(), "audit.ndjson"), line)
+    append_json(os.path.join(our_folder(), AUDIT), line)
 
 
 def size_of(path: str) -> int:

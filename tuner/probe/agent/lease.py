@@ -99,7 +99,8 @@ class LeaseKeeper:
         with self._guard:
             if self._holding is None:
                 return
-            if os.path.isdir(our_folder()):
+            # After `clean` there is none, and the lock's file is not made again for it.
+            if os.path.exists(_path()):
                 with self._locked():
                     if self._is_ours(read_json(_path())):
                         remove_file(_path())

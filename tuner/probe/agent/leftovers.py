@@ -1,4 +1,4 @@
-"""End what a stopped server left behind, and remove gputuner's folder from the host."""
+"""End what a stopped server left behind, and empty gputuner's folder on the host."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import stat
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
-from .base import Json, Refused
-from .folder import audit, our_folder, read_json, run_folder, run_ids, size_of
+from .base import Json, Refused, names_in
+from .folder import AUDIT, audit, our_folder, read_json, remove_file, run_folder, run_ids, size_of
 from .identity import NO_PROCESS, alive, boot_id, send
 from .lease import hostname
 
@@ -85,7 +85,7 @@ def host_of_server(ident: str) -> Optional[str]:
 
 
 def clean(probe: Probe, runs: RunsWatch) -> str:
-    """Remove gputuner's folder; return what was removed, in words.
+    """Remove all that is in gputuner's folder except the audit; return what was removed, in words.
 
     Raises:
         Refused: A run or a server still needs it.
@@ -114,6 +114,12 @@ def clean(probe: Probe, runs: RunsWatch) -> str:
         if path and os.path.realpath(path).startswith(real):
             raise Refused("the server with pid %d logs into the folder" % server.leader.pid, "stop the server first")
     size = size_of(place)
-    shutil.rmtree(place)
+    for name in names_in(place):
+        path = os.path.join(place, name)
+        if name != AUDIT and stat.S_ISDIR(os.lstat(path).st_mode):
+            shutil.rmtree(path)
+        elif name != AUDIT:
+            remove_file(path)
+    size -= size_of(place)
     count = "1 run" if len(ids) == 1 else "%d runs" % len(ids)
-    return "removed %s: %s, %.1f MB" % (place, count, size / 1e6)
+    return "removed from %s: %s, %.1f MB; the audit stays: %s" % (place, count, size / 1e6, os.path.join(place, AUDIT))
