@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from tuner.core import runs
-from tuner.core.run_words import going_on, interrupted, memory_is_back
+from tuner.core.run_words import STEP_DOING, going_on, interrupted
 from tuner.domain.planning import PlanKnob
 from tuner.domain.runs import RunRecord
 from tuner.domain.state import HostState, ServerState
@@ -124,12 +124,9 @@ def run_section(state: HostState, view: View, width: int, glyphs: Glyphs) -> Sec
     keys = run_keys(state, run) if view.can_act else []
     lines = run_lines(state, run, width, glyphs, doing=doing(state, run, glyphs), keys=keys)
     title = "change that goes on" if going_on(run) else "interrupted change" if interrupted(run) else "last change"
-    word: Span | None = None
-    if not going_on(run):
-        sign, style = outcome_span(run, glyphs)
-        word = f"{sign} {'interrupted' if interrupted(run) else run.outcome.value}", style
-    elif memory_is_back(run):
-        word = f"{glyphs.ok} all memory came back", "ok"
+    sign, style = outcome_span(run, glyphs)
+    doing_now = STEP_DOING[run.step] if going_on(run) else run.outcome.value
+    word = f"{sign} {'interrupted' if interrupted(run) else doing_now}", style
     return Section("run", title, tuple(lines), word)
 
 
