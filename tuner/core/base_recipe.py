@@ -11,7 +11,7 @@ from msgspec import Struct
 from tuner.core import runs
 from tuner.core.engine import Engine, engine_by_program
 from tuner.core.recipes import of_session, read_recipe
-from tuner.core.switching import settings_of
+from tuner.core.switching import log_folder_of, settings_of
 from tuner.domain.recipe import Launch, Recipe
 from tuner.domain.runs import RunRecord
 from tuner.domain.starts import named_model
@@ -90,7 +90,6 @@ def _as_it_ran(state: HostState, run: RunRecord, engine: Engine) -> Recipe:
     """Return how a run started its server."""
     line = engine.command_line(run.argv)
     settings: Mapping[str, Any] = settings_of(run.argv, engine)
-    folder = run.log.rpartition("/")[0] if run.log and "/.gputuner/" not in run.log else None
     return Recipe(
         name=run.recipe.name if run.recipe is not None else run.title or run.id,
         host=state.name,
@@ -100,7 +99,7 @@ def _as_it_ran(state: HostState, run: RunRecord, engine: Engine) -> Recipe:
         args=tuple(word for each in line.arguments for word in each.words),
         env={name: value for name, value in run.env.items() if not of_session(name)},
         cwd=run.cwd,
-        log_dir=folder or None,
+        log_dir=log_folder_of(run),
         model=named_model(settings),
         port=run.port,
         ready_s=run.recipe.ready_s if run.recipe is not None else None,

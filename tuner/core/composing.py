@@ -16,7 +16,7 @@ from tuner.core.helptext import parse_help
 from tuner.core.knobs import read_value
 from tuner.core.presets import overlay, resolve, unmet
 from tuner.core.recipes import lay_over, without_rest
-from tuner.core.switching import settings_of
+from tuner.core.switching import log_folder_of, settings_of
 from tuner.domain.knobs import KnobKind
 from tuner.domain.presets import Overlay, Preset
 from tuner.domain.recipe import MASK, Launch, Recipe
@@ -140,11 +140,25 @@ def _again(state: HostState, wish: Wish, server: ServerState | None, known: Know
     if untried:
         # Its command line is on the host only.
         recipe = run.back_recipe
-        launch = Launch(argv=(), like=f"back:{run.id}", port=run.port, preset=run.back_preset, title=run.back)
+        launch = Launch(
+            argv=(),
+            like=f"back:{run.id}",
+            log_dir=log_folder_of(run),
+            port=run.port,
+            preset=run.back_preset,
+            title=run.back,
+        )
     else:
         preset, title, recipe = runs.launched(run)
         launch = Launch(
-            argv=run.argv, env=run.env, cwd=run.cwd, like=runs.like(run), port=run.port, preset=preset, title=title
+            argv=run.argv,
+            env=run.env,
+            cwd=run.cwd,
+            log_dir=log_folder_of(run),
+            like=runs.like(run),
+            port=run.port,
+            preset=preset,
+            title=title,
         )
     return Composed(
         engine=engine,

@@ -84,7 +84,7 @@ def read_recipe(state: HostState, server: ServerState, engine: Engine, name: str
             if not of_session(variable) and len(value) < _LONGEST_VALUE
         },
         cwd=_there(identity.cwd),
-        log_dir=_folder(source.path) if source is not None and source.kind == "file" else None,
+        log_dir=log_folder(source.path) if source is not None and source.kind == "file" else None,
         model=engine.model(identity),
         port=identity.port,
         manager=identity.manager if identity.manager and identity.manager.kind != _NOBODY else None,
@@ -270,8 +270,8 @@ def _there(path: str | None) -> str | None:
     return None if path is None or path.endswith(_DELETED) else path
 
 
-def _folder(path: str | None) -> str | None:
-    """Return the folder of a log; None for what is no file that a folder has."""
+def log_folder(path: str | None) -> str | None:
+    """Return the folder of a log; None for what is no file that a folder has, and for the folder of a run."""
     if path is None or not path.startswith("/") or path.startswith(("/dev/", "/proc/")) or path.endswith(_DELETED):
         return None
     if "/.gputuner/" in path:

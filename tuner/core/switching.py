@@ -9,7 +9,7 @@ import msgspec
 
 from tuner.core import runs
 from tuner.core.engine import Engine, engine_by_program
-from tuner.core.recipes import ready_in_s
+from tuner.core.recipes import log_folder, ready_in_s
 from tuner.core.respawn import Keeper
 from tuner.domain.behaviour import Behaviour, Stopping
 from tuner.domain.recipe import MASK, Launch, Recipe
@@ -181,8 +181,11 @@ def way_back(
     A server that never became ready is gone back to only if no run is known to have been good, and never one that
     failed. None: there is nothing to go back to.
 
-    Where a server is only stopped (no `launch`), this is how it can be had again later.
+    Where a server is only stopped (no `launch`), this is how it can be had again later. Its log goes where it went
+    before only if the log of `launch` goes there too: the host refuses an order with a log folder that cannot be
+    written, and no way back may be the reason why a start is refused.
     """
+    proven = launch.log_dir if launch is not None else None
     keeper = keeper or Keeper()
     port = server.identity.port if server is not None else launch.port if launch is not None else None
     good = runs.last_good(state, port)
@@ -195,6 +198,7 @@ def way_back(
             _described(brain, settings, server.identity.port, ready_in_s(server)),
             like=f"server:{server.identity.key}",
             manager=keeper.start,
+            log_dir=proven if proven == _log_folder(server) else None,
             log_name=run,
             preset=preset,
             recipe=runs.recipe_of(state, server),
@@ -204,7 +208,19 @@ def way_back(
             return own
     if good is None or launch is None or _repeats(launch, good):
         return None
-    return msgspec.structs.replace(again_order(good, engine_by_program(good.argv, engines) or engine), log_name=run)
+    order = again_order(good, engine_by_program(good.argv, engines) or engine)
+    return msgspec.structs.replace(order, log_dir=proven if proven == log_folder_of(good) else None, log_name=run)
+
+
+def log_folder_of(run: RunRecord) -> str | None:
+    """Return the folder of the logs of a run's servers; None where it is the folder of the run, or not known."""
+    return log_folder(run.log) or log_folder(run.failed_log)
+
+
+def _log_folder(server: ServerState) -> str | None:
+    """Return the folder of a server's log; None where its log is no file, or in the folder of a run."""
+    source = server.log.source or server.identity.log
+    return log_folder(source.path) if source is not None and source.kind == "file" else None
 
 
 def _repeats(launch: Launch, good: RunRecord) -> bool:

@@ -68,6 +68,18 @@ def test_what_another_engine_replaced_is_asked_as_its_own_engine_is() -> None:
     assert known.engine == "sglang"
 
 
+def test_what_is_started_again_writes_its_log_where_it_did() -> None:
+    before = record(1, new=OLD, outcome=RunOutcome.READY, argv=VLLM, port=30000, log="/data/logs/run-1.log", back="B")
+    for again in ("run-1", "back:run-1"):
+        made = tuned(with_runs(states.serving(), before), Wish(again=again))
+        assert made.launch is not None
+        assert (made.launch.log_dir, made.ask and made.ask.log_dir) == ("/data/logs", "/data/logs")
+    own = msgspec.structs.replace(before, log="/root/.gputuner/runs/run-1/server.log")
+    made = tuned(with_runs(states.serving(), own), Wish(again="run-1"))
+    assert made.launch is not None
+    assert made.launch.log_dir is None
+
+
 def test_what_served_before_is_not_refused_by_a_forecast() -> None:
     state = states.explained()
     gone = state.servers[0]

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import states
-from tests.unit.core.test_runs import ME, record, with_runs
+from tests.unit.core.test_runs import ME, OLD, record, with_runs
 from tuner.core.respawn import Keeper
 from tuner.core.switching import launch_order, switch_order
 from tuner.domain.recipe import Launch
 from tuner.domain.runs import ProcessId, RunOutcome, SwitchOrder
-from tuner.domain.server import Phase
+from tuner.domain.server import LogSource, Phase
 from tuner.domain.state import HostState, ServerState
 from tuner.engines import load_engines
 
@@ -120,6 +120,25 @@ def test_a_manager_stops_it_and_starts_it_again_on_the_way_back() -> None:
     assert made.back.manager == keeper.start
     assert made.start is not None
     assert made.start.manager == ()
+
+
+def test_the_log_of_the_way_back_goes_where_it_went_before_if_that_folder_is_proven() -> None:
+    state = states.serving()
+    source = LogSource(kind="file", path="/data/logs/server.log")
+    state, server = changed(state, log=REPLACE(state.servers[0].log, source=source))
+
+    def folder(launch_: Launch, server: ServerState | None, state: HostState) -> str | None:
+        back = order(state, launch_, server).back
+        assert back is not None
+        return back.log_dir
+
+    assert folder(launch(log_dir="/data/logs"), server, state) == "/data/logs"
+    assert folder(launch(log_dir="/other"), server, state) is None, "nobody looked whether it can be written"
+    assert folder(launch(), server, state) is None
+    ready = record(1, new=OLD, outcome=RunOutcome.READY, argv=ARGV, port=30000, log="/data/logs/run-1.log")
+    assert folder(launch(log_dir="/data/logs"), None, with_runs(state, ready)) == "/data/logs"
+    own = REPLACE(ready, log="/root/.gputuner/runs/run-1/server.log")
+    assert folder(launch(log_dir="/data/logs"), None, with_runs(state, own)) is None
 
 
 def test_the_start_says_how_one_learns_that_it_serves() -> None:
