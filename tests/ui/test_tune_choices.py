@@ -8,8 +8,12 @@ from typing import Any
 from tests.support import changing, states
 from tests.support.sessions import settled
 from tests.ui.test_tune import NARROW, WIDE, AppOn, press, rows, told, tuned
+from tuner.catalog import read_preset
+from tuner.domain.preflight import Verdict
 from tuner.domain.presets import Preset
 from tuner.errors import CatalogError
+from tuner.paths import presets_dir
+from tuner.screens.confirm import ConfirmDialog
 from tuner.widgets.tune_list import BARE
 
 
@@ -87,3 +91,37 @@ async def test_another_preset_is_shown_from_its_top(app_on: AppOn) -> None:
         assert box.scroll_y > 0, "it is the same"
         await press(pilot, "3")
         assert box.scroll_y == 0
+
+
+def risky() -> changing.FakeLibrary:
+    """Return a library with the bundled preset that hangs where IOMMU or ACS is on."""
+    library = changing.FakeLibrary()
+    library.known["nccl-p2p-far"] = read_preset(presets_dir() / "nccl-p2p-far.toml")
+    return library
+
+
+async def test_what_is_dangerous_is_never_cut_where_one_decides(app_on: AppOn) -> None:
+    app, _ = tuned(app_on, changing.tunable(), risky())
+    async with app.run_test(size=NARROW) as pilot:
+        await press(pilot, "t", "slash", *"p2p-far", "enter", "down")
+        assert app.screen.view.chosen == "nccl-p2p-far"
+        assert "a hang or corrupt data where IOMMU or ACS redirects it." in rows(app, "#tune-title").replace("\n", "")
+        assert app.screen.query_one("#tune-box").size.height >= len(rows(app, "#tune").splitlines())
+        await press(pilot, "tab", "tab", "tab")
+        text = " ".join(rows(app, "#tune").split())
+        assert "note IOMMU and ACS that IOMMU and ACS are off is the operator's word" in text
+        await press(pilot, "enter")
+        assert isinstance(app.screen, ConfirmDialog)
+        text = " ".join(rows(app, "#question").split())
+        assert "look at IOMMU and ACS: that IOMMU and ACS are off is the operator's word" in text
+        assert "otherwise NCCL_P2P_LEVEL=SYS can hang" in text
+
+
+async def test_harm_that_refuses_nothing_is_a_warning(app_on: AppOn) -> None:
+    app, _ = tuned(app_on, changing.tunable())
+    async with app.run_test(size=WIDE) as pilot:
+        await press(pilot, "t", "n", *"NCCL_BUFFSIZE=33554432", "enter")
+        tuning = app.screen.view.tuning
+        (check,) = (each for each in tuning.checks if each.id == "hazard")
+        assert check.verdict is Verdict.WARN
+        assert check.detail.startswith("NCCL_BUFFSIZE=33554432 can be slow: ")

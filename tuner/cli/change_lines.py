@@ -36,7 +36,10 @@ def tuning_lines(tuning: Tuning, state: HostState, server: ServerState | None, p
     for change in tuning.changes if server is not None else ():
         yield from paper.wrapped(change_words(change), label="change" if change.changed else "drift", hang=_LABEL)
     notes = tuning.launch.notes if tuning.launch is not None else ()
+    checked = tuple(each.detail for each in tuning.checks)
     for note in notes:
+        if any(each.startswith(note) for each in checked):
+            continue
         yield from paper.wrapped(note, label="note", hang=_LABEL)
     if tuning.launch is not None:
         yield ""

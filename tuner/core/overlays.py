@@ -7,15 +7,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
-from tuner.core.hazards import dangers, shown
+from tuner.core.hazards import Danger, dangers, shown
 from tuner.core.knobs import KnobTable, Named, as_words, flags_of, read_setting
 from tuner.core.redact import mask, secret_name
 from tuner.core.versions import in_range, parse_version
 from tuner.domain.gates import Hardware
 from tuner.domain.knobs import Harm, Knob, KnobKind, KnobType, Spelling
-from tuner.domain.presets import ANY_ENGINE, Overlay, Preset, Requires
+from tuner.domain.presets import ANY_ENGINE, Doubt, Overlay, Preset, Requires
 from tuner.errors import sentences
 
 
@@ -157,6 +158,7 @@ class _Speller:
         self._variables: dict[str, str] = {}
         self._unset: list[str] = []
         self._notes: list[str] = []
+        self._doubts: list[Doubt] = []
         self.faults: list[Fault] = []
         self._other_version = version_differs(preset, engine, version)
         for reason, place in ((engine_differs(preset, engine), "engine"), (self._other_version, "requires")):
@@ -301,19 +303,32 @@ class _Speller:
     def judge(self, base: Mapping[str, Any] | None, hardware: Sequence[Hardware]) -> None:
         """Add what the known hazards say of the values on any of some hosts."""
         if self._preset.requires.iommu and any(card.iommu is False for card in hardware):
-            self._notes.append("that IOMMU and ACS are off is the operator's word: the host does not tell it")
-        met = [
-            danger
-            for card in hardware
-            for danger in dangers(self._values, self._table, self._version, base=base, hardware=card)
-        ]
-        for danger in met:
+            word = "that IOMMU and ACS are off is the operator's word: the host does not tell it"
+            self._notes.append(word)
+            otherwise = [
+                each.words
+                for each in self._met(base, [msgspec.structs.replace(card, iommu=True) for card in hardware])
+                if each.hazard.where.iommu
+            ]
+            words = "; ".join(dict.fromkeys((word, *(f"otherwise {each}" for each in otherwise))))
+            self._doubts.append(Doubt(title="IOMMU and ACS", words=words, sure=False))
+        for danger in self._met(base, hardware):
             if danger.refuses:
                 way_out = danger.hazard.way_out or f"Leave {danger.knob} out"
                 harms = danger.hazard.outcome is not Harm.CONFLICT
                 self._problem(danger.words, self._places.get(danger.knob, ""), way_out, harms=harms)
             else:
                 self._notes.append(danger.words)
+                sure = danger.hazard.outcome not in (Harm.IGNORED, Harm.SILENT)
+                self._doubts.append(Doubt(title="Hazard", words=danger.words, way_out=danger.hazard.way_out, sure=sure))
+
+    def _met(self, base: Mapping[str, Any] | None, hardware: Sequence[Hardware]) -> list[Danger]:
+        """Return the hazards that the values meet on any of some hosts."""
+        return [
+            danger
+            for card in hardware
+            for danger in dangers(self._values, self._table, self._version, base=base, hardware=card)
+        ]
 
     # The result.
 
@@ -350,6 +365,7 @@ class _Speller:
             unset_env=tuple(each for each in dict.fromkeys(unset_env) if each not in env),
             values=dict(self._values),
             notes=tuple(dict.fromkeys(self._notes)),
+            doubts=tuple(dict.fromkeys(self._doubts)),
             problems=tuple(dict.fromkeys(str(fault) for fault in self.faults)),
         )
 

@@ -37,6 +37,8 @@ from tuner.errors import CatalogError, TunerError
 
 UNSEEN = "the command line is kept on the host"
 """Why there is no forecast of what a run would have gone back to."""
+HAZARD = "hazard"
+"""Id of the checks that tell which harm a value can do; a note among them is one that the host cannot rule out."""
 RUNS_CODE = frozenset(
     {
         "BASH_ENV",
@@ -97,6 +99,7 @@ def tune(
         else:
             troubles += _secret_troubles(start.launch)
             troubles += _local_troubles(start.preset, start.launch)
+            troubles += _hazards(start)
     changes = _changes(state, server, start, facts)
     plan = _forecast(state, server, start, changes, engines, past)
     made = plan if isinstance(plan, Planned) else None
@@ -286,6 +289,20 @@ def _local_troubles(preset: Preset | None, launch: Launch | None) -> list[Check]
             out = "Look who wrote that file: it is of the working folder, not one of yours"
             found.append(Check(id="preset", title="Preset", verdict=Verdict.WARN, detail=detail, way_out=out))
     return found
+
+
+def _hazards(start: Composed) -> list[Check]:
+    """Return a check for each harm that a value can do without being refused."""
+    return [
+        Check(
+            id=HAZARD,
+            title=each.title,
+            verdict=Verdict.WARN if each.sure else Verdict.NOTE,
+            detail=each.words,
+            way_out=each.way_out,
+        )
+        for each in (start.overlay.doubts if start.overlay is not None else ())
+    ]
 
 
 def _refusal(name: str, title: str, detail: str, way_out: str = "") -> Check:

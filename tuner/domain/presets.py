@@ -70,6 +70,19 @@ class Preset(Struct, frozen=True, kw_only=True):
     """Engine name to the name that people write, of the known engines; empty: the preset was not read from a file."""
 
 
+class Doubt(Struct, frozen=True, kw_only=True):
+    """Harm that a value can do, and that does not refuse it: the operator decides."""
+
+    title: str
+    """What it is about, in a word or two."""
+    words: str
+    """What can happen and why, one line without full stop."""
+    way_out: str = ""
+    """What to do instead; empty: leave it out."""
+    sure: bool = True
+    """False: it depends on what the host does not tell, or does no more than nothing."""
+
+
 class Overlay(Struct, frozen=True, kw_only=True):
     """A preset, composed and spelled for one engine version: what it adds to a base, and what it takes away."""
 
@@ -83,5 +96,7 @@ class Overlay(Struct, frozen=True, kw_only=True):
     """Canonical knob name to the value that it gets; None: left to the engine."""
     notes: tuple[str, ...] = ()
     """What an operator should know, in words: a spelling that changed, a value that is the default, a hazard."""
+    doubts: tuple[Doubt, ...] = ()
+    """Harm that a value can do without being refused; `notes` tell it too."""
     problems: tuple[str, ...] = ()
     """Why it must not be applied, each in one line with place and way out; empty: nothing speaks against it."""

@@ -31,6 +31,8 @@ _REST_S = 0.5
 """Seconds for which a choice rests before the host is asked about it."""
 _LONG = ("run", "forecast", "checks")
 """Sections that leave only three lines to the list of presets on a narrow terminal, so that they fit."""
+_LEAST = 8
+"""Lines that the title of a choice leaves to the list of presets and to the section."""
 _LIST = 7
 """Most lines of the list of presets on a narrow terminal, with its heading."""
 
@@ -159,7 +161,8 @@ class TuneScreen(TuneActions):
         right = width - beside - 1 if self.wide else width - 1
         title: list[Line] = []
         if self.wide or self.section != "run":
-            most = 3 if self.wide else 1 if self.section in _LONG else 2
+            # Where one chooses, no word is left out of why one would want it, or not: it may name a danger.
+            most = room - _LEAST if self.section == "changes" or self.wide else 1 if self.section in _LONG else 2
             title = title_lines(self.view.choice, len(self.view.overrides), right, self.glyphs, most=most)
             title += [()] if self.wide else []
         self.query_one("#tune-title", Rows).show(title, dimmed=dimmed)
@@ -178,11 +181,19 @@ class TuneScreen(TuneActions):
             tabs.show([tab_line(self._parts, self.section, width, self.glyphs)])
             section = next(part.lines for part in self._parts if part.name == self.section)
             tune.show(section, dimmed=dimmed)
-            if (blank := rows - len(section)) > 0:
+            blank = rows - len(section)
+            if blank > 0 or (blank < 0 and len(title) > 2):
                 self._show_left(width, room, blank, dimmed=dimmed)
 
     def _show_left(self, width: int, room: int, blank: int = 0, *, dimmed: bool) -> None:
-        """Show presets and knobs changed by hand; `blank`: lines that the section on a narrow terminal leaves free."""
+        """Show presets and knobs changed by hand.
+
+        Args:
+            width: Width of a line, in cells.
+            room: Lines of the screen without its frame.
+            blank: Lines that the section on a narrow terminal leaves free; below 0, lines that it lacks.
+            dimmed: The numbers are stale.
+        """
         presets, by_hand = self.query_one("#presets", Rows), self.query_one("#by-hand", Rows)
         view = self.view
         mine: list[Line] = []
@@ -192,7 +203,7 @@ class TuneScreen(TuneActions):
             mine = [(), *mine]
         running = self.has_preset
         narrow = 3 if self.section in _LONG else min(_LIST, max(3, room // 3))
-        most = room - len(mine) if self.wide else narrow + blank
+        most = room - len(mine) if self.wide else max(3, narrow + blank)
         rows = list_lines(
             view.presets, view.chosen, running, width, most, self.glyphs, filter=self._filter, active=not self.on_knobs
         )

@@ -9,6 +9,7 @@ from tuner.core.order_words import back_words, detached_words, ladder_words, sta
 from tuner.core.plan_words import reason, verdict
 from tuner.core.run_words import holder_words, operator_name, progress
 from tuner.core.runs import UNTOUCHED
+from tuner.core.tuning import HAZARD
 from tuner.domain.preflight import Verdict
 from tuner.domain.runs import RunRecord, RunStep, StopOrder, SwitchOrder
 from tuner.domain.state import HostState, ServerState
@@ -172,7 +173,12 @@ def _memory(tuning: Tuning) -> list[Fact]:
 
 
 def _doubts(tuning: Tuning) -> list[Fact]:
-    doubts = [each for each in tuning.checks if each.verdict in (Verdict.WARN, Verdict.UNKNOWN)]
+    # A note on a hazard is one that nobody but the operator can rule out.
+    doubts = [
+        each
+        for each in tuning.checks
+        if each.verdict in (Verdict.WARN, Verdict.UNKNOWN) or (each.id == HAZARD and each.verdict is Verdict.NOTE)
+    ]
     # The memory has a line of its own.
     told = [each for each in doubts if each.id != "memory"]
     return [
