@@ -26,6 +26,7 @@ from tuner.core.versions import parse_version
 from tuner.domain.presets import ANY_ENGINE, Overlay, Preset
 from tuner.engines import load_engines
 from tuner.errors import CatalogError, UsageProblem, sentences
+from tuner.paths import presets_dir
 
 _LABEL = 10
 """Width of the column of labels, in characters."""
@@ -43,11 +44,29 @@ def list_all(*, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(rows, ensure_ascii=False))
     elif rows:
-        head = ("id", "engine", "host", "title")
-        lines = [(row["id"], row["engine"], row["requires"]["interconnect"] or "any", row["title"]) for row in rows]
+        marks = {row["id"]: origin(presets.found[row["id"]]) for row in rows}
+        marked = ("from",) if any(marks.values()) else ()
+        head = ("id", *marked, "engine", "host", "title")
+        lines = [
+            (
+                row["id"],
+                *(marks[row["id"]] for _ in marked),
+                row["engine"],
+                row["requires"]["interconnect"] or "any",
+                row["title"],
+            )
+            for row in rows
+        ]
         click.echo("\n".join(table(head, lines, head)))
         click.echo("\n`gputuner presets show ID` tells why one exists, what it needs, and what it sets.")
     return FINE
+
+
+def origin(preset: Preset) -> str:
+    """Return whose a preset is: `yours`, `project` (of the working folder), or nothing where it is a bundled one."""
+    if preset.local:
+        return "project"
+    return "" if Path(preset.path).parent == presets_dir() else "yours"
 
 
 def _row(presets: Presets, name: str) -> dict[str, Any]:

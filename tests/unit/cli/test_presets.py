@@ -53,6 +53,18 @@ class TestList:
         row = next(row for row in json.loads(told("list", "--json")[1]) if row["id"] == "mine")
         assert (row["engine"], row["requires"]["interconnect"]) == ("sglang", "pcie")
 
+    def test_whose_a_preset_is_is_marked_unless_it_is_bundled(self, told: Any, project: Path, tmp_path: Path) -> None:
+        assert told("list")[1].split("\n")[0].split() == ["id", "engine", "host", "title"]
+        yours = tmp_path / "home/config/presets"
+        yours.mkdir(parents=True)
+        (yours / "own.toml").write_text(GOOD)
+        (project / "shared.toml").write_text(GOOD + 'extends = ["sglang-pcie-ipc"]\n')
+        lines = [line.split() for line in told("list")[1].splitlines()]
+        assert lines[0] == ["id", "from", "engine", "host", "title"]
+        named = {line[0]: line[1] for line in lines if line}
+        assert (named["own"], named["shared"], named["sglang-pcie-ipc"]) == ("yours", "project", "-")
+        assert set(json.loads(told("list", "--json")[1])[0]) == {"id", "title", "engine", "why", "requires"}
+
     def test_a_broken_file_is_named_and_leaves_the_others(self, told: Any, project: Path) -> None:
         (project / "bad.toml").write_text(GOOD + "[args]\ntp_size = 'eight'\n")
         (project / "mine.toml").write_text(GOOD)
