@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 from tests.support import changing, states
 from tests.support.sessions import settled
 from tests.ui.test_tune import NARROW, WIDE, AppOn, press, rows, told, tuned
@@ -84,7 +86,7 @@ async def test_an_empty_preset_is_not_saved(app_on: AppOn) -> None:
 async def test_another_preset_is_shown_from_its_top(app_on: AppOn) -> None:
     app, _ = tuned(app_on, changing.tunable())
     async with app.run_test(size=(160, 24)) as pilot:
-        await press(pilot, "t", "2", "pagedown")
+        await press(pilot, "t", "2", "ctrl+d")
         box = app.screen.query_one("#tune-box")
         assert box.scroll_y > 0
         await press(pilot, "2")
@@ -125,3 +127,36 @@ async def test_harm_that_refuses_nothing_is_a_warning(app_on: AppOn) -> None:
         (check,) = (each for each in tuning.checks if each.id == "hazard")
         assert check.verdict is Verdict.WARN
         assert check.detail.startswith("NCCL_BUFFSIZE=33554432 can be slow: ")
+
+
+@pytest.mark.parametrize("size", [NARROW, WIDE])
+async def test_page_keys_home_and_end_go_through_the_list(app_on: AppOn, size: tuple[int, int]) -> None:
+    library = changing.FakeLibrary()
+    for number in range(100):
+        library.known[f"more-{number:02}"] = Preset(id=f"more-{number:02}", title="T", why="w")
+    app, _ = tuned(app_on, changing.tunable(), library)
+    async with app.run_test(size=size) as pilot:
+        await press(pilot, "t", "pagedown")
+        first = app.screen.view.chosen
+        assert first not in ("", "base-88")
+        await press(pilot, "pagedown", "pageup")
+        assert app.screen.view.chosen == first
+        await press(pilot, "end")
+        assert app.screen.view.chosen == [each.id for each in app.screen.view.presets][-1]
+        await press(pilot, "pagedown")
+        assert app.screen.view.chosen == [each.id for each in app.screen.view.presets][-1], "it ends there"
+        await press(pilot, "home")
+        assert app.screen.view.chosen == ""
+
+
+async def test_with_the_cursor_on_a_knob_the_page_keys_scroll_the_sections(app_on: AppOn) -> None:
+    app, _ = tuned(app_on, changing.tunable())
+    async with app.run_test(size=(160, 24)) as pilot:
+        await press(pilot, "t", "2", "n", *"mem_fraction_static=0.87", "enter", "pagedown")
+        assert app.screen.view.chosen == "nccl-2ch-128k"
+        box = app.screen.query_one("#tune-box")
+        assert box.scroll_y > 0
+        await press(pilot, "home")
+        assert box.scroll_y == 0
+        await press(pilot, "end")
+        assert box.scroll_y == box.max_scroll_y

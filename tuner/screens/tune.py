@@ -31,6 +31,8 @@ _REST_S = 0.5
 """Seconds for which a choice rests before the host is asked about it."""
 _LONG = ("run", "forecast", "checks")
 """Sections that leave only three lines to the list of presets on a narrow terminal, so that they fit."""
+_REACH = 5
+"""Completions that a page key goes past."""
 _LEAST = 8
 """Lines that the title of a choice leaves to the list of presets and to the section."""
 _LIST = 7
@@ -85,8 +87,13 @@ class TuneScreen(TuneActions):
         Binding("delete,backspace", "remove", "Remove", show=False, id="tune.remove", tooltip="Leave the knob alone"),
         Binding("p", "reorder(-1)", "Higher", show=False, id="tune.higher", tooltip="Move the preset one number up"),
         Binding("P", "reorder(1)", "Lower", show=False, id="tune.lower", tooltip="Move the preset one number down"),
-        Binding("pageup", "page(-1)", "Page up", show=False, id="tune.page-up", tooltip="One page up"),
-        Binding("pagedown", "page(1)", "Page down", show=False, id="tune.page-down", tooltip="One page down"),
+        Binding("pageup", "page(-1)", "Page up", show=False, id="tune.page-up", tooltip="A page of presets up"),
+        Binding("pagedown", "page(1)", "Page down", show=False, id="tune.page-down", tooltip="A page of presets down"),
+        Binding("home", "end(-1)", "First", show=False, id="tune.first", tooltip="The first preset: as it is"),
+        Binding("end", "end(1)", "Last", show=False, id="tune.last", tooltip="The last preset"),
+        Binding("ctrl+u", "scroll(-1)", "Scroll up", show=False, id="tune.scroll-up", tooltip="Scroll the parts up"),
+        Binding("ctrl+d", "scroll(1)", "Scroll down", show=False, id="tune.scroll-down",
+                tooltip="Scroll the parts down"),
         Binding("escape", "leave", "Leave", show=False, id="tune.leave", tooltip="Leave the line, or the filter"),
         Binding("0", "pick(0)", "No preset", show=False, id="tune.preset-0", tooltip="Choose no preset: as it is"),
         *(
@@ -337,9 +344,13 @@ class TuneScreen(TuneActions):
             self.view = replace(self.view, at=at)
             self.catch_up()
         else:
-            ids = ids_of(matching(self.view.presets, self._filter), self.has_preset)
-            at = ids.index(self.view.chosen) if self.view.chosen in ids else 0
-            self.choose(ids[min(max(0, at + step), len(ids) - 1)])
+            self._go(step)
+
+    def _go(self, step: int) -> None:
+        """Choose the entry of the list that is so many further down; not past its ends."""
+        ids = ids_of(matching(self.view.presets, self._filter), self.has_preset)
+        at = ids.index(self.view.chosen) if self.view.chosen in ids else 0
+        self.choose(ids[min(max(0, at + step), len(ids) - 1)])
 
     def action_section(self, step: int) -> None:
         """Go to the next part: presets or knobs on a wide terminal, else a section."""
@@ -355,6 +366,23 @@ class TuneScreen(TuneActions):
         self.catch_up()
 
     def action_page(self, step: int) -> None:
+        """Go through the presets by a page; scroll the sections while the arrow keys act on a knob."""
+        if self.entry:
+            self.move_pick(step * _REACH)
+        elif self.on_knobs:
+            self.action_scroll(step)
+        else:
+            self._go(step * max(1, len(self.query_one("#presets", Rows).lines) - 2))
+
+    def action_end(self, step: int) -> None:
+        """Go to the first or the last preset; to an end of the sections while the arrow keys act on a knob."""
+        if self.on_knobs:
+            box = self.query_one("#tune-box")
+            box.scroll_to(y=box.max_scroll_y if step > 0 else 0, animate=False)
+        else:
+            self._go(step * (len(self.view.presets) + 1))
+
+    def action_scroll(self, step: int) -> None:
         """Scroll the sections by a page."""
         box = self.query_one("#tune-box")
         box.scroll_relative(y=step * max(1, box.size.height - 2), animate=False)
