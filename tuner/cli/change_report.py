@@ -6,7 +6,7 @@ import json
 import re
 import textwrap
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -53,7 +53,7 @@ class Printer:
     """Prints lines for people; nothing where one JSON object is wanted."""
 
     def __init__(self, *, as_json: bool) -> None:
-        self.paper = Paper.of()
+        self.paper = replace(Paper.of(), whole_words=True)
         self._silent = as_json
 
     def say(self, text: str) -> None:

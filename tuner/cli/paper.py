@@ -43,6 +43,8 @@ class Paper:
     width: int = IN_A_PIPE
     colour: bool = False
     ascii: bool = False
+    whole_words: bool = False
+    """True: a word that is longer than a line stays whole: it is a path mostly, which is copied."""
 
     @classmethod
     def of(cls, stream: TextIO | None = None) -> Paper:
@@ -76,10 +78,14 @@ class Paper:
             hang: Width of the label's column, in characters.
         """
         room = max(20, self.width - len(indent) - hang)
-        lines = textwrap.wrap(plain(text), room, break_on_hyphens=False) or [""]
+        lines = self._broken(plain(text), room) or [""]
         for number, line in enumerate(lines):
             head = self.ink(label.ljust(hang), "dim") if number == 0 else " " * hang
             yield self.letters(f"{indent}{head}{line}".rstrip())
+
+    def _broken(self, text: str, width: int, *, hyphens: bool = False) -> list[str]:
+        """Break a text into lines between words; also after a hyphen where `hyphens` is true."""
+        return textwrap.wrap(text, width, break_long_words=not self.whole_words, break_on_hyphens=hyphens)
 
     def rule(self, title: str = "", style: str = "", corner: str = "") -> str:
         """Return a horizontal rule with a title at its left; a title that is too long keeps its end."""
@@ -115,5 +121,5 @@ class Paper:
                 room = self.width - len(head)
                 if not last:
                     continue
-            for number, part in enumerate(textwrap.wrap(last, room) or [""]):
+            for number, part in enumerate(self._broken(last, room, hyphens=not self.whole_words) or [""]):
                 yield self.letters(f"{head if number == 0 else below}{part}".rstrip())

@@ -20,7 +20,7 @@ from tests.unit.core.test_runs import record
 from tuner.cli import apply
 from tuner.cli.apply import FACTS_S, _Change, clean_words, fitting_command
 from tuner.cli.ask import TerminalAsk
-from tuner.cli.change_lines import end_lines
+from tuner.cli.change_lines import end_lines, finding_lines
 from tuner.cli.change_report import Printer, Told
 from tuner.cli.paper import Paper
 from tuner.cli.wishes import Options
@@ -132,6 +132,16 @@ def test_a_long_line_about_a_run_is_broken_between_words_and_indented(capsys: py
         f"           {path}",
         "",
     ]
+
+
+def test_no_path_is_broken_in_what_a_change_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    path = "/data/" + "folder-" * 10 + "/20261130-101523-a1b2c3d4.log"
+    paper = Printer(as_json=False).paper
+    lines = [*paper.wrapped(f"the log is {path}, on the host", label="log", hang=10)]
+    assert [line.strip() for line in lines[1:]] == [path + ",", "on the host"]
+    failed = record(1, outcome=RunOutcome.FAILED, log=path)
+    assert any(path in line for line in finding_lines((), failed, paper))
 
 
 def test_that_nothing_was_interrupted_is_told_before_a_confirmation_is_asked_for(
