@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import changing, states
 from tests.support.sessions import settled
+from tests.ui.test_contract import painted
 from tests.ui.test_tune import NARROW, WIDE, AppOn, press, rows, told, tuned
 from tuner.catalog import read_preset
 from tuner.domain.preflight import Verdict
@@ -160,3 +161,15 @@ async def test_with_the_cursor_on_a_knob_the_page_keys_scroll_the_sections(app_o
         assert box.scroll_y == 0
         await press(pilot, "end")
         assert box.scroll_y == box.max_scroll_y
+
+
+async def test_while_a_value_is_typed_its_knob_is_named(app_on: AppOn) -> None:
+    app, _ = tuned(app_on, changing.tunable())
+    async with app.run_test(size=NARROW) as pilot:
+        await press(pilot, "t", "n", *"chunked_prefill", "enter", *"2048")
+        line = next(line for line in painted(app) if "2048" in line)
+        assert line.split() == ["chunked_prefill_size", "2048"]
+        await press(pilot, "escape")
+        assert "chunked_prefill_size" not in "\n".join(painted(app))
+        await press(pilot, "w", "2", "w", *"fast")
+        assert ["save", "as", "fast"] in [line.split() for line in painted(app)]

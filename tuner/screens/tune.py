@@ -7,7 +7,7 @@ from typing import ClassVar
 from msgspec.structs import replace
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Container, Vertical, VerticalScroll
+from textual.containers import Container, Horizontal, Vertical, VerticalScroll
 from textual.timer import Timer
 
 from tuner.core import runs
@@ -51,8 +51,9 @@ class TuneScreen(TuneActions):
         #tune-body.-wide #tune-left { height: 1fr; border-right: solid $foreground 20%; }
         #tune-box { height: 1fr; scrollbar-size-vertical: 1; }
         #tune-tabs { background: $surface; }
-        #entry { height: 1; border: none; background: $panel; }
-        #hints { background: $panel; }
+        #entry-line { height: auto; }
+        #entry { height: 1; width: 1fr; border: none; }
+        #entry, #entry-name, #hints { background: $panel; }
     }
     """
     AUTO_FOCUS = ""
@@ -117,7 +118,9 @@ class TuneScreen(TuneActions):
                 with VerticalScroll(id="tune-box", can_focus=False):
                     yield Rows(id="tune")
         yield Rows(id="hints")
-        yield Field(id="entry", compact=True, select_on_focus=False)
+        with Horizontal(id="entry-line"):
+            yield Rows(id="entry-name")
+            yield Field(id="entry", compact=True, select_on_focus=False)
 
     def on_mount(self) -> None:
         """Begin with what runs."""

@@ -13,7 +13,7 @@ from tuner.screens.acting import Acting
 from tuner.widgets.field import Field
 from tuner.widgets.plan_fields import label_of, typed_value
 from tuner.widgets.rows import Rows
-from tuner.widgets.spans import Line, clean, wrap_words
+from tuner.widgets.spans import Line, clean, clip, text_width, wrap_words
 from tuner.widgets.tune_knobs import completion_lines, completions, said_of_text, taken_apart
 from tuner.widgets.tune_list import recipe_lines
 
@@ -24,6 +24,8 @@ _HINTS = {
     "start": "which recipe starts it (up and down choose, enter takes it, escape leaves)",
     "recipe": "name of the recipe (enter saves, escape leaves)",
 }
+_NAMES = {"filter": "find", "knob": "knob", "preset": "save as", "start": "recipe", "recipe": "save as"}
+"""What stands in front of the line while it is typed, by purpose."""
 
 
 class TuneEntry(Acting):
@@ -74,6 +76,9 @@ class TuneEntry(Acting):
         field.placeholder = _HINTS.get(
             purpose, f"value of {label_of(knob)} (enter: done, escape: leave)" if knob else ""
         )
+        # What is typed covers the placeholder: its name stays in front.
+        name = clean(label_of(knob)) if purpose == "value" and knob is not None else _NAMES.get(purpose, "")
+        self._show_name(name)
         self.entry = purpose
         field.display = True
         # The focus moves at once, because the next letter may already be on its way.
@@ -86,9 +91,18 @@ class TuneEntry(Acting):
         """Close the line."""
         self.entry, self._knob = "", None
         self.query_one("#entry").display = False
+        self._show_name("")
         self.query_one("#hints", Rows).show([])
         self.set_focus(None)
         self.refresh_bindings()
+
+    def _show_name(self, name: str) -> None:
+        """Show what is typed in front of the line; empty: nothing is."""
+        name = clip(name, self.size.width // 2, self.glyphs.ellipsis)
+        shown = self.query_one("#entry-name", Rows)
+        shown.styles.width = text_width(name) + 2
+        shown.display = bool(name)
+        shown.show([((f" {name} ", "head"),)] if name else [])
 
     def show_hints(self) -> None:
         """Show the completions of a name, or what is said of a value."""
