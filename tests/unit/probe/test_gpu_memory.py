@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tuner.probe.agent.processes import Stat
 from tuner.probe.supervisor import gpus, memory
 
 GIB = 1 << 30
@@ -104,7 +105,7 @@ def test_pids_of_the_host_are_no_processes_of_a_container(
     for pid in (7, 8):
         (tmp_path / f"{pid}/fd").mkdir(parents=True)
         (tmp_path / f"{pid}/fd/3").symlink_to("/dev/nvidia0" if open_ else "/dev/null")
-    monkeypatch.setattr(memory, "read_stat", lambda pid: ("S", 1, {7: 70, 8: 80}[pid]))
+    monkeypatch.setattr(memory, "read_stat", lambda pid: Stat("S", 1, 1, {7: 70, 8: 80}[pid]))
     monkeypatch.setattr(memory, "PROC", str(tmp_path))
     monkeypatch.setattr(memory, "_FIRST_NAMESPACE", "another")
     gpu = Gpu(monkeypatch)
@@ -119,7 +120,7 @@ def test_pids_of_the_host_are_no_processes_of_a_container(
 
 
 def test_what_the_server_held_must_be_back_where_only_others_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "read_stat", lambda pid: ("S", 1, 80) if pid == 8 else None)
+    monkeypatch.setattr(memory, "read_stat", lambda pid: Stat("S", 1, 1, 80) if pid == 8 else None)
     gpu = Gpu(monkeypatch)
     gpu.tell(80, (0, 8, 20 * GIB), (0, 9, 59 * GIB))
     proof = gpu.proof({8: 80})

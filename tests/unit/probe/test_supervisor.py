@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.domain import runs
-from tuner.probe.agent import identity
+from tuner.probe.agent import identity, processes
 from tuner.probe.supervisor import asking, desk, members, orders, readiness, run, start
 from tuner.probe.supervisor.files import Folder
 from tuner.probe.supervisor.readiness import words_for
@@ -154,7 +154,7 @@ def test_the_process_table_is_read_less_often_while_a_server_loads_for_long(monk
 def test_the_end_of_a_member_is_known_without_the_process_table() -> None:
     child = subprocess.Popen(["sleep", "60"])
     try:
-        stat = members.stat_of_process(child.pid)
+        stat = processes.read_stat(child.pid)
         assert stat is not None
         pulse: Any = SimpleNamespace(exits={}, helpers=set())
         found = members.Members(orders.ProcessId(child.pid, stat.ticks, None, ""), pulse=pulse, child=True)
@@ -247,7 +247,7 @@ class Table:
     """A process table, with titles and runs, in place of the host's."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.stats: dict[int, members.Stat] = {}
+        self.stats: dict[int, processes.Stat] = {}
         self.titles: dict[int, str] = {}
         self.runs: dict[int, str] = {}
         monkeypatch.setattr(members, "process_table", lambda: dict(self.stats))
@@ -257,7 +257,7 @@ class Table:
         monkeypatch.setattr(members, "_pidfd", lambda identity: -1)
 
     def add(self, pid: int, ppid: int = 1, session: int = 1, title: str = "", state: str = "S") -> None:
-        self.stats[pid] = members.Stat(state, ppid, session, 10 * pid)
+        self.stats[pid] = processes.Stat(state, ppid, session, 10 * pid)
         self.titles[pid] = title
 
     def members(self, leader: int, others: tuple[int, ...] = (), run: str = "") -> members.Members:
@@ -338,7 +338,7 @@ def test_a_session_of_another_run_that_got_the_leader_s_number_has_no_members(
     table.add(LEADER_PID, session=LEADER_PID)
     table.add(CHILD_PID, LEADER_PID, session=LEADER_PID)
     table.runs.update({LEADER_PID: "another", CHILD_PID: "another"})
-    monkeypatch.setattr(run, "stat_of_process", table.stats.get)
+    monkeypatch.setattr(run, "read_stat", table.stats.get)
     monkeypatch.setattr(run, "run_of", table.runs.get)
     stop = {"boot_id": "b", "leader": {"pid": LEADER_PID, "start_ticks": 1}}
     record = SimpleNamespace(progress={"phase": "stop"}, journal=lambda *_, **__: True)
@@ -366,7 +366,7 @@ def test_a_signal_goes_to_the_process_that_was_checked_also_in_a_python_without_
 
     child = subprocess.Popen(["sleep", "600"])
     try:
-        stat = members.stat_of_process(child.pid)
+        stat = processes.read_stat(child.pid)
         assert stat is not None
         with monkeypatch.context() as patch:
             patch.setattr(os, "kill", by_number)
@@ -381,7 +381,7 @@ def test_a_signal_goes_to_the_process_that_was_checked_also_in_a_python_without_
 
 
 def own_ticks() -> int:
-    found = members.stat_of_process(os.getpid())
+    found = processes.read_stat(os.getpid())
     assert found is not None
     return found.ticks
 
@@ -393,9 +393,9 @@ def test_a_server_that_a_simulated_process_table_does_not_show_yet_is_adopted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The supervisor was killed when it had recorded the real start ticks, and not yet those of the simulated table."""
-    real, shown = members.Stat("S", 1, 7, 70), members.Stat("S", 1, 7, 700)
+    real, shown = processes.Stat("S", 1, 7, 70), processes.Stat("S", 1, 7, 700)
     monkeypatch.setattr(start, "HOST_ROOT", "/simulated")
-    monkeypatch.setattr(start, "stat_of_process", lambda pid, proc="": real if proc == "/proc" else None)
+    monkeypatch.setattr(start, "read_stat", lambda pid, proc="": real if proc == "/proc" else None)
     monkeypatch.setattr(start, "own_stat", lambda pid, pulse: shown)
     monkeypatch.setattr(start, "_by_token", lambda run, since: [])
     monkeypatch.setattr(start, "_await_program", lambda desk, pid: None)

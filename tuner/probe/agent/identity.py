@@ -35,9 +35,9 @@ def why_not(pid: int, ticks: int, uid: Optional[int] = None) -> str:
         uid: Its effective user; None: not compared.
     """
     found = read_stat(pid)
-    if found is None or (found[0] in "ZX" and found[2] == ticks):
+    if found is None or (not found.alive and found.ticks == ticks):
         return NO_PROCESS
-    if found[2] != ticks:
+    if found.ticks != ticks:
         return "pid %d is another process now" % pid
     if uid is not None:
         owner = owner_of(pid)

@@ -6,7 +6,7 @@ import collections
 import os
 import re
 import time
-from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from .arguments import masked_argv
 from .base import HOST_ROOT, HZ, PROC, Json, boot_time, glance, link_of, slurp, stat_of, text_of, user_name
@@ -37,13 +37,32 @@ class Proc:
         return self.state not in "ZX"
 
 
-def read_stat(pid: int) -> Optional[Tuple[str, int, int, bytes]]:
-    """Return state letter, parent PID, start ticks and short name of a process; None where there is no such process."""
+class Stat(NamedTuple):
+    """A process in the process table."""
+
+    state: str
+    """The kernel's letter for what it does."""
+    ppid: int
+    session: int
+    ticks: int
+    """Clock ticks from the start of the host to that of the process."""
+    comm: bytes = b""
+    """Its short name, after an opening bracket."""
+
+    @property
+    def alive(self) -> bool:
+        """Return False for a zombie: it has ended, and its parent has not noticed yet."""
+        return self.state not in "ZX"
+
+
+def read_stat(pid: int, proc: str = PROC) -> Optional[Stat]:
+    """Return the entry of a process in the process table that is mounted at `proc`; None where there is none."""
     try:
-        data = glance("%s/%d/stat" % (PROC, pid))
+        data = glance("%s/%d/stat" % (proc, pid))
         end = data.rindex(b")")
         fields = data[end + 2 :].split(None, 20)
-        return fields[0].decode("ascii"), int(fields[1]), int(fields[19]), data[data.index(b"(") : end]
+        comm = data[data.index(b"(") : end]
+        return Stat(fields[0].decode("ascii"), int(fields[1]), int(fields[3]), int(fields[19]), comm)
     except (OSError, ValueError, IndexError):
         return None
 
@@ -105,7 +124,7 @@ class ProcTable:
             self._forget(pid)
             self._names.pop(str(pid), None)
             return
-        state, ppid, ticks, comm = found
+        state, ppid, _, ticks, comm = found
         proc = self.procs.get(pid)
         if proc is None or proc.ticks != ticks:
             self._forget(pid)
@@ -153,7 +172,7 @@ class ProcTable:
     def recheck(self, pid: int, ticks: int) -> bool:
         """Return whether a process is alive and still the same one, by reading it now."""
         found = read_stat(pid)
-        return found is not None and found[2] == ticks and found[0] not in "ZX"
+        return found is not None and found.ticks == ticks and found.alive
 
     def ancestors(self, pid: int) -> Iterator[Proc]:
         """Yield the ancestors of a process, nearest first."""
@@ -206,7 +225,7 @@ def describe_process(pid: int, boot: Optional[float]) -> Json:
         return info
     info["user"] = user_name(owner_of(pid))
     if boot is not None:
-        info["started_at"] = round(boot + found[2] / HZ, 2)
+        info["started_at"] = round(boot + found.ticks / HZ, 2)
     line = text_of(folder + "/cmdline", 8192) or ""
     argv = masked_argv(line.rstrip("\0").split("\0"))
     info["command"] = " ".join(argv)[:1000] or (text_of(folder + "/comm") or "").strip() or None

@@ -10,8 +10,9 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..agent.arguments import masked_argv
 from ..agent.base import HOST_ROOT
+from ..agent.processes import read_stat
 from ..agent.programs import find_program, is_program
-from .members import TOKEN, stat_of_process
+from .members import TOKEN
 from .orders import Launch, ProcessId
 from .pulse import Pulse, reset_signals
 from .record import plain
@@ -116,7 +117,7 @@ def spawn(
     for fd in (out, go_read, result_write):
         os.close(fd)
     try:
-        seen = stat_of_process(pid) or stat_of_process(pid, "/proc")
+        seen = read_stat(pid) or read_stat(pid, "/proc")
         title = plain(" ".join(masked_argv(launch.argv, launch.secret_flags))[:300])
         identity = ProcessId(pid, seen.ticks if seen is not None else 0, os.getuid(), title)
         recorded(identity)

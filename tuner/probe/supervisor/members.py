@@ -10,13 +10,13 @@ import os
 import re
 import signal
 import time
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set
+from typing import Callable, Dict, Iterable, List, Optional, Set
 
 from ..agent.arguments import masked_argv
-from ..agent.base import HOST_ROOT, PROC, Json, glance, text_of
+from ..agent.base import HOST_ROOT, PROC, Json, text_of
 from ..agent.identity import NO_PROCESS, boot_id, pidfd_open, why_not
 from ..agent.identity import send as identity_send
-from ..agent.processes import environ_of, owner_of
+from ..agent.processes import Stat, environ_of, owner_of, read_stat
 from .orders import ProcessId
 from .pulse import Pulse
 
@@ -30,30 +30,6 @@ HIGHEST_FD = 512
 """Highest descriptor that is kept for a process: a login may have 1024, and without one nothing can be read."""
 
 
-class Stat(NamedTuple):
-    """A process in the process table."""
-
-    state: str
-    ppid: int
-    session: int
-    ticks: int
-
-    @property
-    def alive(self) -> bool:
-        """Return False for a zombie: it has ended, and its parent has not noticed yet."""
-        return self.state not in "ZX"
-
-
-def stat_of_process(pid: int, proc: str = PROC) -> Optional[Stat]:
-    """Return the entry of a process; None where there is none."""
-    try:
-        data = glance("%s/%d/stat" % (proc, pid))
-        fields = data[data.rindex(b")") + 2 :].split(None, 20)
-        return Stat(fields[0].decode("ascii"), int(fields[1]), int(fields[3]), int(fields[19]))
-    except (OSError, ValueError, IndexError):
-        return None
-
-
 def own_stat(pid: int, pulse: Pulse) -> Optional[Stat]:
     """Return the entry of this process or of a child of it, which is certainly there.
 
@@ -61,9 +37,9 @@ def own_stat(pid: int, pulse: Pulse) -> Optional[Stat]:
     """
     clock = time.monotonic() + (SHOWN_S if HOST_ROOT else 0.0)
     while True:
-        stat = stat_of_process(pid)
+        stat = read_stat(pid)
         if stat is not None or time.monotonic() >= clock:
-            return stat or stat_of_process(pid, "/proc")
+            return stat or read_stat(pid, "/proc")
         pulse.wait(0.02)
 
 
@@ -72,7 +48,7 @@ def process_table() -> Dict[int, Stat]:
     out: Dict[int, Stat] = {}
     for name in os.listdir(PROC):
         if name.isdigit():
-            stat = stat_of_process(int(name))
+            stat = read_stat(int(name))
             if stat is not None:
                 out[int(name)] = stat
     return out
@@ -102,7 +78,7 @@ def ancestors_here() -> Set[int]:
     pid = os.getpid()
     while pid > 0 and pid not in out:
         out.add(pid)
-        stat = stat_of_process(pid, "/proc")
+        stat = read_stat(pid, "/proc")
         pid = stat.ppid if stat is not None else 0
     return out
 
@@ -135,7 +111,7 @@ def _pidfd(identity: ProcessId) -> int:
     except OSError:
         return -1
     # Only now: the process that is checked is the one that the descriptor stands for.
-    stat = stat_of_process(identity.pid) if fd <= HIGHEST_FD else None
+    stat = read_stat(identity.pid) if fd <= HIGHEST_FD else None
     if stat is None or stat.ticks != identity.ticks:
         os.close(fd)
         return -1

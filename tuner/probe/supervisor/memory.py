@@ -250,7 +250,7 @@ class Proof:
     def _is_ours(self, pid: int) -> bool:
         """Return whether a PID in the driver's list is that of the server and not of a later process."""
         stat = read_stat(pid)
-        return pid in self._pids and (stat is None or stat[2] == self._pids[pid])
+        return pid in self._pids and (stat is None or stat.ticks == self._pids[pid])
 
     def _unattributed(self, index: int, before: int, level: Optional[int], used: int, claimed: int) -> str:
         """Judge by the amount alone: in a container the driver names processes of the host, or none.
@@ -297,8 +297,8 @@ class Proof:
                 stat = read_stat(pid)
                 uid = owner_of(pid) if stat_of("%s/%d" % (PROC, pid)) is not None else None
                 out[pid] = {
-                    "pid": pid, "start_ticks": stat[2] if stat is not None else 0, "uid": uid, "user": user_name(uid),
-                    "title": title_of(pid), "gpu_bytes": held, "ours": self._is_ours(pid),
+                    "pid": pid, "start_ticks": stat.ticks if stat is not None else 0, "uid": uid,
+                    "user": user_name(uid), "title": title_of(pid), "gpu_bytes": held, "ours": self._is_ours(pid),
                 }  # fmt: skip
         return list(out.values())
 

@@ -7,11 +7,12 @@ from typing import Any, Dict, List, Optional
 
 from ..agent.folder import read_json
 from ..agent.identity import boot_id
+from ..agent.processes import read_stat
 from .checks import port_trouble, why_not
 from .commands import stop_command
 from .desk import Cancelled, Desk
 from .launching import LaunchFailed
-from .members import Members, run_of, stat_of_process
+from .members import Members, run_of
 from .memory import FIRST_S, GpuMemory
 from .orders import Launch, ProcessId
 from .readiness import StartFailed
@@ -98,7 +99,7 @@ class Run:
             return None
         known = [ProcessId.of(each) for each in self._progress.get("members") or ()]
         # A session is the server's own only if a run of ours made it: then all processes in it are members.
-        stat = stat_of_process(stop.leader.pid)
+        stat = read_stat(stop.leader.pid)
         leads = stat is not None and (stat.session, stat.ticks) == (stop.leader.pid, stop.leader.ticks)
         run = run_of(stop.leader.pid) if leads else None
         run = run or str(self._progress.get("old_run", ""))

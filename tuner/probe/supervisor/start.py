@@ -9,12 +9,12 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ..agent.arguments import masked_argv, masked_env
 from ..agent.base import HOST_ROOT, HZ, ME, text_of
-from ..agent.processes import owner_of
+from ..agent.processes import owner_of, read_stat
 from .asking import Door
 from .commands import Command, main_pid, output_of, stop_command, unit_in
 from .desk import Clock, Desk
 from .launching import LaunchFailed, environment, folder_of, log_of, spawn
-from .members import Members, own_stat, process_table, run_of, stat_of_process, title_of
+from .members import Members, own_stat, process_table, run_of, title_of
 from .orders import Launch, ProcessId
 from .readiness import EVERY_S, Readiness
 from .record import plain
@@ -87,7 +87,7 @@ class Start:
         # A unit of Type=notify is started once it is ready, so the command may last as long as the start.
         while clock.left:
             pid = main_pid(desk, launch.manager) or (self._listener_in_unit() if command.code == 0 else 0)
-            stat = stat_of_process(pid) if pid else None
+            stat = read_stat(pid) if pid else None
             if stat is not None and stat.alive:
                 self.members = self._members_of(ProcessId(pid, stat.ticks, owner_of(pid), title_of(pid)), child=False)
                 self._recorded(self.members.leader.id)
@@ -154,7 +154,7 @@ class Start:
         if not told and not living:
             return None
         leader = ProcessId.of(told) if told else living[0]
-        stat = stat_of_process(leader.pid, "/proc")
+        stat = read_stat(leader.pid, "/proc")
         shown = own_stat(leader.pid, desk.pulse) if HOST_ROOT and stat is not None and stat.alive else None
         if stat is not None and shown is not None and leader.ticks == stat.ticks:
             leader.ticks = shown.ticks
@@ -192,7 +192,7 @@ def _await_program(desk: Desk, pid: int) -> None:
     """
     clock = Clock(EXEC_S)
     while clock.left:
-        stat = stat_of_process(pid, "/proc")
+        stat = read_stat(pid, "/proc")
         argv = (text_of("/proc/%d/cmdline" % pid) or "").split("\0")
         if stat is None or not stat.alive or (any(argv) and sys.argv[0] not in argv):
             return

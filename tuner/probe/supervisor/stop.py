@@ -6,14 +6,14 @@ import time
 from typing import Any, List, Sequence
 
 from ..agent.base import HOST_ROOT, PROC, Json, text_of
-from ..agent.processes import environ_of
+from ..agent.processes import Stat, environ_of, read_stat
 from ..agent.sockets import same_network
 from .asking import Door, PortOwner, work
 from .commands import Command
 from .desk import Clock, Desk
 from .helper import Helper
 from .ladder import LAST_S, ORPHAN_GRACE_S, Ladder, leftovers_of
-from .members import Members, Stat, stat_of_process
+from .members import Members
 from .memory import GpuMemory, Proof
 from .orders import Step, Stop
 
@@ -120,7 +120,7 @@ class Ending:
         found = bool(members.living)
         if found and not self._ladder.climb(rungs):
             pids = [member.id.pid for member in members.living]
-            deep = [pid for pid in pids if (stat_of_process(pid) or Stat("?", 0, 0, 0)).state == "D"]
+            deep = [pid for pid in pids if (read_stat(pid) or Stat("?", 0, 0, 0)).state == "D"]
             words = "; pid %d waits in the kernel, where no signal reaches it" % deep[0] if deep else ""
             return "%d processes do not end: pid %s%s" % (len(pids), ", ".join(map(str, pids[:5])), words)
         needed = self._ladder.needed
