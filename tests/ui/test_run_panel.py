@@ -168,7 +168,7 @@ def test_a_failed_start_is_named_by_its_cause_and_how_it_ended_comes_after() -> 
     killed = states.REPLACE(changing.FAILED, failure="the server was ended by SIGKILL after 16 s", exit_code=-9)
     state = states.REPLACE(changing.broken(), runs=(killed,), now=killed.updated_at)
     title = state.servers[0].findings[0].title
-    words = f"graph-bs-512 did not start: {title} (the server was ended by SIGKILL after 16 s)"
+    words = f"graph-bs-512 did not start: {title} (after 16 s)"
     assert text_of(run_line(state, 180, UNICODE, here=True)).strip() == f"{UNICODE.bad} {words}"
     shown = text(state, killed, width=180)
     assert words in shown

@@ -64,6 +64,8 @@ def reduce(state: HostState, event: e.AnyEvent, engines: Engines) -> Result:
     if handler is None:
         return state, ()
     after, commands = handler(state, event, engines)
+    if isinstance(event, e.RunChanged | e.ServerGone | e.ScanEnded):
+        after = runs.with_cancelled(after)
     return after, (*commands, *measured(state, after, engines))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from tuner.core.runs import UNTOUCHED, ended_at, failed_server
@@ -52,6 +53,7 @@ TAKE_OVER = "ask them, or take it over (--take-over, or L on the Tune screen); t
 """The way out where another operator holds the lease."""
 GIVE_BACK = "press L on its Tune screen to give it back, or take it over (--take-over, or L here)"
 """The way out where another gputuner of the same operator holds the lease."""
+_KILLED = re.compile(r"^the server was ended by (?:SIG\w+|signal \d+) (?=after )")
 _ALL_BACK = 0.98
 """Share of the memory of a stopped server from which on it counts as given back, for the words only."""
 
@@ -149,8 +151,8 @@ def outcome(run: RunRecord, cause: str = "") -> str:
     # The detail of a run that went back tells of what it went back to.
     why = run.failure or (run.detail if run.outcome is not RunOutcome.BACK else "")
     if cause:
-        # How the process ended follows from the cause, and alone it explains nothing.
-        why = f"{cause} ({why})" if why else cause
+        # How the process ended follows from the cause: an engine kills its own processes, as the kernel does.
+        why = f"{cause} ({_KILLED.sub('', why)})" if why else cause
     because = f": {why}" if why else ""
     match run.outcome:
         case RunOutcome.READY:

@@ -13,6 +13,7 @@ from tuner.domain.acts import AnyAct, EndLeftovers, ResumeRun
 from tuner.domain.commands import AnyCommand
 from tuner.domain.recipe import Recipe
 from tuner.domain.runs import Lease, ProcessId, RunOutcome, RunRecord, RunStep
+from tuner.domain.server import Phase
 from tuner.domain.state import HostState, ServerState
 
 KEEP_RUNS = 20
@@ -282,6 +283,43 @@ def ended_at(run: RunRecord) -> float:
     """
     last = run.steps[-1].ended if run.steps and run.outcome is not RunOutcome.RUNNING else None
     return run.updated_at if last is None else last
+
+
+def with_cancelled(state: HostState) -> HostState:
+    """Return the state in which no server counts as failed whose start was cancelled before it had failed."""
+    servers = list(state.servers)
+    for run in state.runs:
+        if run.cancelled_by is None or run.failure:
+            continue
+        ended = (run.failed, run.new if not run.going_back or run.outcome is RunOutcome.STOPPED else None)
+        for at, server in enumerate(servers):
+            if any(_is(process, {(server.identity.pid, server.identity.start_ticks)}) for process in ended):
+                servers[at] = _cancelled(server, run)
+    if all(new is old for new, old in zip(servers, state.servers, strict=True)):
+        return state
+    return msgspec.structs.replace(state, servers=tuple(servers))
+
+
+def _cancelled(server: ServerState, run: RunRecord) -> ServerState:
+    """Return a server whose start was cancelled; as it is while it lives on, and where an error came before that."""
+    launched = next((at for at, step in enumerate(run.steps) if step.step is RunStep.LAUNCH), len(run.steps))
+    begun = next((step.at for step in run.steps[launched:] if step.step is RunStep.STOP), None)
+    first = server.errors[0] if server.errors else None
+    early = first is not None and first.at is not None and begun is not None and first.at < begun
+    phase = Phase.STOPPED if server.gone else Phase.STOPPING
+    if begun is None or early or server.phase in (Phase.STOPPED, phase):
+        return server
+    assert run.cancelled_by is not None
+    by = f"{run.cancelled_by.name}@{run.cancelled_by.machine}" if run.cancelled_by.machine else run.cancelled_by.name
+    phases = server.phases
+    if phases and phases[-1].ended is None:
+        phases = (*phases[:-1], msgspec.structs.replace(phases[-1], ended=max(begun, phases[-1].started)))
+    return msgspec.structs.replace(
+        server,
+        phase=phase,
+        phase_evidence=f"cancelled by {by}",
+        phases=phases,
+    )
 
 
 def active_run(state: HostState) -> RunRecord | None:

@@ -139,8 +139,8 @@ def _end(run: RunRecord, cause: str, width: int, glyphs: Glyphs) -> list[Line]:
         style = "warn"
     else:
         words, style = outcome(run, cause), outcome_span(run, glyphs)[1]
-        # A server that was killed at once says so in words already.
-        killed = run.exit_code is not None and run.exit_code < 0 and "ended by SIG" in words
+        # A server that was killed says so in words already, or its cause is told.
+        killed = run.exit_code is not None and run.exit_code < 0 and "ended by SIG" in run.failure
         if run.exit_code is not None and not killed and f"exit code {run.exit_code}" not in words:
             code = f"signal {-run.exit_code}" if run.exit_code < 0 else f"exit code {run.exit_code}"
             words += f" ({code})"

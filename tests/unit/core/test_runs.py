@@ -105,6 +105,31 @@ def test_what_was_gone_back_to_from_a_run_that_is_forgotten_keeps_its_preset_and
     assert runs.recipe_of(known, known.servers[0]) == recipe
 
 
+def test_a_start_that_was_cancelled_has_not_failed() -> None:
+    loading = changing.loading()
+    server = loading.servers[0]
+    leader = ProcessId(pid=server.identity.pid, start_ticks=server.identity.start_ticks)
+    steps = changing.steps((RunStep.LAUNCH, 18, 19, ""), (RunStep.LOADING, 19, 30, ""), (RunStep.STOP, 30, None, ""))
+    cancelled = record(1, new=leader, steps=steps, cancelled_by=Operator(session="s", name="root", machine="vm"))
+
+    def phases(*happened: e.AnyEvent) -> list[str]:
+        seen: list[str] = []
+        state = msgspec.structs.replace(loading, runs=())
+        for event in happened:
+            state, _ = reduce(state, event, {})
+            seen.append(str(state.servers[0].phase))
+        return seen
+
+    gone = e.ServerGone(key=server.identity.key, at=steps[-1].at + 5)
+    ended = states.REPLACE(cancelled, outcome=RunOutcome.BACK, failed=leader, new=OLD, going_back=True)
+    assert phases(e.RunChanged(run=cancelled), gone, e.RunChanged(run=ended)) == ["stopping", "stopped", "stopped"]
+    assert phases(gone, e.RunChanged(run=ended)) == ["failed", "stopped"], "the record may come after the end"
+    failed = states.REPLACE(ended, failure="exit code 1", cancelled_by=cancelled.cancelled_by)
+    assert phases(gone, e.RunChanged(run=failed)) == ["failed", "failed"]
+    serves = states.REPLACE(ended, failed=OLD, new=leader)
+    assert phases(e.RunChanged(run=serves))[0] != "stopping", "what was gone back to serves on"
+
+
 def test_last_good_is_the_newest_that_served_on_that_port() -> None:
     state = told(
         record(1, outcome=RunOutcome.READY, port=30000),
