@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -173,3 +174,22 @@ async def test_while_a_value_is_typed_its_knob_is_named(app_on: AppOn) -> None:
         assert "chunked_prefill_size" not in "\n".join(painted(app))
         await press(pilot, "w", "2", "w", *"fast")
         assert ["save", "as", "fast"] in [line.split() for line in painted(app)]
+
+
+@pytest.mark.parametrize("size", [NARROW, WIDE])
+async def test_the_steps_of_a_dry_run_are_broken_once_and_keep_their_indent(
+    app_on: AppOn, size: tuple[int, int]
+) -> None:
+    app, _ = tuned(app_on, changing.tunable())
+    async with app.run_test(size=size) as pilot:
+        await press(pilot, "t", "2", "D")
+        lines = [line.strip().strip("│").rstrip() for line in painted(app)]
+        first = next(at for at, line in enumerate(lines) if line.lstrip().startswith("1  stop pid"))
+        last = next(at for at, line in enumerate(lines) if line.lstrip().startswith("4  wait until"))
+        column, room = lines[first].index("stop pid"), max(map(len, lines[first : last + 1]))
+        for before, line in itertools.pairwise(lines[first : last + 1]):
+            if line[:column].isspace():
+                assert line[column] != " "
+                assert len(f"{before} {line.split()[0]}") > room - 5, "a line is as full as its words allow"
+        assert "Nothing was sent to the host." in "\n".join(lines)
+        assert "y copies, escape closes" in "\n".join(lines)

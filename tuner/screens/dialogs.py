@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar, TypeVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
@@ -16,9 +18,13 @@ from tuner.domain.link import HostKeyQuestion, SecretQuestion
 from tuner.domain.logs import Level, LogLine
 from tuner.errors import TunerError
 from tuner.widgets.glyphs import Glyphs
-from tuner.widgets.spans import clean
+from tuner.widgets.spans import clean, wrap_words
 
 Answer = TypeVar("Answer")
+WIDEST, FRAME = 110, 8
+"""Width of a wide dialog, and what border, padding and scroll bar take of it, in cells."""
+_TEXT, _AROUND = 20, 6
+"""Most lines of a text that are seen at once; those of border, padding, and the title with its margin."""
 
 
 def verbatim(text: str) -> Content:
@@ -158,18 +164,27 @@ class TextDialog(Dialog):
         Binding("enter", "give_up", "Close", show=False, id="dialog.enter", tooltip="Close"),
     ]
 
-    def __init__(self, title: str, text: str, hint: str = "") -> None:
+    def __init__(self, title: str, text: str, hint: str = "", wrapped: Callable[[int], str] | None = None) -> None:
+        """Make the dialog.
+
+        Args:
+            title: Its heading.
+            text: What is shown and copied.
+            hint: What to do about it.
+            wrapped: Returns the text for a width in cells, with lines no wider; None: it is broken between words.
+        """
         super().__init__()
         self.heading = title
         self.text = text
         self.hint = hint
+        self._wrapped = wrapped
 
     def compose(self) -> ComposeResult:
         """Make the title, the text and the hint."""
         with Vertical(classes="dialog wide"):
             yield Static(verbatim(self.heading), classes="dialog-title")
             with VerticalScroll(classes="dialog-text"):
-                yield Static(verbatim(self.text))
+                yield Static(verbatim(self.text), id="text")
             if self.hint:
                 yield Static(verbatim(f"\n{self.hint}"))
             yield Static(verbatim("\ny copies, escape closes"), classes="dialog-foot")
@@ -177,6 +192,15 @@ class TextDialog(Dialog):
     def on_mount(self) -> None:
         """Focus the text, so that keys scroll it."""
         self.query_one(VerticalScroll).focus()
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Break the lines anew for the new width, and leave room for what stands below the text."""
+        width = max(24, min(WIDEST, int(event.size.width * 0.96)) - FRAME)
+        if self._wrapped is not None:
+            self.query_one("#text", Static).update(verbatim(self._wrapped(width)))
+        below = 2 + (1 + len(wrap_words(self.hint, width)) if self.hint else 0)
+        most = int(event.size.height * 0.9) - _AROUND - below
+        self.query_one(VerticalScroll).styles.max_height = max(3, min(_TEXT, most))
 
     def action_copy(self) -> None:
         """Copy the text through the terminal."""

@@ -34,6 +34,8 @@ from tuner.widgets.tune_text import command_text
 
 _TRIED = frozenset({RunOutcome.READY, RunOutcome.FAILED, RunOutcome.BACK, RunOutcome.STOPPED})
 """Outcomes of runs that did what was ordered, or tried to; after the others the order may be given again."""
+_COPIED = 100
+"""Width of the steps of a dry run where they are copied, in cells."""
 
 
 class TuneActions(TuneEntry):
@@ -296,7 +298,11 @@ class TuneActions(TuneEntry):
             return
         command = command_text(tuning.launch) if tuning.launch is not None else ""
         title = "What would be done" if tuning.order is not None else "Why it is refused"
-        self.app.push_screen(TextDialog(title, dry_text(tuning, command, self.glyphs), "Nothing was sent to the host."))
+
+        def text(width: int) -> str:
+            return dry_text(tuning, command, width, self.glyphs)
+
+        self.app.push_screen(TextDialog(title, text(_COPIED), "Nothing was sent to the host.", text))
 
     # What is kept ------------------------------------------------------------------------------------------------
 

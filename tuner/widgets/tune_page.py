@@ -228,7 +228,7 @@ def tab_line(parts: Sequence[Section], chosen: str, width: int, glyphs: Glyphs) 
     return spread(spans, (("tab ", "busy"), ("next ", "text")), width, glyphs.ellipsis)
 
 
-def dry_text(tuning: Tuning, command: str, glyphs: Glyphs) -> str:
-    """Return what would be done, as text: the steps of the order, then the command."""
-    steps = "\n".join(text_of(line).rstrip() for line in order_lines(tuning, 100, glyphs))
+def dry_text(tuning: Tuning, command: str, width: int, glyphs: Glyphs) -> str:
+    """Return what would be done, as text: the steps of the order, each broken at a width, then the command."""
+    steps = "\n".join(text_of(line).rstrip() for line in order_lines(tuning, width, glyphs))
     return "\n\n".join(part for part in (steps, command) if part)
