@@ -21,6 +21,7 @@ from tuner.core.engine import Engine
 from tuner.core.gates import hardware_of
 from tuner.core.recipe_faults import recipe_faults
 from tuner.core.recipes import read_recipe
+from tuner.core.run_words import held_words
 from tuner.core.shellwords import shell_line
 from tuner.core.toml_lines import item_line, key_lines
 from tuner.domain.link import Target
@@ -53,16 +54,16 @@ def read(target: Target, *, server: str | None, save: str | None, replace: bool,
     """
     engines = load_engines()
 
-    async def reading() -> tuple[Recipe, tuple[Change, ...]]:
+    async def reading() -> tuple[Recipe, tuple[Change, ...], str]:
         async with connected(target) as (session, ask):
             state = await settled(session, ask)
             chosen = choose(state, server)
             engine = engines[chosen.identity.engine]
             recipe = read_recipe(state, chosen, engine, save or "")
             files = await behind_the_scenes(session, recipe, chosen)
-            return recipe, drift(chosen, engine, files, hardware_of(state, chosen))
+            return recipe, drift(chosen, engine, files, hardware_of(state, chosen)), held_words(state, chosen)
 
-    recipe, drifted = run(reading())
+    recipe, drifted, held = run(reading())
     path = None if save is None else save_recipe(recipe, replace=replace)
     if as_json:
         answer = {
@@ -72,7 +73,10 @@ def read(target: Target, *, server: str | None, save: str | None, replace: bool,
         }
         click.echo(json.dumps(answer, ensure_ascii=False))
         return FINE
-    click.echo("\n".join([*recipe_lines(recipe, Paper.of()), *_drift_lines(drifted, Paper.of())]), color=True)
+    paper = Paper.of()
+    click.echo(
+        "\n".join([*recipe_lines(recipe, paper), *held_lines(held, paper), *_drift_lines(drifted, paper)]), color=True
+    )
     if path is not None:
         click.echo(str(path), err=True)
     return FINE
@@ -255,6 +259,12 @@ def recipe_lines(recipe: Recipe, paper: Paper) -> Iterator[str]:
     for label, value in rows:
         if value not in (None, ""):
             yield from paper.wrapped(str(value), label=label, hang=_LABEL)
+
+
+def held_lines(held: str, paper: Paper) -> Iterator[str]:
+    """Yield a line that says what a recipe has of a change, `held` as of `run_words.held_words`."""
+    if held:
+        yield from paper.wrapped(held, label="holds", hang=_LABEL)
 
 
 def _rows(words: Sequence[str]) -> Iterator[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tuner.core.runs import UNTOUCHED, ended_at, failed_server
+from tuner.core.runs import UNTOUCHED, ended_at, failed_server, preset_of
 from tuner.domain.findings import Finding, Severity
 from tuner.domain.runs import Lease, Leftover, MemoryBack, Operator, RunOutcome, RunRecord, RunStep
-from tuner.domain.state import HostState
+from tuner.domain.state import HostState, ServerState
 from tuner.units import GIB, format_duration
 
 STEP_NAMES: dict[RunStep, str] = {
@@ -176,6 +176,14 @@ def outcome(run: RunRecord, cause: str = "") -> str:
             return f"stuck{because}; nothing was started"
         case RunOutcome.RUNNING:
             return aim(run)
+
+
+def held_words(state: HostState, server: ServerState) -> str:
+    """Return what a server runs with of the change that started it: preset and values set by hand; empty: nothing."""
+    preset, title = preset_of(state, server)
+    name, _, values = title.partition(" with ")
+    held = " and ".join(part for part in (name if preset else "", values) if part)
+    return f"{held} of the last change" if held else ""
 
 
 def cut_words(run: RunRecord) -> str:

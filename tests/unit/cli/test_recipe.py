@@ -9,10 +9,13 @@ from typing import Any
 import msgspec.structs
 import pytest
 
+from tests.support import states
 from tests.unit.core.test_recipes import host, server
+from tests.unit.core.test_runs import of_server, with_runs
 from tuner.cli import run
 from tuner.cli.paper import Paper
-from tuner.cli.recipe import choose, recipe_lines
+from tuner.cli.recipe import choose, held_lines, recipe_lines
+from tuner.core.run_words import held_words
 from tuner.domain.recipe import Recipe
 from tuner.errors import TunerError, UsageProblem
 from tuner.store.recipes import save_recipe
@@ -131,6 +134,20 @@ def test_wrong_usage(told: Any) -> None:
         code, out, err = told(*arguments)
         assert (code, out) == (2, ""), arguments
         assert "Traceback" not in err
+
+
+def test_what_a_server_runs_with_of_the_last_change_is_named() -> None:
+    state = states.serving()
+    run_ = of_server(state)
+    known = with_runs(state, msgspec.structs.replace(run_, preset="graphs-512", title="graphs-512 with x 0.809"))
+    words = held_words(known, known.servers[0])
+    assert words == "graphs-512 and x 0.809 of the last change"
+    assert list(held_lines(words, Paper())) == [f"holds       {words}"]
+    by_hand = with_runs(state, msgspec.structs.replace(run_, preset="", title="box-30000 with x 0.809"))
+    assert held_words(by_hand, by_hand.servers[0]) == "x 0.809 of the last change"
+    bare = with_runs(state, msgspec.structs.replace(run_, preset="", title="box-30000"))
+    assert held_words(bare, bare.servers[0]) == held_words(state, state.servers[0]) == ""
+    assert list(held_lines("", Paper())) == []
 
 
 class TestChoose:
