@@ -9,6 +9,7 @@ import statistics
 import pytest
 
 from tests.unit.simhost.played import T0, log_of, server
+from tuner.simhost.engine.port import SPARE_PORTS, spare_ports
 from tuner.simhost.engine.server import Server
 from tuner.simhost.engine.traffic import Request
 
@@ -114,3 +115,9 @@ def test_two_that_start_together_hold_two_ports() -> None:
     again.hold_port()
     with contextlib.closing(again.held):
         assert again.port == ports[0], "its port is free again"
+
+
+def test_demos_do_not_begin_their_search_for_a_port_with_the_same_one() -> None:
+    firsts = {next(spare_ports(pid)) for pid in range(4_000, 4_100)}
+    assert len(firsts) == 100
+    assert set(spare_ports(4_000)) == set(SPARE_PORTS)

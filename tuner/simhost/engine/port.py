@@ -8,9 +8,21 @@ import os
 import select
 import socket
 import sys
+from collections.abc import Iterator
 
 SPARE_PORTS = range(30_001, 32_700)
 """Ports for a server whose own port is taken on this machine: below those that the kernel gives to connections."""
+
+
+def spare_ports(pid: int) -> Iterator[int]:
+    """Yield all spare ports, for each process from another one on.
+
+    A port that a demo's server gives up between its end and its next start is thus not the one that the next demo tries
+    first.
+    """
+    first = pid * 131 % len(SPARE_PORTS)
+    yield from SPARE_PORTS[first:]
+    yield from SPARE_PORTS[:first]
 
 
 class Port:
@@ -49,7 +61,7 @@ class Port:
         if self.hold():
             return
         wanted = self.number
-        for self.number in SPARE_PORTS:
+        for self.number in spare_ports(os.getpid()):
             if self.number != wanted and self.hold():
                 return
         self.socket = socket.socket()
