@@ -18,6 +18,7 @@ from tuner.domain.presets import Preset
 from tuner.errors import CatalogError
 from tuner.paths import presets_dir
 from tuner.screens.confirm import ConfirmDialog
+from tuner.widgets.keybar import KeyBar
 from tuner.widgets.tune_list import BARE
 
 
@@ -193,3 +194,19 @@ async def test_the_steps_of_a_dry_run_are_broken_once_and_keep_their_indent(
                 assert len(f"{before} {line.split()[0]}") > room - 5, "a line is as full as its words allow"
         assert "Nothing was sent to the host." in "\n".join(lines)
         assert "y copies, escape closes" in "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("state", "bar"),
+    [
+        ("tunable", "enter Apply  n Knob  w Save  S Stop  D Dry run  r Recipe  ? Help  q Quit"),
+        ("broken", "enter Apply  B Go back  C Clean up  v Why  F Overrule forecast  ? Help  q Quit"),
+        ("loading", "K Cancel  n Knob  w Save  D Dry run  r Recipe  L Lease  ? Help  q Quit"),
+        ("interrupted", "enter Apply  f Finish  B Go back  n Knob  w Save  S Stop  ? Help  q Quit"),
+    ],
+)
+async def test_the_key_bar_shows_what_matters_in_the_present_state(app_on: AppOn, state: str, bar: str) -> None:
+    app, _ = tuned(app_on, changing.ALL[state]())
+    async with app.run_test(size=NARROW) as pilot:
+        await press(pilot, "t")
+        assert bar in app.screen.query_one(KeyBar).text

@@ -61,8 +61,6 @@ class TuneScreen(TuneActions):
     ENTRY = "tune"
     HELP_TITLE = "Tune"
     COPIES = "the command"
-    FIRST_KEYS = ("tune.apply", "tune.cancel", "tune.finish", "tune.back", "tune.clean", "tune.overrule", "tune.add")
-    """Keys that the key bar shows before those of other screens."""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "apply", "Apply", key_display="enter", id="tune.apply", tooltip="Check, ask, then switch"),
         Binding("K", "cancel", "Cancel", id="tune.cancel", tooltip="Cancel the change that goes on"),
@@ -70,13 +68,13 @@ class TuneScreen(TuneActions):
         Binding("B", "back", "Go back", id="tune.back", tooltip="Start again what was good last"),
         Binding("C", "option('clean')", "Clean up", id="tune.clean", tooltip="End what a stopped server left behind"),
         Binding("v", "why", "Why", id="tune.why", tooltip="Why the start of the last change failed"),
-        Binding("L", "lease", "Lease", id="tune.lease", tooltip="Take the right to change the host, or give it back"),
         Binding("F", "overrule", "Overrule", id="tune.overrule", tooltip="Try it though the forecast says no"),
         Binding("n", "add", "Knob", id="tune.add", tooltip="Change a knob by hand, beside the preset"),
-        Binding("D", "dry_run", "Dry run", id="tune.dry-run", tooltip="Show the steps and the command; do nothing"),
         Binding("w", "save", "Save", id="tune.save", tooltip="Save preset and knobs changed by hand as a new preset"),
         Binding("S", "stop", "Stop", id="tune.stop", tooltip="Stop the server and start nothing"),
+        Binding("D", "dry_run", "Dry run", id="tune.dry-run", tooltip="Show the steps and the command; do nothing"),
         Binding("r", "recipe", "Recipe", id="tune.recipe", tooltip="Keep how this server is started; or choose one"),
+        Binding("L", "lease", "Lease", id="tune.lease", tooltip="Take the right to change the host, or give it back"),
         Binding("slash", "filter", "Find", key_display="/", id="tune.find", tooltip="Show only presets with this text"),
         Binding("tab", "section(1)", "Next part", show=False, id="tune.next", tooltip="The next part"),
         Binding("shift+tab", "section(-1)", "Part before", show=False, id="tune.previous", tooltip="The part before"),

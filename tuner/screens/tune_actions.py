@@ -41,6 +41,15 @@ _COPIED = 100
 class TuneActions(TuneEntry):
     """The part of the Tune screen that acts."""
 
+    FIRST_KEYS = tuple(
+        f"tune.{key}"
+        for key in (
+            "apply", "cancel", "finish", "back", "clean", "why", "overrule", "add", "save", "stop", "dry-run", "recipe",
+            "lease",
+        )
+    )  # fmt: skip
+    """Keys that the key bar shows before those of other screens, the most important first."""
+
     def __init__(self) -> None:
         super().__init__()
         self.view = View()

@@ -23,7 +23,7 @@ def _part(key: str, words: str, *, enabled: bool) -> Line:
 
 
 class KeyBar(Rows):
-    """Shows the active bindings: help and quit always, then other screens, the finding's keys, and the screen's own.
+    """Shows the active bindings: help and quit always, then the first keys of the screen, other screens, the rest.
 
     Keys that are forbidden at present are dim; pressing one tells why.
     """
@@ -55,17 +55,18 @@ class KeyBar(Rows):
 
         words: dict[str | None, str] = getattr(self.screen, "key_words", dict)()
 
-        first = getattr(self.screen, "FIRST_KEYS", ())
+        first: Sequence[str] = getattr(self.screen, "FIRST_KEYS", ())
+        after = 1 + len(first)
 
         def rank(index: int) -> int:
             name = ordered[index].id or ""
             if name in _LAST:
                 return 0
             if name in first:
-                return 1
+                return 1 + first.index(name)
             if name in _SELDOM:
-                return 5
-            return 2 if name.startswith("screen.") else 3 if name.startswith("finding.") else 4
+                return after + 3
+            return after if name.startswith("screen.") else after + 1 if name.startswith("finding.") else after + 2
 
         parts: dict[int, Line] = {}
         room = self.size.width - 1
