@@ -112,6 +112,9 @@ async def test_what_is_dangerous_is_never_cut_where_one_decides(app_on: AppOn) -
         assert app.screen.view.chosen == "nccl-p2p-far"
         assert "a hang or corrupt data where IOMMU or ACS redirects it." in rows(app, "#tune-title").replace("\n", "")
         assert app.screen.query_one("#tune-box").size.height >= len(rows(app, "#tune").splitlines())
+        while not app.screen.view.checked:
+            await pilot.pause(0.02)
+        assert "checks ▲" in rows(app, "#tune-tabs"), "it is to be looked at"
         await press(pilot, "tab", "tab", "tab")
         text = " ".join(rows(app, "#tune").split())
         assert "note IOMMU and ACS that IOMMU and ACS are off is the operator's word" in text

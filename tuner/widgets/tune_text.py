@@ -8,6 +8,7 @@ from typing import Any
 from tuner.core.change_words import source_words, then_words, value_words
 from tuner.core.order_words import steps_of
 from tuner.core.shellwords import shell_line, shell_word
+from tuner.core.tuning import HAZARD
 from tuner.domain.planning import PlanKnob, Planned
 from tuner.domain.preflight import Check, Verdict
 from tuner.domain.recipe import Launch
@@ -179,7 +180,8 @@ def checks_word(checks: Sequence[Check], *, checking: bool, checked: bool, glyph
         return f"{glyphs.busy} checking {glyphs.ellipsis}", "busy"
     if not checked:
         return "the host is not asked yet", "dim"
-    doubts = count[Verdict.WARN] + count[Verdict.UNKNOWN]
+    hazards = sum(each.id == HAZARD and each.verdict is Verdict.NOTE for each in checks)
+    doubts = count[Verdict.WARN] + count[Verdict.UNKNOWN] + hazards
     if doubts:
         return f"{glyphs.warn} {doubts} of {len(checks)} to look at", "warn"
     return f"{glyphs.ok} all {len(checks)} ok", "ok"
