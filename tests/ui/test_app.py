@@ -624,7 +624,7 @@ async def test_a_key_that_does_nothing_here_says_why(app_on: AppOn) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "scrolls", "most"), [((80, 24), True, 16), ((160, 24), True, 30), ((160, 84), False, 60)]
+    ("size", "scrolls", "most"), [((80, 24), True, 16), ((160, 24), True, 30), ((160, 90), False, 60)]
 )
 async def test_the_help_uses_the_room_there_is(app_on: AppOn, size: tuple[int, int], scrolls: bool, most: int) -> None:
     app, _ = app_on(states.serving())
