@@ -108,7 +108,9 @@ def server_meant(state: HostState, options: Options, recipe: Recipe | None) -> S
     if recipe is not None:
         return None
     if not options.start:
-        raise UsageProblem("No server runs there", state.name)
+        if runs.remains(state) is None:
+            raise UsageProblem("No server runs there", state.name)
+        return None  # what a dead leader left behind is stopped
     ended = next((each for each in state.servers if each.identity.argv), None)
     if ended is None and not options.back and not state.runs:
         raise UsageProblem("No server runs there", state.name, "Name a recipe with --recipe, or go back with --back")

@@ -100,7 +100,8 @@ def run_of(state: HostState, server: ServerState) -> RunRecord | None:
     """Return the run that started a server; None if gputuner did not.
 
     The leader that a run recorded tells it, by PID and start. Where another process of the command line leads (a
-    wrapper was launched), the id of the run in its environment does.
+    wrapper was launched), the id of the run in its environment does; of processes that a leader left behind, also the
+    record of what was left.
     """
     identity = server.identity
     own = {(identity.pid, identity.start_ticks)}
@@ -109,7 +110,36 @@ def run_of(state: HostState, server: ServerState) -> RunRecord | None:
     if found is not None:
         return found
     token = (identity.env or {}).get(RUN_VARIABLE)
-    return next((run for run in state.runs if token and run.id == token), None)
+    found = next((run for run in state.runs if token and run.id == token), None)
+    if found is None and identity.orphaned:
+        left = ((run, one) for run in state.runs for one in run.leftovers if one.ours)
+        found = next((run for run, one in left if (one.pid, one.start_ticks) in own), None)
+    return found
+
+
+def remains(state: HostState) -> ServerState | None:
+    """Return what a server of a run left behind when its leader ended, as a server to be stopped; None: nothing lives.
+
+    The workers of vLLM outlive a leader that is killed, and keep their memory: a start beside them would be a second
+    server.
+    """
+    for server in state.servers:
+        if run_of(state, server) is None:
+            continue
+        if server.identity.orphaned and not server.gone:
+            return server
+        left = tuple(each for each in server.identity.members if each.pid in server.left_pids and each.state != "Z")
+        if server.gone and left:
+            identity = msgspec.structs.replace(
+                server.identity,
+                key=server.left_key or server.identity.key,
+                pid=left[0].pid,
+                start_ticks=left[0].start_ticks,
+                members=left,
+                orphaned=True,
+            )
+            return msgspec.structs.replace(server, identity=identity, gone=False)
+    return None
 
 
 def starter_of(state: HostState, process: ProcessId | None) -> RunRecord | None:

@@ -76,7 +76,8 @@ def tune(
 
     Args:
         state: State of the host.
-        wish: What the operator wants. A server that has ended is started as it was, and nothing is stopped.
+        wish: What the operator wants. A server that has ended is started as it was; nothing is stopped but what a dead
+            leader left behind.
         engines: Engines by name.
         presets: Presets by id, not yet composed.
         run: Id for the run.
@@ -88,8 +89,11 @@ def tune(
     """
     known = Known(engines=engines, presets=presets, broken=broken, facts=facts, flags=flags)
     server = state.server(wish.server)
-    alive = server if server is not None and not server.gone else None
-    troubles = [*_server_troubles(wish, server), *_run_troubles(state)]
+    # What a dead leader left behind is stopped as a server is, before another one starts.
+    alive = server if server is not None and not server.gone else runs.remains(state)
+    troubles = [*_server_troubles(wish, server, alive), *_run_troubles(state)]
+    if server is not None and server.identity.orphaned:
+        server = None  # it has no command line: the run that started it has
     start = Composed(engine=engines.get(server.identity.engine) if server is not None else None)
     if wish.start:
         try:
@@ -238,10 +242,10 @@ def _ask(server: ServerState | None, start: Composed) -> PreflightAsk:
     return asked_of(launch, server, engine, command=command, llm=model, flags_known=start.flags is not None)
 
 
-def _server_troubles(wish: Wish, server: ServerState | None) -> list[Check]:
+def _server_troubles(wish: Wish, server: ServerState | None, alive: ServerState | None) -> list[Check]:
     if wish.server and server is None:
         return [_refusal("server", "Server", "it is not there (any more)", "Look which server runs now")]
-    if not wish.start and (server is None or server.gone):
+    if not wish.start and alive is None:
         ended = f"pid {server.identity.pid} has ended" if server is not None else "none is named"
         return [_refusal("server", "Server", f"there is nothing to stop: {ended}")]
     return []

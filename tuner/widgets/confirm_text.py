@@ -112,6 +112,10 @@ def for_change(
     if stops and server is not None and order.stop is not None:
         facts += server_facts(state, server)
         facts.append(requests_fact(server, order.stop, drain=drain, term_drains=term_drains))
+    elif order.stop is not None:
+        many = 1 + len(order.stop.members)
+        left = f"{many} process{'es' if many > 1 else ''} (pid {order.stop.leader.pid}{', ...' if many > 1 else ''})"
+        facts.append(Fact("left over", f"{left} of the server before: ended first", "warn"))
     facts += _changes(tuning)
     facts += _memory(tuning)
     if order.stop is not None:

@@ -13,7 +13,8 @@ from tuner.core.tuning import tune
 from tuner.domain.preflight import Check, Verdict
 from tuner.domain.presets import Preset
 from tuner.domain.recipe import Recipe
-from tuner.domain.runs import Lease, Operator, ProcessId, RunOutcome
+from tuner.domain.runs import Lease, Leftover, Operator, ProcessId, RunOutcome
+from tuner.domain.server import Member
 from tuner.domain.state import HostState
 from tuner.domain.tuning import Tuning, Wish
 from tuner.engines import load_engines
@@ -327,6 +328,51 @@ def test_overrides_alone_are_laid_over_the_server_as_it_runs() -> None:
     low = tuned(later, Wish(server=states.KEY, preset="two"))
     assert low.launch is not None
     assert "0.88" in low.launch.argv, "the recipe is still the first one"
+
+
+def left_behind(*, seen_die: bool) -> HostState:
+    """Return a host on which the leader of a run's server was killed, and its workers go on."""
+    state = started(states.serving(), Wish(server=states.KEY, preset="more"))
+    server = state.servers[0]
+    workers = tuple(
+        Member(pid=pid, ppid=1, start_ticks=9_000_000 + pid, title="VLLM::Worker_TP0") for pid in (501, 502)
+    )
+    if seen_die:
+        identity = REPLACE(server.identity, members=workers)
+        dead = REPLACE(server, identity=identity, gone=True, left_pids=(501, 502), left_key="501:9000501")
+        return REPLACE(state, servers=(dead,))
+    identity = REPLACE(
+        server.identity, key="501:9000501", pid=501, start_ticks=9_000_501, members=workers, orphaned=True, argv=("X",)
+    )
+    left = tuple(
+        Leftover(pid=each.pid, start_ticks=each.start_ticks, uid=0, title=each.title, ours=True) for each in workers
+    )
+    ended = REPLACE(state.runs[0], leftovers=left, exit_code=-9)
+    return REPLACE(state, servers=(REPLACE(server, identity=identity),), runs=(ended,))
+
+
+@pytest.mark.parametrize("seen_die", [True, False])
+@pytest.mark.parametrize("wish", [Wish(preset="low"), Wish(start=False), Wish(again="run-1")])
+def test_what_a_dead_leader_left_behind_is_stopped_before_anything_starts(wish: Wish, seen_die: bool) -> None:
+    state = left_behind(seen_die=seen_die)
+    wish = REPLACE(wish, again=state.runs[0].id) if wish.again else wish
+    if seen_die and wish.preset:
+        wish = REPLACE(wish, server=states.KEY)
+    made = tuned(state, wish)
+    assert made.order is not None, made.refused
+    stop = made.order.stop
+    assert stop is not None
+    assert (stop.leader.pid, stop.leader.start_ticks) == (501, 9_000_501)
+    assert [each.pid for each in stop.members] == [502]
+    assert (made.order.start is None) is (not wish.start)
+
+
+def test_what_a_foreign_leader_left_behind_is_not_touched_unasked() -> None:
+    state = left_behind(seen_die=False)
+    runs_before = REPLACE(state.runs[0], leftovers=())
+    made = tuned(REPLACE(state, runs=(runs_before,)), Wish(again=state.runs[0].id))
+    assert made.order is not None
+    assert made.order.stop is None
 
 
 def test_where_no_server_is_known_the_newest_run_tells_how_one_is_started() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Optional
+from typing import List, Optional
 
 from ..agent.base import Json
 from .desk import Clock, Desk
@@ -35,13 +35,19 @@ def stay(desk: Desk, start: Optional[Start]) -> None:
     record.data["exit_code"] = code
     _write(desk, ended)
     record.audit("end", pid=members.leader.id.pid, exit_code=code, argv=record.data["argv"])
+    members.scan()
     clock = Clock(AFTER_S)
-    while members.living and clock.left:
+    told: List[Json] = []
+    while True:
+        # What lives is listed at once: the next start must not begin beside it.
+        left = leftovers_of(members)
+        if left != told:
+            record.data["leftovers"] = told = left
+            record.save()
+        if not members.living or not clock.left:
+            break
         desk.pulse.wait(min(0.5, clock.left), members.fds)
         members.scan()
-    if members.living:
-        record.data["leftovers"] = leftovers_of(members)
-        record.save()
     desk.folder.flush()
 
 
