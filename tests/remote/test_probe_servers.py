@@ -85,6 +85,15 @@ def test_what_only_mentions_a_server_is_none(tree: ProcTree) -> None:
         assert probe.server().pid == 56
 
 
+def test_a_title_that_reads_like_a_server_is_none_unless_python_runs(tree: ProcTree) -> None:
+    title = ["python3 -m toyllm.serve --port 7001"]
+    tree.add(60, title, exe="/usr/bin/sleep")
+    tree.add(61, title, exe="/usr/bin/python3.12 (deleted)")
+    with running(tree.root, toy_plan()) as probe:
+        probe.first(e.ScanEnded)
+        assert [seen.server.pid for seen in probe.of(e.ServerSeen)] == [61]
+
+
 def test_the_topmost_match_leads(tree: ProcTree) -> None:
     tree.add(60, ["/v/bin/python", "/v/bin/toy", "serve", "m"])
     tree.add(61, ["/v/bin/python", "/v/bin/toy", "serve", "m"], ppid=60)

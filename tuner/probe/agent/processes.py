@@ -10,7 +10,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tu
 
 from .arguments import masked_argv
 from .base import HOST_ROOT, HZ, PROC, Json, boot_time, glance, link_of, slurp, stat_of, text_of, user_name
-from .recognition import Engine
+from .recognition import Engine, is_python
 
 
 class Proc:
@@ -53,6 +53,15 @@ class Stat(NamedTuple):
     def alive(self) -> bool:
         """Return False for a zombie: it has ended, and its parent has not noticed yet."""
         return self.state not in "ZX"
+
+
+def runs_python(pid: int) -> bool:
+    """Return whether a process runs a Python interpreter; True where its program cannot be read.
+
+    A command line can be any text: one that is a single word with spaces was put there as a title.
+    """
+    program = link_of("%s/%d/exe" % (PROC, pid))
+    return program is None or is_python(program.replace(" (deleted)", ""))
 
 
 def read_stat(pid: int, proc: str = PROC) -> Optional[Stat]:
@@ -159,6 +168,8 @@ class ProcTable:
         proc.argv = tuple(part.decode("utf-8", "replace") for part in raw.rstrip(b"\0").split(b"\0")) if raw else ()
         proc.line = " ".join(proc.argv)
         proc.leads = next((e for e in self._engines if e.leads(proc.argv, proc.line)), None)
+        if proc.leads is not None and " " in proc.argv[0] and not runs_python(proc.pid):
+            proc.leads = None
         proc.titled = next((e for e in self._engines if e.titled(proc.line)), None)
         if proc.leads is None and proc.titled is None:
             self._marked.discard(proc.pid)
