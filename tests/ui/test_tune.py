@@ -489,7 +489,7 @@ async def test_the_preset_of_the_server_stands_in_the_status_line(app_on: AppOn)
         assert "graph-bs-512 serves, 1:34 after the order" in painted(app)[1]
         await press(pilot, "t")
         line = next(line for line in rows(app, "#presets").splitlines() if "graph-bs-512" in line)
-        assert line.rstrip().endswith("running *")
+        assert line.rstrip().endswith("running")
 
 
 async def test_the_preset_of_the_server_can_be_taken_away(app_on: AppOn) -> None:

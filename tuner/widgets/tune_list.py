@@ -97,7 +97,7 @@ def _row(
     mark: Span = (glyphs.cursor if active else ">", "busy") if is_chosen else (" ", "text")
     key: Span = (f"{number} " if number is not None else "  ", "busy" if not choice.unmet else "dim")
     style = "strong" if is_chosen else "dim" if choice.unmet else "text"
-    right: Line = ((("running " if width >= 40 else ""), "ok"), ("* ", "ok")) if runs else ()
+    right: Line = ((("running " if width >= 40 else "* "), "ok"),) if runs else ()
     left: list[Span] = [mark, key, (name, style)]
     if choice.unmet:
         room = width - text_width(name) - 7 - sum(text_width(text) for text, _ in right)
