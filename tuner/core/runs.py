@@ -358,9 +358,22 @@ def active_run(state: HostState) -> RunRecord | None:
 
 
 def interrupted(state: HostState) -> tuple[Interrupted, ...]:
-    """Return the runs that have not ended and whose supervisor is dead, newest first, and what can be done."""
-    left = (run for run in state.runs if run.outcome is RunOutcome.RUNNING and not run.supervised)
+    """Return the runs that have not ended and whose supervisor is dead, newest first, and what can be done.
+
+    One after which another run has changed the same port is left out: there is nothing of it to finish or to undo.
+    """
+    running = (run for run in state.runs if run.outcome is RunOutcome.RUNNING)
+    left = (run for run in running if not run.supervised and not overtaken(state, run))
     return tuple(Interrupted(run=run, words=_happened(state, run), options=_options(state, run)) for run in left)
+
+
+def overtaken(state: HostState, run: RunRecord) -> bool:
+    """Return whether a run was interrupted, and a later one has changed what it was about."""
+    if run.outcome is not RunOutcome.RUNNING or run.supervised:
+        return False
+    later = (each for each in state.runs if (each.began_at, each.id) > (run.began_at, run.id))
+    changed = (each for each in later if each.outcome not in (RunOutcome.REFUSED, RunOutcome.CANCELLED))
+    return any(run.port is None or each.port in (None, run.port) for each in changed)
 
 
 def _happened(state: HostState, run: RunRecord) -> str:

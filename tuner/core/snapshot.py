@@ -49,7 +49,7 @@ def snapshot(state: HostState) -> dict[str, Any]:
             {"code": p.code, "subject": p.subject, "detail": p.detail} for p in state.problems if not p.cleared
         ],
         "missing": [msgspec.structs.asdict(part) for part in missing(state)],
-        "runs": [_run(run) for run in state.runs],
+        "runs": [_run(state, run) for run in state.runs],
         "lease": _lease(state.lease),
     }
 
@@ -91,7 +91,7 @@ def _gpu(info: GpuInfo, sample: GpuSample | None) -> dict[str, Any]:
     }
 
 
-def _run(run: RunRecord) -> dict[str, Any]:
+def _run(state: HostState, run: RunRecord) -> dict[str, Any]:
     return {
         "id": run.id,
         "preset": run.preset or None,
@@ -102,7 +102,7 @@ def _run(run: RunRecord) -> dict[str, Any]:
         "step": run.step.value,
         "detail": run.detail or None,
         "outcome": run.outcome.value,
-        "interrupted": run_words.interrupted(run),
+        "interrupted": run_words.interrupted(run) and not runs.overtaken(state, run),
         "failure": run.failure or None,
         "rolled_back": run.outcome is RunOutcome.BACK,
         "old_pid": None if run.old is None else run.old.pid,

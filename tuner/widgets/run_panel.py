@@ -23,7 +23,7 @@ from tuner.core.run_words import (
     wait_words,
     way_on,
 )
-from tuner.core.runs import ended_at
+from tuner.core.runs import ended_at, overtaken
 from tuner.domain.runs import Leftover, MemoryBack, RunOutcome, RunRecord, RunStep, StepRecord
 from tuner.domain.state import HostState
 from tuner.units import GIB, format_duration, format_seconds
@@ -55,7 +55,8 @@ def outcome_span(run: RunRecord, glyphs: Glyphs) -> Span:
 
 def news(state: HostState) -> RunRecord | None:
     """Return the run that every screen tells of: one going on or interrupted, or one that ended a moment ago."""
-    run = next((each for each in state.runs if each.outcome is RunOutcome.RUNNING), None)
+    running = (each for each in state.runs if each.outcome is RunOutcome.RUNNING)
+    run = next((each for each in running if not overtaken(state, each)), None)
     if run is not None:
         return run
     newest = state.runs[0] if state.runs else None

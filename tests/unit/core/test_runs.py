@@ -149,6 +149,22 @@ def test_last_good_is_the_newest_that_served_on_that_port() -> None:
     assert name(runs.active_run(state)) == "run-5"
 
 
+@pytest.mark.parametrize(
+    ("later", "left"),
+    [
+        ({"outcome": RunOutcome.READY, "port": 30000}, []),
+        ({"outcome": RunOutcome.RUNNING, "supervised": True}, []),
+        ({"outcome": RunOutcome.REFUSED, "port": 30000}, ["run-1"]),
+        ({"outcome": RunOutcome.CANCELLED, "port": 30000}, ["run-1"]),
+        ({"outcome": RunOutcome.READY, "port": 30001}, ["run-1"]),
+    ],
+)
+def test_what_a_later_run_has_overtaken_is_neither_finished_nor_undone(later: dict[str, Any], left: list[str]) -> None:
+    state = told(record(1, step=RunStep.STOP, port=30000, title="First"), record(2, **later))
+    assert [each.run.id for each in runs.interrupted(state)] == left
+    assert [each.id for each in state.runs if runs.overtaken(state, each)] == [x for x in ["run-1"] if x not in left]
+
+
 def test_a_run_that_goes_on_is_not_interrupted() -> None:
     assert runs.interrupted(told(record(1, supervised=True), record(2, outcome=RunOutcome.READY))) == ()
     assert runs.active_run(told(record(1))) is None
