@@ -433,6 +433,7 @@ def test_shells_above(tree: ProcTree, argv: list[str], loops: int) -> None:
     ("text", "certain"),
     [
         ("for step in lint tests; do run_step; done\n", None),
+        ("step_tests() { .ci/do tests; }\nfor step in lint tests; do\n  step_$step\ndone\n", None),
         ("while true; do ./everything; done\n", None),
         ("while true; do python launch_all.py; done\n", True),
         ("while true; do python -m toyllm.serve; done\n", True),
@@ -443,7 +444,8 @@ def test_a_loop_above_an_unknown_program_counts_where_it_names_what_runs(
 ) -> None:
     (tmp_path / "ci.sh").write_text(text)
     key = toy_server(tree)
-    tree.add(90, ["/v/bin/python", "launch_all.py"], ppid=80, ticks=500_099)
+    tree.add(90, ["/v/bin/python", "launch_all.py"], ppid=85, ticks=500_099)
+    tree.add(85, ["python3", ".ci/do", "tests"], ppid=80, ticks=500_099)
     tree.add(80, ["bash", "ci.sh"], ticks=500_098, cwd=str(tmp_path))
     with facts_of(tree, key) as facts:
         assert [each["certain"] for each in facts["manager"]["loops"]] == ([] if certain is None else [certain])

@@ -17,6 +17,7 @@ from tuner.core import runs
 from tuner.core.base_recipe import base_of
 from tuner.core.engine import Engine
 from tuner.core.knobs import read_value
+from tuner.core.remains import remains
 from tuner.domain.presets import Preset
 from tuner.domain.recipe import Recipe
 from tuner.domain.starts import Start
@@ -108,7 +109,7 @@ def server_meant(state: HostState, options: Options, recipe: Recipe | None) -> S
     if recipe is not None:
         return None
     if not options.start:
-        if runs.remains(state) is None:
+        if remains(state) is None:
             raise UsageProblem("No server runs there", state.name)
         return None  # what a dead leader left behind is stopped
     ended = next((each for each in state.servers if each.identity.argv), None)

@@ -21,6 +21,7 @@ from tuner.core.helptext import flag_problems
 from tuner.core.planned import base_of, forecast_changes, planned
 from tuner.core.preflight import ask as asked_of
 from tuner.core.preflight import judge
+from tuner.core.remains import remains
 from tuner.core.respawn import keeper
 from tuner.core.run_words import aim, way_on
 from tuner.core.switching import settings_of, switch_order
@@ -90,7 +91,7 @@ def tune(
     known = Known(engines=engines, presets=presets, broken=broken, facts=facts, flags=flags)
     server = state.server(wish.server)
     # What a dead leader left behind is stopped as a server is, before another one starts.
-    alive = server if server is not None and not server.gone else runs.remains(state)
+    alive = server if server is not None and not server.gone else remains(state)
     troubles = [*_server_troubles(wish, server, alive), *_run_troubles(state)]
     if server is not None and server.identity.orphaned:
         server = None  # it has no command line: the run that started it has

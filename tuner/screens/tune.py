@@ -293,7 +293,8 @@ class TuneScreen(TuneActions):
         if chosen not in ("", BARE) and chosen not in {each.id for each in message.presets}:
             # Its file is gone or broken, or it is of another machine: what cannot be listed is not chosen.
             self.view = replace(self.view, chosen="")
-            self.notify(f"There is no preset {clean(chosen)} here (any more)", severity="warning", timeout=6)
+            words = f"There is no preset {clean(chosen)} here (any more)"
+            self.notify(words, severity="warning", timeout=6, markup=False)
             self.ask_tune()
         if first and message.recipes and not self.server_key:
             self.ask_tune()

@@ -321,7 +321,7 @@ class TuneActions(TuneEntry):
             self.open_entry("preset")
         else:
             words = "Nothing to save: change a knob (n) or choose a preset first"
-            self.notify(words, severity="warning", timeout=5)
+            self.notify(words, severity="warning", timeout=5, markup=False)
 
     def action_recipe(self) -> None:
         """Keep how the server on screen is started; where that is not known or none runs, choose a recipe."""

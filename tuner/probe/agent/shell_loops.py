@@ -13,6 +13,11 @@ from .recognition import program_index
 
 SHELLS = frozenset(("ash", "bash", "busybox", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "zsh"))
 _TAKES_VALUE = frozenset(("-O", "+O", "-o", "+o", "--rcfile", "--init-file"))
+_RESERVED = frozenset((
+    "case", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in", "select", "then", "time",
+    "until", "while",
+))  # fmt: skip
+"""Words of a shell's grammar: a program with such a name cannot be found in a script by it."""
 _LOOP = re.compile(r"(?:^|[;&|({]|\b(?:do|then|else)\b)\s*(while|until|for|foreach|repeat)\b")
 _AGAIN = re.compile(r"\bexec\s+(?:\S*sh\s+)?[\"']?\$\{?0\}?[\"']?|\bexec\s+\"?\$BASH_SOURCE")
 _FUNCTION = re.compile(r"^\s*(?:function\s+[\w:.-]+|[\w:.-]+\s*\(\s*\))\s*(?:\(\s*\))?\s*\{?")
@@ -94,7 +99,7 @@ def launch_words(leader: Sequence[str]) -> List[str]:
     """Return the words by which the line of a script is known that starts a server: its module, or its program."""
     at = program_index(leader)
     word = os.path.basename(leader[at]) if at is not None else ""
-    return [each for each in (word, word[:-3] if word.endswith(".py") else "") if each]
+    return [each for each in (word, word[:-3] if word.endswith(".py") else "") if each and each not in _RESERVED]
 
 
 def find_loop(text: str, launch: Sequence[str]) -> Optional[Tuple[int, str, bool]]:
