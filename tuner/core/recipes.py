@@ -41,7 +41,7 @@ _LONGEST_VALUE = 4096
 _NOBODY = "unknown"
 """Kind of the manager of a server that nothing is known to have started."""
 _DELETED = " (deleted)"
-_WITH, _AND = " with ", ", "
+WITH, _AND = " with ", ", "
 """What stands in the name of a start before the values changed by hand, and between them."""
 
 
@@ -253,10 +253,10 @@ def _title(recipe: Recipe, overlay: Overlay, preset: Preset | None, engine: Engi
     if preset is not None and preset.id:
         title, before = preset.id, ""
     else:
-        title, _, before = recipe.name.partition(_WITH)
+        title, _, before = recipe.name.partition(WITH)
     kept = [each for each in before.split(_AND) if each and each.partition(" ")[0] not in overlay.values]
     words = _AND.join([*kept, *changed])
-    return f"{title}{_WITH}{words}" if words else title
+    return f"{title}{WITH}{words}" if words else title
 
 
 def _of_file(kept: Iterable[Argument], overlay: Overlay) -> Iterator[str]:

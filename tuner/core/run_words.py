@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from tuner.core.recipes import WITH
 from tuner.core.runs import UNTOUCHED, ended_at, failed_server, preset_of
 from tuner.domain.findings import Finding, Severity
 from tuner.domain.runs import Lease, Leftover, MemoryBack, Operator, RunOutcome, RunRecord, RunStep
@@ -181,7 +182,7 @@ def outcome(run: RunRecord, cause: str = "") -> str:
 def held_words(state: HostState, server: ServerState) -> str:
     """Return what a server runs with of the change that started it: preset and values set by hand; empty: nothing."""
     preset, title = preset_of(state, server)
-    name, _, values = title.partition(" with ")
+    name, _, values = title.partition(WITH)
     held = " and ".join(part for part in (name if preset else "", values) if part)
     return f"{held} of the last change" if held else ""
 
