@@ -147,7 +147,13 @@ def test_typed_values_are_read_and_refused_with_a_reason() -> None:
     assert typed_value(KNOBS["kv_cache_dtype"], "auto") == "auto"
     assert typed_value(KNOBS["speculative_algorithm"], "none") is None
     assert typed_value(KNOBS["disable_custom_all_reduce"], "off") is True, "custom all-reduce off"
-    for name, words in (("tp_size", "many"), ("kv_cache_dtype", "fp7"), ("mem_fraction_static", "7")):
+    refused = (
+        ("tp_size", "many"),
+        ("kv_cache_dtype", "fp7"),
+        ("mem_fraction_static", "7"),
+        ("chunked_prefill_size", "4G"),
+    )
+    for name, words in refused:
         with pytest.raises(ValueError):
             typed_value(KNOBS[name], words)
 

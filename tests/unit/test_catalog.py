@@ -105,6 +105,7 @@ class TestFolders:
         (GOOD + 'extends = ["none-such"]\n', 3, "mine extends none-such, which does not exist"),
         (GOOD + 'extends = ["mine"]\n', 3, "mine extends itself (mine -> mine)"),
         (GOOD + '[args]\n"tp_size" = "eight"\n', 4, "tp_size cannot be eight"),
+        (GOOD + '[args]\nmax_running_requests = "4GiB"\n', 4, "max_running_requests cannot be 4GiB"),
         (GOOD + "args.tp_size = 8\nargs.tp_sise = 8\n", 4, "there is no knob tp_sise"),
         (GOOD + "args = { tp_size = 8, mem = 1 }\n", 3, "there is no knob mem"),
         (GOOD + 'unset = [\n  "tp_size",\n  "tp_sise",\n]\n', 5, "there is no knob tp_sise"),

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from tuner.cli.commands import cli
-from tuner.cli.parameters import DURATION, HOST, example
+from tuner.cli.parameters import DRAIN, HOST, example
 from tuner.errors import TunerError
 
 _yes = click.option("--yes", is_flag=True, help="Do it without being asked. Without it, a terminal is needed.")
@@ -19,7 +19,10 @@ _take_over = click.option(
 )
 _server = click.option("--server", "pid", type=int, metavar="PID", help="The server that is meant, if several run.")
 _drain = click.option(
-    "--drain", type=DURATION, metavar="TIME", help="Wait so long for the requests in flight before it is stopped."
+    "--drain",
+    type=DRAIN,
+    metavar="TIME",
+    help="Wait so long for the requests in flight before it is stopped; 1h at most.",
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from tuner.cli import EXIT_CODES
-from tuner.cli.targets import complete_hosts, parse, seconds
+from tuner.cli.targets import complete_hosts, drain_seconds, parse, seconds
 from tuner.errors import TunerError
 
 Clicked = TypeVar("Clicked", bound=click.Command)
@@ -51,3 +51,4 @@ class Argument(click.ParamType):  # type: ignore[type-arg]  # generic only in th
 
 HOST = Argument("host", parse)
 DURATION = Argument("duration", seconds)
+DRAIN = Argument("duration", drain_seconds)

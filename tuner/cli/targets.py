@@ -37,6 +37,22 @@ def seconds(text: str) -> float:
     return value
 
 
+def drain_seconds(text: str) -> float:
+    """Parse how long the requests in flight are waited for, into seconds.
+
+    Raises:
+        UsageProblem: The text is no duration, or longer than any stop waits.
+    """
+    from tuner.domain.runs import MOST_DRAIN_S
+    from tuner.units import format_duration
+
+    value = seconds(text)
+    if value > MOST_DRAIN_S:
+        most = format_duration(MOST_DRAIN_S)
+        raise UsageProblem("Too long", repr(text), f"A stop waits at most {most}: what is not done by then is cut.")
+    return value
+
+
 def complete_hosts(start: str) -> list[str]:
     """Return the host names that begin with `start`, for the shell's completion."""
     names = ["local", "demo"]

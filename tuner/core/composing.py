@@ -15,6 +15,7 @@ from tuner.core.gates import hardware_of
 from tuner.core.helptext import parse_help
 from tuner.core.knobs import read_value
 from tuner.core.presets import overlay, resolve, unmet
+from tuner.core.recipe_faults import value_faults
 from tuner.core.recipes import lay_over, without_rest
 from tuner.core.switching import log_folder_of, settings_of
 from tuner.domain.knobs import KnobKind
@@ -23,7 +24,7 @@ from tuner.domain.recipe import MASK, Launch, Recipe
 from tuner.domain.runs import ProcessId, RunRecord
 from tuner.domain.state import HostState, ServerState
 from tuner.domain.tuning import Wish
-from tuner.errors import CatalogError, TunerError
+from tuner.errors import CatalogError, TunerError, sentences
 
 BARE = Preset(id="", title="", why="")
 """Stands for no preset: overrides alone are laid over it."""
@@ -100,6 +101,10 @@ def _laid_over(state: HostState, wish: Wish, server: ServerState | None, known: 
     like = _like(state, launch, server)
     launch = without_run(msgspec.structs.replace(launch, like=like, preset=launch.preset or base.preset), base)
     launch = without_rest(launch, server) if server is not None else launch
+    if wish.recipe is not None:
+        written = msgspec.structs.replace(wish.recipe, command=(), args=launch.argv, env=launch.env)
+        faults = (sentences(f"{wish.recipe.name}: {each.what}", each.way_out) for each in value_faults(written, engine))
+        launch = msgspec.structs.replace(launch, problems=(*launch.problems, *faults))
     if wish.recipe is not None and _machine(wish.recipe.host) != _machine(state.name):
         note = f"the recipe {wish.recipe.name} is of {wish.recipe.host}, another host"
         launch = msgspec.structs.replace(launch, notes=(*launch.notes, note))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from tuner.core.amounts import real, whole
 from tuner.core.versions import in_range, parse_version
 from tuner.domain.knobs import Harm, Hazard, Knob, KnobKind, KnobType, SpelledAs, Spelling
 
@@ -15,11 +15,7 @@ _UNSET = frozenset({"", "auto", "none", "null", "default", "unset"})
 ON_WORDS = frozenset({"1", "on", "true", "yes"})
 OFF_WORDS = frozenset({"0", "off", "false", "no"})
 """Words for a switch that is on and for one that is off, in lower case."""
-_SIZES = {"k": 1024, "m": 1024**2, "g": 1024**3}
-_NUMBER = re.compile(r"([+-]?(?:\d{1,3}(?:,\d{3})+|\d[\d_]*)(?:\.\d+)?)\s*([kmg]i?b?)?", re.IGNORECASE)
 _GRAVE = (Harm.HANG, Harm.CORRUPT, Harm.CRASH)
-_LARGEST = 1 << 50
-"""Largest value that is accepted: a pebibyte, more than any setting counts."""
 Number = TypeVar("Number", int, float)
 
 
@@ -198,7 +194,8 @@ def as_words(knob: Knob, spelling: Spelling, value: Any) -> tuple[str, ...]:
     if isinstance(value, list | tuple):
         words = tuple(str(each) for each in value)
         return words if knob.kind is KnobKind.FLAG else (",".join(words),)
-    return (str(value),)
+    # Some engines read a size as a whole number, which 4.0 is not.
+    return (str(int(value) if isinstance(value, float) and value.is_integer() else value),)
 
 
 def read_value(knob: Knob, text: str) -> Any:
@@ -219,8 +216,8 @@ def read_value(knob: Knob, text: str) -> Any:
     if knob.type is KnobType.WORDS:
         return [part for part in re.split(r"[,\s]+", word.strip("[]")) if part]
     if knob.type is KnobType.INTS:
-        return [_within(_whole(part), part.strip(), knob) for part in word.strip("[]").split(",")]
-    return _within(_whole(word) if knob.type is KnobType.INT else _real(word), word, knob)
+        return [_within(whole(part, knob.unit), part.strip(), knob) for part in word.strip("[]").split(",")]
+    return _within((whole if knob.type is KnobType.INT else real)(word, knob.unit), word, knob)
 
 
 def _within(value: Number, word: str, knob: Knob) -> Number:
@@ -228,30 +225,6 @@ def _within(value: Number, word: str, knob: Knob) -> Number:
         raise ValueError(f"{word} is less than {knob.min:g}")
     if knob.max is not None and value > knob.max:
         raise ValueError(f"{word} is more than {knob.max:g}")
-    return value
-
-
-def _whole(text: str) -> int:
-    """Parse a whole number: `512`, `4_096`, `16MiB`."""
-    found = _NUMBER.fullmatch(text.strip())
-    if found is None:
-        raise ValueError(f"a whole number is meant, not {text.strip()!r}")
-    digits, unit = found.groups()
-    value = float(digits.replace("_", "").replace(",", "")) * (_SIZES[unit[0].lower()] if unit else 1)
-    if not value.is_integer():
-        raise ValueError(f"a whole number is meant, not {text.strip()!r}")
-    if abs(value) > _LARGEST:
-        raise ValueError(f"{text.strip()} is more than any server counts")
-    return int(value)
-
-
-def _real(text: str) -> float:
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ValueError(f"a number is meant, not {text!r}")
     return value
 
 

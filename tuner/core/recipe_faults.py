@@ -10,10 +10,13 @@ from msgspec import Struct
 
 from tuner.core.arguments import asked, flag_names, knob_of
 from tuner.core.engine import Engine
+from tuner.core.knobs import as_words, read_value
+from tuner.domain.knobs import Knob, KnobKind, KnobType, Spelling
 from tuner.domain.recipe import CommandLine, Recipe
 from tuner.domain.server import ServerIdentity
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WITH_UNIT = re.compile(r"[+-]?\d[\d_,]*(?:\.\d+)?\s*([A-Za-z]+|%)")
 _PORTS = range(1, 65_536)
 _ANY = "any-llm"
 _CONFIG = "config"
@@ -46,7 +49,38 @@ def recipe_faults(recipe: Recipe, engines: Mapping[str, Engine]) -> tuple[Recipe
         found.append(RecipeFault(field="engine", what=f"there is no engine {recipe.engine}", way_out=way_out))
         return tuple(found)
     line = engine.command_line((*recipe.command, *recipe.args))
-    return (*found, *_words(recipe, engine, line), *_settings(recipe, engine, line))
+    return (*found, *_words(recipe, engine, line), *_settings(recipe, engine, line), *value_faults(recipe, engine))
+
+
+def value_faults(recipe: Recipe, engine: Engine) -> Iterator[RecipeFault]:
+    """Yield the numbers of a recipe with a unit that nothing reads: they are handed on as they stand."""
+    table = engine.knobs()
+    names = flag_names(table)
+    for each in engine.command_line((*recipe.command, *recipe.args)).arguments:
+        knob = knob_of(each, table, names) if each.flag else None
+        for text in each.values if knob is not None else ():
+            if knob is not None and (why := _unreadable(knob, text)):
+                yield RecipeFault(field="args", what=f"{each.flag} cannot be {text}", way_out=why, word=each.flag)
+    for name, text in recipe.env.items():
+        knob = table.find(name)
+        if knob is not None and knob.kind is KnobKind.ENV and (why := _unreadable(knob, text)):
+            yield RecipeFault(field=f"env.{name}", what=f"{name} cannot be {text}", way_out=why)
+
+
+def _unreadable(knob: Knob, text: str) -> str:
+    """Return what is to be written instead of a number with a unit, a sentence; empty if it may stay as it is."""
+    found = _WITH_UNIT.fullmatch(text)
+    if found is None or knob.type not in (KnobType.INT, KnobType.FLOAT, KnobType.INTS):
+        return ""
+    try:
+        value = read_value(knob, text)
+    except ValueError as error:
+        return str(error)[:1].upper() + str(error)[1:]
+    # vLLM itself reads 32k and 10G in its arguments.
+    if knob.kind is KnobKind.FLAG and knob.unit != "seconds" and found[1].lower() in ("k", "m", "g"):
+        return ""
+    words = as_words(knob, Spelling(knob=knob.name, kind=knob.kind, text="", setting=""), value)
+    return f"Write {' '.join(words)}"
 
 
 def _fields(recipe: Recipe) -> Iterator[RecipeFault]:

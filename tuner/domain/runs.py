@@ -20,6 +20,10 @@ def run_id(at: float, mark: int) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%Y%m%d-%H%M%S}-{mark:08x}"
 
 
+MOST_DRAIN_S = 3_600.0
+"""Most seconds that a stop may wait for the requests in flight: as many as the least limit of a start."""
+
+
 class Operator(Struct, frozen=True, kw_only=True):
     """Who acts."""
 
@@ -94,7 +98,7 @@ class StopOrder(Struct, frozen=True, kw_only=True):
     """The members known to the laptop, without the leader; the supervisor finds those that came since."""
     steps: tuple[StopStep, ...]
     drain_s: float = 0.0
-    """Longest wait for the requests in flight before the first signal; 0: none."""
+    """Longest wait for the requests in flight before the first signal, at most `MOST_DRAIN_S`; 0: none."""
     drain: tuple[DrainAsk, ...] = ()
     manager: tuple[str, ...] = ()
     """Command that stops the server through its service manager, instead of the first rung."""

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.cli.targets import parse, seconds
+from tuner.cli.targets import drain_seconds, parse, seconds
+from tuner.domain.runs import MOST_DRAIN_S, LaunchOrder
 from tuner.errors import UsageProblem
 
 
@@ -65,3 +66,13 @@ def test_durations(text: str, value: float) -> None:
 def test_wrong_durations(text: str) -> None:
     with pytest.raises(UsageProblem):
         seconds(text)
+
+
+def test_a_stop_does_not_wait_longer_than_a_start_may_take() -> None:
+    assert drain_seconds("60s") == 60
+    assert drain_seconds("1h") == MOST_DRAIN_S == LaunchOrder().deadline_s
+    for text in ("3601s", "30h", "9" * 400):
+        with pytest.raises(
+            UsageProblem, match=r"^Too long: .* A stop waits at most 1h00m: what is not done by then is cut$"
+        ):
+            drain_seconds(text)

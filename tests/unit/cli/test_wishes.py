@@ -31,6 +31,10 @@ RECIPE = Recipe(name="r", host="h", engine="sglang", command=("python", "-m", "s
         ("custom_all_reduce=off", "disable_custom_all_reduce", True),
         ("cuda_graph_max_bs=auto", "cuda_graph_max_bs", None),
         ("NCCL_MAX_NCHANNELS=4", "NCCL_MAX_NCHANNELS", 4),
+        ("NCCL_BUFFSIZE=4MiB", "NCCL_BUFFSIZE", 4 << 20),
+        ("context_length=32k", "context_length", 32768),
+        ("cpu_offload_gb=512MiB", "cpu_offload_gb", 0.5),
+        ("watchdog_timeout=10min", "watchdog_timeout", 600.0),
     ],
 )
 def test_a_knob_is_set_under_any_of_its_names(text: str, name: str, value: Any) -> None:
@@ -45,6 +49,14 @@ def test_a_knob_is_set_under_any_of_its_names(text: str, name: str, value: Any) 
         ("mem_fraction_static=much", None, "cannot be much"),
         ("kv_cache_dtype=float99", "0.5.23", "it is one of"),
         ("mem_fraction_static=", None, "A change is knob=value"),
+        (
+            "chunked_prefill_size=4GiB",
+            "0.5.23",
+            "chunked_prefill_size cannot be 4GiB: a whole number of tokens is meant, not '4GiB'",
+        ),
+        ("max_running_requests=1GB", None, "a whole number is meant, not '1GB'"),
+        ("mem_fraction_static=80GiB", None, "a number is meant, not '80GiB'"),
+        ("watchdog_timeout=5MiB", None, "a number of seconds is meant, not '5MiB'"),
     ],
 )
 def test_what_cannot_be_set_is_a_wrong_use_with_a_way_out(text: str, version: str | None, words: str) -> None:

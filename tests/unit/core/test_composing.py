@@ -101,3 +101,16 @@ def test_a_way_back_to_another_engine_is_asked_as_that_engine_is() -> None:
         "run:run-1",
         ENGINES["vllm"].behaviour().starting.health,
     )
+
+
+def test_a_number_of_a_recipe_with_a_unit_is_refused_before_anything_is_stopped() -> None:
+    written = msgspec.structs.replace(
+        recipe("sglang"),
+        command=("/v/bin/python", "-m", "sglang.launch_server"),
+        args=("--model-path", "/m", "--chunked-prefill-size", "4GiB"),
+    )
+    (check,) = [each for each in tuned(EMPTY, Wish(recipe=written)).checks if each.verdict is Verdict.FAIL]
+    assert check.detail == "r: --chunked-prefill-size cannot be 4GiB"
+    assert check.way_out == "A whole number of tokens is meant, not '4GiB'"
+    override = Wish(recipe=written, overrides={"chunked_prefill_size": 4096})
+    assert not [each for each in tuned(EMPTY, override).checks if each.verdict is Verdict.FAIL]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.core.knobs import KnobTable, read_value
+from tuner.core.knobs import KnobTable, as_words, read_value
 from tuner.domain.knobs import Hazard, Knob, KnobKind, KnobType, SpelledAs
+from tuner.engines import load_engines
 
 GRAPHS = Knob(
     name="cuda_graph_max_bs",
@@ -95,8 +96,10 @@ def test_hazards_by_value_and_version() -> None:
     assert TABLE.hazards("NCCL_P2P_LEVEL", "PIX", "0.5.9") == ()
 
 
-def _knob(kind: KnobType, **bounds: float) -> Knob:
-    return Knob(name="k", kind=KnobKind.FLAG, type=kind, title="", spellings=(SpelledAs(text="--k"),), **bounds)
+def _knob(kind: KnobType, unit: str = "", **bounds: float) -> Knob:
+    return Knob(
+        name="k", kind=KnobKind.FLAG, type=kind, title="", unit=unit, spellings=(SpelledAs(text="--k"),), **bounds
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,8 +109,7 @@ def _knob(kind: KnobType, **bounds: float) -> Knob:
         (KnobType.INT, "-1", -1),
         (KnobType.INT, "4_096", 4096),
         (KnobType.INT, "16,384", 16384),
-        (KnobType.INT, "16MiB", 16 << 20),
-        (KnobType.INT, "128 KiB", 128 << 10),
+        (KnobType.INT, "8k", 8 << 10),
         (KnobType.INT, "auto", None),
         (KnobType.INTS, "1,2,4", [1, 2, 4]),
         (KnobType.INTS, "[1, 2]", [1, 2]),
@@ -122,6 +124,79 @@ def _knob(kind: KnobType, **bounds: float) -> Knob:
 )
 def test_values_as_people_type_them(kind: KnobType, text: str, value: object) -> None:
     assert read_value(_knob(kind), text) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit", "text", "value"),
+    [
+        (KnobType.INT, "tokens", "32k", 32 << 10),
+        (KnobType.INT, "bytes", "4194304", 4 << 20),
+        (KnobType.INT, "bytes", "16MiB", 16 << 20),
+        (KnobType.INT, "bytes", "16 MB", 16 << 20),
+        (KnobType.INT, "bytes", "128 Ki", 128 << 10),
+        (KnobType.INT, "bytes", "1G", 1 << 30),
+        (KnobType.INT, "KiB", "512", 512),
+        (KnobType.INT, "KiB", "16MiB", 16 << 10),
+        (KnobType.FLOAT, "GiB", "4", 4.0),
+        (KnobType.FLOAT, "GiB", "4GiB", 4.0),
+        (KnobType.FLOAT, "GiB", "512 MiB", 0.5),
+        (KnobType.FLOAT, "GB", "4GB", 4.0),
+        (KnobType.FLOAT, "GB", "1GiB", 1.073741824),
+        (KnobType.INT, "seconds", "90s", 90),
+        (KnobType.INT, "seconds", "1.5m", 90),
+        (KnobType.FLOAT, "seconds", "2h", 7200.0),
+        (KnobType.FLOAT, "", "1e-3", 0.001),
+    ],
+)
+def test_a_unit_is_of_what_the_knob_counts(kind: KnobType, unit: str, text: str, value: object) -> None:
+    assert read_value(_knob(kind, unit), text) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["4GiB", "4 GB", "4g", "16MiB", "16mb", "8KiB", "8kb", "4Ki", "90s", "5min", "2h", "8%"]
+)
+@pytest.mark.parametrize("unit", ["tokens", "requests", ""])
+@pytest.mark.parametrize("kind", [KnobType.INT, KnobType.INTS])
+def test_what_counts_things_takes_no_unit_of_anything_else(kind: KnobType, unit: str, text: str) -> None:
+    with pytest.raises(ValueError, match=f"^a whole number{f' of {unit}' if unit else ''} is meant, not '{text}'$"):
+        read_value(_knob(kind, unit), text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit", "text"),
+    [
+        (KnobType.FLOAT, "", "0.9GiB"),
+        (KnobType.FLOAT, "", "90s"),
+        (KnobType.FLOAT, "GiB", "90%"),
+        (KnobType.FLOAT, "GiB", "90s"),
+        (KnobType.FLOAT, "seconds", "50%"),
+        (KnobType.FLOAT, "seconds", "4GiB"),
+        (KnobType.INT, "seconds", "4k"),
+        (KnobType.INT, "bytes", "4min"),
+        (KnobType.INT, "bytes", "0.3KiB"),
+        (KnobType.INT, "GiB", "512MiB"),
+        (KnobType.INT, "KiB", "100%"),
+    ],
+)
+def test_what_measures_takes_only_its_own_units(kind: KnobType, unit: str, text: str) -> None:
+    with pytest.raises(ValueError, match=f"number{f' of {unit}' if unit else ''} is meant, not "):
+        read_value(_knob(kind, unit), text)
+
+
+def test_every_unit_of_the_catalogue_is_one_that_numbers_are_read_by() -> None:
+    known = {"", "tokens", "requests", "bytes", "KiB", "GiB", "GB", "seconds"}
+    for engine in load_engines().values():
+        for knob in engine.knobs().values():
+            numeric = knob.type in (KnobType.INT, KnobType.FLOAT, KnobType.INTS)
+            assert knob.unit in (known if numeric else {""}), knob.name
+
+
+def test_a_whole_number_is_written_without_point() -> None:
+    knob = KnobTable([_knob(KnobType.FLOAT, "GiB")])
+    spelling = knob.spelling("k", None)
+    assert spelling is not None
+    assert as_words(knob["k"], spelling, 4.0) == ("4",)
+    assert as_words(knob["k"], spelling, 0.85) == ("0.85",)
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,42 @@ def test_each_fault_is_told_alone(changes: dict[str, Any], field: str, words: st
     assert fault[1].startswith(words)
 
 
+SIZED = ("--model-path", "m", "--port", "30001")
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        (
+            {"args": (*SIZED, "--chunked-prefill-size", "4GiB")},
+            "args: --chunked-prefill-size cannot be 4GiB. A whole number of tokens is meant, not '4GiB'",
+        ),
+        (
+            {"args": (*SIZED, "--cuda-graph-bs", "1", "2k", "4GB")},
+            "args: --cuda-graph-bs cannot be 4GB. A whole number is meant, not '4GB'",
+        ),
+        (
+            {"args": (*SIZED, "--mem-fraction-static=88%")},
+            "args: --mem-fraction-static cannot be 88%. Write 0.88",
+        ),
+        ({"args": (*SIZED, "--dist-timeout", "5m")}, "args: --dist-timeout cannot be 5m. Write 300"),
+        ({"env": {"NCCL_BUFFSIZE": "4MiB"}}, "env.NCCL_BUFFSIZE: NCCL_BUFFSIZE cannot be 4MiB. Write 4194304"),
+        (
+            {"env": {"NCCL_MAX_NCHANNELS": "2GB"}},
+            "env.NCCL_MAX_NCHANNELS: NCCL_MAX_NCHANNELS cannot be 2GB. A whole number is meant, not '2GB'",
+        ),
+    ],
+)
+def test_a_number_is_handed_on_as_it_stands_so_its_unit_is_refused(changes: dict[str, Any], fault: str) -> None:
+    (found,) = recipe_faults(msgspec.structs.replace(GOOD, **changes), ENGINES)
+    assert f"{found.field}: {found.what}. {found.way_out}" == fault
+
+
+def test_units_that_are_read_are_no_faults() -> None:
+    assert faults(**VLLM | {"args": ("m", "--max-model-len", "32k", "--kv-cache-memory-bytes", "10G")}) == []
+    assert faults(env={"NCCL_BUFFSIZE": "0x400000", "OMP_NUM_THREADS": "4,2", "NCCL_ALGO": "2x"}) == []
+
+
 def test_vllm_has_room_for_one_llm() -> None:
     assert faults(**VLLM | {"args": ("m", "n"), "port": None}) == [("args", "n belongs to no flag")]
 
