@@ -289,6 +289,9 @@ def test_of_a_typed_value_its_harm_or_its_range_is_said() -> None:
     assert "1.3 is more than 1" in said_of_text(fraction, "1.3").text
     assert said_of_text(fraction, "0.9").good
     tokens = said_of_text(KNOBS["chunked_prefill_size"], "4GiB")
+    told = all_knobs(ENGINES["sglang"], None, "0.5.9", 80 << 30)["chunked_prefill_size"]
+    assert said_of_text(told, "").text.endswith(". Left out: 8192, by the memory of the smallest GPU")
+    assert said_of_text(KNOBS["max_prefill_tokens"], "").text.endswith(". Left out: 16384")
     assert not tokens.good
     assert tokens.text.startswith("a whole number of tokens is meant, not '4GiB'; -1 or more: tokens")
     assert said_of_text(fraction, "").text.startswith("0.01 to 1")

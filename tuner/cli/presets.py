@@ -19,6 +19,7 @@ from tuner.cli.tables import plain, table
 from tuner.cli.targets import complete_hosts
 from tuner.core.engine import Engine
 from tuner.core.hazards import shown
+from tuner.core.knobs import left_out_words
 from tuner.core.overlays import overlay, range_words
 from tuner.core.presets import resolve
 from tuner.core.shellwords import shell_line, shell_word
@@ -210,6 +211,12 @@ def _story(spelled: Spelled, paper: Paper) -> Iterator[str]:
         yield from paper.wrapped(shell_line(overlaid.argv), label="argv", hang=_LABEL)
     for key, value in overlaid.env.items():
         yield from paper.wrapped(f"{key}={shell_word(value)}", label="env", hang=_LABEL)
+    knobs = spelled.engine.knobs()
+    for name in overlaid.values:
+        spelling = knobs.spelling(name, spelled.version)
+        words = left_out_words(knobs[name], spelling) if spelling is not None else ""
+        if words:
+            yield from paper.wrapped(f"{name}: {words}", label="default", hang=_LABEL)
     for note in overlaid.notes:
         yield from paper.wrapped(note, label="note", hang=_LABEL)
     for expected in preset.expect:

@@ -19,6 +19,7 @@ from tuner.core.change_words import value_words
 from tuner.core.engine import Engine
 from tuner.core.gates import Held, ways
 from tuner.core.ignored import Ignored, ignored
+from tuner.core.knobs import chosen
 from tuner.core.recipes import command_of, of_session
 from tuner.core.surroundings import environment
 from tuner.domain.gates import Hardware
@@ -103,6 +104,7 @@ class _Sides:
         self.server = server
         self.engine = engine
         self.table = engine.knobs()
+        self.smallest_bytes = hardware.smallest_bytes if hardware is not None else None
         self.version = server.version or server.identity.version if server is not None else None
         self.settings = server.settings if server is not None else {}
         self.setters = _setters(env_files)
@@ -184,7 +186,7 @@ class _Sides:
     def _default(self, name: str) -> Any:
         """Return the value that this version of the engine takes for what nothing sets; None if it is not known."""
         spelling = self.engine.knob(name, self.version)
-        return None if spelling is None or spelling.assumed else spelling.default
+        return None if spelling is None or spelling.assumed else chosen(spelling, self.smallest_bytes)
 
     # --- Variables -------------------------------------------------------------------------------------------------
 

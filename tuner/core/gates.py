@@ -330,12 +330,19 @@ def _names(sign: Sign, backend: str) -> bool:
 # --- A live server ----------------------------------------------------------------------------------------------------
 
 
+def smallest_gpu_bytes(state: HostState) -> int | None:
+    """Return the memory of the smallest GPU of a host; None: not known."""
+    sizes = (info.memory_total_bytes for info in state.gpu_table.gpus) if state.gpu_table is not None else ()
+    return min((size for size in sizes if size is not None), default=None)
+
+
 def hardware_of(state: HostState, server: ServerState) -> Hardware:
     """Return what the GPU table tells of the GPUs that a server uses."""
     table = state.gpu_table
     used = sorted({rank.gpu for rank in server.ranks if rank.gpu is not None})
+    smallest = smallest_gpu_bytes(state)
     if table is None or not used:
-        return Hardware()
+        return Hardware(smallest_bytes=smallest)
     infos = [info for info in table.gpus if info.index in used]
     capabilities = sorted((parse_version(each) or (), each) for info in infos if (each := info.compute_capability))
     amd = any("AMD" in info.name or "Instinct" in info.name for info in infos)
@@ -345,6 +352,7 @@ def hardware_of(state: HostState, server: ServerState) -> Hardware:
         capability=capabilities[0][1] if capabilities else "",
         told=told,
         platform="rocm" if amd else "cuda",
+        smallest_bytes=smallest,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from tuner.core.amounts import real, whole
 from tuner.core.versions import in_range, parse_version
 from tuner.domain.knobs import Harm, Hazard, Knob, KnobKind, KnobType, SpelledAs, Spelling
+from tuner.units import MIB
 
 _UNSET = frozenset({"", "auto", "none", "null", "default", "unset"})
 ON_WORDS = frozenset({"1", "on", "true", "yes"})
@@ -153,6 +154,33 @@ def flags_of(knob: Knob) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*texts, *knob.aliases)))
 
 
+def chosen(spelling: Spelling, gpu_bytes: int | None) -> Any:
+    """Return what the engine takes where nothing sets a knob; None: that is not known, or nothing.
+
+    Args:
+        spelling: How the version spells the knob.
+        gpu_bytes: Memory of the smallest GPU of the host; None: not known.
+    """
+    if gpu_bytes is None or not spelling.by_memory:
+        return spelling.default
+    return next((value for mib, value in reversed(spelling.by_memory) if gpu_bytes >= mib * MIB), None)
+
+
+def left_out_words(knob: Knob, spelling: Spelling, gpu_bytes: int | None = None) -> str:
+    """Return what the engine takes where nothing sets a knob, in words without full stop; empty: not known."""
+    if not spelling.by_memory:
+        return knob.left_out if spelling.default is None else _default_words(spelling.default)
+    if gpu_bytes is not None:
+        return f"{chosen(spelling, gpu_bytes)}, by the memory of the smallest GPU"
+    (_, first), *later = spelling.by_memory
+    steps = (f"{value} from {mib / 1024:.3g} GiB" for mib, value in later)
+    return f"by the memory of the smallest GPU: {', '.join((str(first), *steps))}"
+
+
+def _default_words(value: Any) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
 def read_setting(knob: Knob, value: Any) -> Any:
     """Check a value as a file or a form gives it and return it as the knob's type; None leaves it to the engine.
 
@@ -237,6 +265,7 @@ def _spelling(knob: Knob, spelled: SpelledAs, *, assumed: bool) -> Spelling:
         off=spelled.off,
         inverted=spelled.inverted,
         default=spelled.default,
+        by_memory=spelled.by_memory,
         choices=spelled.choices,
         note=spelled.note,
         assumed=assumed,

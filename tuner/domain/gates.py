@@ -166,6 +166,8 @@ class Hardware(Struct, frozen=True, kw_only=True):
     platform: str = "cuda"
     iommu: bool | None = None
     """Whether IOMMU or ACS redirects traffic between GPUs."""
+    smallest_bytes: int | None = None
+    """Memory of the smallest GPU of the host, whether the server uses it or not: engines derive defaults from it."""
 
 
 class Gate(Struct, frozen=True, kw_only=True):

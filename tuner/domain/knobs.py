@@ -139,6 +139,9 @@ class SpelledAs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Key in the engine's dump of resolved settings, where it is not the flag's own name."""
     default: Any = None
     """The default value, if it is fixed; None: not set, or chosen by the engine."""
+    by_memory: tuple[tuple[int, int], ...] = ()
+    """The default where it goes by the memory of the smallest GPU of the host: pairs of MiB (`memory.total`) and the
+    value from there on, beginning with 0 MiB."""
     choices: tuple[str, ...] = ()
     note: str = ""
 
@@ -192,6 +195,8 @@ class Knob(Struct, frozen=True, kw_only=True):
     """True: the memory forecast knows what it does."""
     turning: Turning | None = None
     """None: the plan does not offer it."""
+    left_out: str = ""
+    """What the engine does where nothing sets it and no default is fixed, in words; empty: not worth a word."""
     smaller: str = ""
     """The value that a diagnosis proposes where less memory is wanted and the size is a matter of choice, not of
     amount; empty: none."""
@@ -207,6 +212,7 @@ class Spelling(Struct, frozen=True, kw_only=True):
     off: str = ""
     inverted: bool = False
     default: Any = None
+    by_memory: tuple[tuple[int, int], ...] = ()
     choices: tuple[str, ...] = ()
     note: str = ""
     assumed: bool = False

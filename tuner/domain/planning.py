@@ -33,6 +33,8 @@ class PlanKnob(Struct, frozen=True, kw_only=True):
     assumed: bool = False
     """True: the log does not tell the value, and this is the default."""
     choices: tuple[str, ...] = ()
+    left_out: str = ""
+    """What the engine takes where nothing sets it, in words; empty: not known."""
 
 
 class Planned(Struct, frozen=True, kw_only=True):

@@ -43,6 +43,7 @@ class KnobEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reader: str = ""
     forecast: bool = False
     turning: Turning | None = None
+    left_out: str = ""
     smaller: str = ""
     spelled: tuple[SpelledAs, ...]
     hazard: tuple[Hazard, ...] = ()
@@ -108,6 +109,12 @@ def _check(path: Path, line: int, entry: KnobEntry) -> None:
     bad = [s.text for s in entry.spelled if s.text.startswith("--") != (entry.kind is KnobKind.FLAG)]
     if bad:
         raise CatalogError(path, line, f"knob {entry.name} is spelled {bad[0]}, and is a {entry.kind}")
+    for spelled in entry.spelled:
+        steps = [mib for mib, _ in spelled.by_memory]
+        if steps and (steps[0] != 0 or steps != sorted(set(steps)) or spelled.default is not None):
+            raise CatalogError(
+                path, line, f"the default of knob {entry.name} by memory does not rise from 0 MiB, or is fixed as well"
+            )
     if any(parse_version(example.version) is None for example in entry.example):
         raise CatalogError(path, line, f"an example of knob {entry.name} has no version")
     for hazard in entry.hazard:
@@ -167,5 +174,6 @@ def _knob(entry: KnobEntry, no_prefix: str = "") -> Knob:
         hazards=entry.hazard,
         forecast=entry.forecast,
         turning=entry.turning,
+        left_out=entry.left_out,
         smaller=entry.smaller,
     )

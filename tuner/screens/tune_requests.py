@@ -12,7 +12,8 @@ import msgspec
 from msgspec.structs import replace
 
 from tuner.core.engine import Engine
-from tuner.core.knobs import read_value
+from tuner.core.gates import smallest_gpu_bytes
+from tuner.core.knobs import left_out_words, read_value
 from tuner.core.presets import overlay, resolve, unmet
 from tuner.core.tuning import tune
 from tuner.core.versions import in_range, parse_version
@@ -175,7 +176,7 @@ async def _presets(state: HostState, ask: PresetsRequested, bench: Bench) -> Non
     listed = await asyncio.to_thread(choices, found, order, state, engine, version)
     if engine is not None:
         bench.numbered[ask.host, name] = bench.numbered[ask.host, ""] = tuple(each.id for each in listed[:KEYS])
-    knobs = all_knobs(engine, server, version) if engine is not None else {}
+    knobs = all_knobs(engine, server, version, smallest_gpu_bytes(state)) if engine is not None else {}
     ask.reply_to.post_message(PresetsArrived(ask, listed, knobs, tuple(recipes), tuple(problems)))
 
 
@@ -211,8 +212,17 @@ def _choice(
     )
 
 
-def all_knobs(engine: Engine, server: ServerState | None, version: str | None) -> dict[str, PlanKnob]:
-    """Return every knob of an engine's version by canonical name, with the value that a server has."""
+def all_knobs(
+    engine: Engine, server: ServerState | None, version: str | None, smallest_bytes: int | None = None
+) -> dict[str, PlanKnob]:
+    """Return every knob of an engine's version by canonical name, with the value that a server has.
+
+    Args:
+        engine: The engine.
+        server: The server; None: none runs.
+        version: Its version; None: not known.
+        smallest_bytes: Memory of the smallest GPU of the host; None: not known.
+    """
     table, at = engine.knobs(), parse_version(version)
     settings = server.settings if server is not None else {}
     env = (server.identity.env or {}) if server is not None else {}
@@ -232,6 +242,7 @@ def all_knobs(engine: Engine, server: ServerState | None, version: str | None) -
             value=spelling.default if value is None else value,
             assumed=value is None,
             choices=spelling.choices,
+            left_out=left_out_words(knob, spelling, smallest_bytes),
         )
     return found
 

@@ -182,7 +182,7 @@ def said_of(each: PlanKnob, value: Any) -> Said:
 
 
 def bounds(each: PlanKnob) -> str:
-    """Return which values a knob accepts, in words, and what it is."""
+    """Return which values a knob accepts, in words, what it is, and what the engine takes where nothing sets it."""
     knob = each.knob
     if each.choices:
         accepts = f"one of {', '.join(each.choices)}"
@@ -196,4 +196,5 @@ def bounds(each: PlanKnob) -> str:
         accepts = f"up to {knob.max:g}"
     else:
         accepts = {KnobType.INT: "a whole number", KnobType.FLOAT: "a number"}.get(knob.type, "")
-    return clean(": ".join(part for part in (accepts, knob.title) if part))
+    words = ": ".join(part for part in (accepts, knob.title) if part)
+    return clean(f"{words}. Left out: {each.left_out}" if each.left_out else words)

@@ -108,6 +108,8 @@ class TestShow:
         assert any("--disable-custom-all-reduce" in note and "taken away" in note for note in answer["notes"])
 
     def test_text_says_why_what_it_needs_and_where_figures_are_from(self, told: Any) -> None:
+        code, out, _ = told("show", "sglang-prefill-4096", "--engine-version", "0.5.9")
+        assert "default   chunked_prefill_size: by the memory of the smallest GPU: 2048, 4096 from 35 GiB" in out
         code, out, _ = told("show", "sglang-pcie-ipc")
         text = " ".join(out.split())
         assert code == 0

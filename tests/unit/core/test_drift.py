@@ -117,6 +117,17 @@ class TestArguments:
         launch = lay_over(read_recipe(host(one), one, ENGINES["sglang"]), over, preset, ENGINES["sglang"])
         assert rows(changes(launch, one, ENGINES["sglang"])) == [("--page-size", 16, None, "argv")]
 
+    def test_a_default_that_goes_by_the_memory_of_the_gpus_is_told(self) -> None:
+        state = real("2xH200-start-load-stop")
+        cards = hardware_of(state, state.servers[0])
+        own = state.servers[0].settings["chunked_prefill_size"]
+        one = sglang("--chunked-prefill-size 2048", version="0.5.16")
+        launch = Launch(argv=one.identity.argv[:-2], like=f"server:{one.identity.key}")
+        (change,) = changes(launch, one, ENGINES["sglang"], (), cards)
+        assert (change.then, change.default) == (None, 8192) == (None, own), "as the real server chose it"
+        (change,) = changes(launch, one, ENGINES["sglang"])
+        assert (change.then, change.default) == (None, None)
+
     def test_flags_that_are_no_knobs_count_too(self) -> None:
         one = sglang("--something new")
         launch = Launch(argv=(*one.identity.argv[:-1], "old", "--other"), like=f"server:{one.identity.key}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.core.knobs import KnobTable, as_words, read_value
+from tuner.core.knobs import KnobTable, as_words, chosen, left_out_words, read_value
 from tuner.domain.knobs import Hazard, Knob, KnobKind, KnobType, SpelledAs
 from tuner.engines import load_engines
 
@@ -216,3 +216,31 @@ def test_what_is_no_value_is_refused_in_words(kind: KnobType, text: str, words: 
     knob = _knob(kind, min=0, max=1) if kind is KnobType.FLOAT else _knob(kind)
     with pytest.raises(ValueError, match=words):
         read_value(knob, text)
+
+
+def test_a_default_by_memory_is_told_for_the_smallest_gpu_or_as_its_steps() -> None:
+    table = load_engines()["sglang"].knobs()
+    knob, gib = table["chunked_prefill_size"], 1 << 30
+    old, new = table.spelling(knob.name, "0.5.9"), table.spelling(knob.name, "0.5.23")
+    assert old is not None
+    assert new is not None
+    assert [chosen(old, size * gib) for size in (16, 24, 48, 80, 192)] == [2048, 2048, 4096, 8192, 16384]
+    assert [chosen(new, size * gib) for size in (16, 24, 48, 80, 192)] == [2048, 4096, 4096, 8192, 16384]
+    assert chosen(old, None) is None
+    assert left_out_words(knob, old, 80 * gib) == "8192, by the memory of the smallest GPU"
+    steps = "2048, 4096 from 35 GiB, 8192 from 60 GiB, 16384 from 160 GiB"
+    assert left_out_words(knob, old) == f"by the memory of the smallest GPU: {steps}"
+
+
+def test_what_a_left_out_knob_is_is_told_where_it_is_known() -> None:
+    table = load_engines()["sglang"].knobs()
+    words = {
+        "max_prefill_tokens": "16384",
+        "disable_radix_cache": "off",
+        "context_length": "the longest that the LLM has",
+        "max_total_tokens": "",
+    }
+    for name, text in words.items():
+        spelling = table.spelling(name, "0.5.23")
+        assert spelling is not None
+        assert left_out_words(table[name], spelling) == text

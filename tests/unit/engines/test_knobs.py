@@ -43,6 +43,8 @@ def test_every_entry_proves_itself(path: Path) -> None:
     ("text", "line", "words"),
     [
         (GOOD.partition("[[knob.example]]")[0], 2, "knob a has no example"),
+        (GOOD.replace('text = "--a"', 'text = "--a"\nby_memory = [[1024, 2]]', 1), 2, "does not rise from 0 MiB"),
+        (GOOD.replace('text = "--a"', 'text = "--a"\ndefault = 1\nby_memory = [[0, 2]]', 1), 2, "or is fixed as well"),
         (GOOD + GOOD.partition("\n")[2], 12, "two knobs are called a"),
         (GOOD.replace('version = "1.1"', 'version = "0.9"'), 2, "absent in 0.9"),
         (GOOD.replace('text = "--a"', 'text = "A"', 1), 2, "and is a flag"),

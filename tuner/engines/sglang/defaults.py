@@ -6,9 +6,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from msgspec import Struct
 
+from tuner.core.knobs import chosen
 from tuner.core.versions import since
+from tuner.engines.knobs import load_knobs
+from tuner.units import MIB
 
 CARDS_MIB = (
     15_360, 16_384, 23_028, 23_034, 24_564, 32_607, 32_768, 40_960, 46_068, 49_140, 81_559, 81_920, 95_830, 97_871,
@@ -17,6 +22,7 @@ CARDS_MIB = (
 """`memory.total` in MiB of GPUs that serve LLMs: T4, V100, A10, L4, 4090, 5090, A100, L40S, A6000, H100, H20, RTX PRO
 6000, H200, B200, MI300X. Driver and CUDA context take a few hundred MiB of it before any line is printed."""
 
+_KNOBS = Path(__file__).with_name("knobs.toml")
 _CONTEXT_MIB = (100, 2_600)
 """Range of the memory that a rank's CUDA context and communicators take, MiB; the upper end is rarely exceeded."""
 
@@ -80,18 +86,11 @@ def auto_fraction(version: str | None, inputs: AutoInputs) -> float:
 
 
 def auto_chunk(version: str | None, gpu_mib: float) -> int:
-    """Return the tokens of a prefill chunk that SGLang uses if none are given."""
-    if not since(version, "0.4.7"):
-        return 2048 if gpu_mib < 25_000 else 8192
-    if gpu_mib >= 160 * 1024:
-        return 16_384
-    if not since(version, "0.5.3"):
-        return 2048 if gpu_mib < 35 * 1024 else 8192
-    if gpu_mib < 20 * 1024:
-        return 2048
-    if gpu_mib < 35 * 1024:
-        return 4096 if since(version, "0.5.21") else 2048
-    return 4096 if gpu_mib < 60 * 1024 else 8192
+    """Return the tokens of a prefill chunk that SGLang uses if none are given, by the catalogue of knobs."""
+    spelling = load_knobs(_KNOBS).spelling("chunked_prefill_size", version)
+    tokens = None if spelling is None else chosen(spelling, int(gpu_mib * MIB))
+    assert isinstance(tokens, int), "every version has a default by memory"
+    return tokens
 
 
 def auto_graph_bs(version: str | None, gpu_mib: float, tp: int, max_running_requests: int | None = None) -> int:
