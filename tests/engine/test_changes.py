@@ -15,7 +15,7 @@ from tests.engine.changing import Box, causes
 from tests.engine.servers import Server, Sglang, Vllm, members, titles, wait_until
 from tests.support.sshd import world
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 KINDS: Mapping[str, tuple[type[Server], str]] = {
     "sglang": (Sglang, "sglang::scheduler_TP{}"),
