@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tuner.store.settings import keep_preset_order
 
 GPUTUNER = Path(sys.executable).with_name("gputuner")
 
@@ -45,3 +48,26 @@ def test_a_host_rules_a_preset_out() -> None:
     assert "NCCL_PROTO=LL128 can corrupt" in problem
     assert told["unmet"] == ["needs NVLink between every pair of GPUs, the host has NODE, SYS between the GPUs"]
     assert "can corrupt" in err
+
+
+def test_the_keys_of_a_host_are_the_operators_then_those_for_its_server(tmp_path: Path) -> None:
+    keep_preset_order("demo", ["nccl-tree", "nccl-ll128"], tmp_path / "config/preset-keys.toml")
+    ran = subprocess.run(
+        [GPUTUNER, "presets", "list", "demo"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=80,
+        check=True,
+        start_new_session=True,
+        env={**os.environ, "GPUTUNER_HOME": str(tmp_path)},
+    )
+    head, *rows = [line.split() for line in ran.stdout.splitlines() if line.startswith("  ")]
+    assert head == ["key", "id", "engine", "host", "fits", "title"]
+    assert [row[:5] for row in rows[:4]] == [
+        ["1", "nccl-tree", "any", "any", "yes"],
+        ["2", "nccl-ll128", "any", "nvlink", "no"],
+        ["3", "custom-all-reduce-off", "any", "any", "yes"],
+        ["4", "custom-all-reduce-on", "any", "any", "yes"],
+    ]
+    assert ["-", "vllm-ngram", "vllm", "any", "no"] in [row[:5] for row in rows], "the demo's server is SGLang"

@@ -24,13 +24,26 @@ def presets() -> None:
     """
 
 
-@example("gputuner presets list", "gputuner presets list --json | jq -r '.[].id'")
+@example(
+    "gputuner presets list",
+    "gputuner presets list root@gpu-box-1",
+    "gputuner presets list --json | jq -r '.[].id'",
+)
 @presets.command("list")
+@click.argument("host", metavar="[HOST]", default="")
+@click.option("--server", "pid", metavar="PID", help="The server of the HOST that is meant, if several run.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON array.")
-def presets_list(as_json: bool) -> int:
-    """List all presets. Files that are wrong are named on stderr, and leave the others."""
+def presets_list(host: str, pid: str | None, as_json: bool) -> int:
+    """List all presets with their number keys. Files that are wrong are named on stderr, and leave the others.
+
+    With a HOST they are in the order of its Tune screen: yours, then those for its server.
+    """
     from tuner.cli import presets as command
 
+    if host:
+        return command.list_on(host, pid, as_json=as_json)
+    if pid is not None:
+        raise click.UsageError("--server needs a HOST.", click.get_current_context())
     return command.list_all(as_json=as_json)
 
 

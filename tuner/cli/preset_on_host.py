@@ -11,17 +11,20 @@ from tuner.catalog import Presets
 from tuner.cli import FINE, PROBLEM
 from tuner.cli.change_lines import change_words
 from tuner.cli.headless import connected, settled
+from tuner.cli.library import FileLibrary
 from tuner.cli.paper import Paper
 from tuner.cli.recipe import behind_the_scenes, choose
 from tuner.cli.running import run
 from tuner.cli.tables import plain
 from tuner.cli.targets import parse
+from tuner.core.choices import choices
 from tuner.core.presets import unmet
 from tuner.core.recipes import read_recipe
 from tuner.core.tuning import tune
 from tuner.domain.presets import Preset
 from tuner.domain.runs import Operator
-from tuner.domain.tuning import Tuning, Wish
+from tuner.domain.state import HostState, ServerState
+from tuner.domain.tuning import PresetChoice, Tuning, Wish
 from tuner.engines import load_engines
 from tuner.errors import TunerError
 
@@ -29,6 +32,29 @@ _LABEL = 10
 """Width of the column of labels, in characters."""
 _NOBODY = Operator(session="", name="")
 """Operator of an order that is made to be looked at only."""
+
+
+def listed(library: FileLibrary, host: str, pid: str | None) -> tuple[PresetChoice, ...]:
+    """Return the presets in the order of the number keys of a host, each with why it is not for the server there.
+
+    Args:
+        library: The presets, and the order that the operator has given them.
+        host: The host as on every command line.
+        pid: Key or PID of the server, where several run. Where none runs, nothing is said of what a preset needs.
+    """
+    engines = load_engines()
+    target = parse(host)
+
+    async def looked() -> tuple[HostState, ServerState | None]:
+        async with connected(target) as (session, ask):
+            state = await settled(session, ask, speed=False)
+            runs = pid is not None or any(not each.gone for each in state.servers)
+            return state, choose(state, pid) if runs else None
+
+    state, server = run(looked())
+    engine = engines.get(server.identity.engine) if server is not None else None
+    version = server.version if server is not None else None
+    return choices(library.presets()[0], library.order(target.name), state, engine, version)
 
 
 def diff(preset: Preset, presets: Presets, host: str, pid: str | None, *, as_json: bool) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ from msgspec import Struct
 
 from tuner.catalog import Presets, check_preset, load_presets, read_preset
 from tuner.cli import FINE, PROBLEM
+from tuner.cli.library import FileLibrary
 from tuner.cli.paper import Paper
 from tuner.cli.tables import plain, table
 from tuner.cli.targets import complete_hosts
+from tuner.core.choices import KEYS
 from tuner.core.engine import Engine
 from tuner.core.hazards import shown
 from tuner.core.knobs import left_out_words
@@ -41,26 +43,62 @@ def list_all(*, as_json: bool) -> int:
     """Print all presets; what is wrong with other files goes to stderr."""
     presets = load_presets()
     _complain(presets.problems)
-    rows = [_row(presets, name) for name in sorted(presets.found)]
+    order = list(FileLibrary().presets()[0])
+    _listing(presets, order, None, as_json=as_json)
+    if order and not as_json:
+        click.echo("\nThe keys of the Tune screen, where those before it fit; of a host: `gputuner presets list HOST`.")
+        click.echo("`gputuner presets show ID` tells why one exists, what it needs, and what it sets.")
+    return FINE
+
+
+def list_on(host: str, pid: str | None, *, as_json: bool) -> int:
+    """Print all presets in the order in which the Tune screen lists them for a server of a host.
+
+    Args:
+        host: The host as on every command line.
+        pid: Key or PID of the server, where several run.
+        as_json: Print one JSON array instead of text.
+    """
+    from tuner.cli import preset_on_host
+
+    presets = load_presets()
+    _complain(presets.problems)
+    found = preset_on_host.listed(FileLibrary(), host, pid)
+    unfit = {each.id for each in found if each.unmet}
+    _listing(presets, [each.id for each in found], unfit, as_json=as_json)
+    if unfit and not as_json:
+        click.echo("\n`gputuner presets diff ID HOST` tells what a preset would change there, or why it does not fit.")
+    return FINE
+
+
+def _listing(presets: Presets, order: Sequence[str], unfit: Collection[str] | None, *, as_json: bool) -> None:
+    """Print presets in an order, which is that of their keys.
+
+    Args:
+        presets: All presets.
+        order: Their ids.
+        unfit: Those that do not fit the server that is meant; None: none is.
+        as_json: Print one JSON array, by id, instead of a table.
+    """
+    rows = [_row(presets, name) for name in (sorted(order) if as_json else order)]
     if as_json:
         click.echo(json.dumps(rows, ensure_ascii=False))
     elif rows:
         marks = {row["id"]: origin(presets.found[row["id"]]) for row in rows}
-        marked = ("from",) if any(marks.values()) else ()
-        head = ("id", *marked, "engine", "host", "title")
-        lines = [
-            (
-                row["id"],
-                *(marks[row["id"]] for _ in marked),
-                row["engine"],
-                row["requires"]["interconnect"] or "any",
-                row["title"],
-            )
-            for row in rows
+        columns = [
+            {
+                "key": at if at <= KEYS else None,
+                "id": row["id"],
+                **({"from": marks[row["id"]]} if any(marks.values()) else {}),
+                "engine": row["engine"],
+                "host": row["requires"]["interconnect"] or "any",
+                **({"fits": "no" if row["id"] in unfit else "yes"} if unfit is not None else {}),
+                "title": row["title"],
+            }
+            for at, row in enumerate(rows, start=1)
         ]
-        click.echo("\n".join(table(head, lines, head)))
-        click.echo("\n`gputuner presets show ID` tells why one exists, what it needs, and what it sets.")
-    return FINE
+        head = list(columns[0])
+        click.echo("\n".join(table(head, [list(each.values()) for each in columns], head)))
 
 
 def origin(preset: Preset) -> str:

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import replace
 
+from tuner.core.choices import KEYS, choices
 from tuner.core.engine import Engine
 from tuner.core.gates import smallest_gpu_bytes
 from tuner.core.knobs import left_out_words, read_value
-from tuner.core.presets import overlay, resolve, unmet
 from tuner.core.tuning import tune
 from tuner.core.versions import in_range, parse_version
 from tuner.domain.acts import AnyAct, Switch
@@ -27,7 +27,7 @@ from tuner.domain.recipe import Recipe
 from tuner.domain.runs import Operator, run_id
 from tuner.domain.starts import Start
 from tuner.domain.state import HostState, ServerState
-from tuner.domain.tuning import PresetChoice, Tuning, Wish
+from tuner.domain.tuning import Tuning, Wish
 from tuner.errors import CatalogError, TunerError
 from tuner.messages import (
     ActDone,
@@ -43,8 +43,6 @@ from tuner.screens.explain_requests import engines
 
 FACTS_S = 30.0
 """Seconds for which facts of the host are good enough to act on: the time that one reads the question before an act."""
-KEYS = 9
-"""Number of the presets that a number key chooses."""
 PRESETS_S = 5.0
 """Seconds after which the files of presets are read again."""
 
@@ -178,38 +176,6 @@ async def _presets(state: HostState, ask: PresetsRequested, bench: Bench) -> Non
         bench.numbered[ask.host, name] = bench.numbered[ask.host, ""] = tuple(each.id for each in listed[:KEYS])
     knobs = all_knobs(engine, server, version, smallest_gpu_bytes(state)) if engine is not None else {}
     ask.reply_to.post_message(PresetsArrived(ask, listed, knobs, tuple(recipes), tuple(problems)))
-
-
-def choices(
-    presets: Mapping[str, Preset], order: Sequence[str], state: HostState, engine: Engine | None, version: str | None
-) -> tuple[PresetChoice, ...]:
-    """Return the presets as they are listed: in the operator's order, then those for this server, then the others."""
-    listed = {name: _choice(presets, name, state, engine, version) for name in presets}
-    known = [name for name in order if name in listed]
-    rest = sorted((name for name in listed if name not in known), key=lambda name: bool(listed[name].unmet))
-    return tuple(listed[name] for name in (*known, *rest))
-
-
-def _choice(
-    presets: Mapping[str, Preset], name: str, state: HostState, engine: Engine | None, version: str | None
-) -> PresetChoice:
-    own = presets[name]
-    try:
-        whole = resolve(presets, name)
-        lacks: Sequence[str] = ()
-        if engine is not None:
-            lacks = unmet(whole, state, engine.name, version)
-            lacks = lacks or overlay(whole, engine.knobs(), engine.name, version).problems
-    except TunerError as error:
-        return PresetChoice(id=name, title=own.title, why=own.why, unmet=str(error), path=own.path)
-    return PresetChoice(
-        id=name,
-        title=whole.title,
-        why=whole.why,
-        unmet="; ".join(lacks),
-        knobs=(*whole.args, *whole.env, *whole.flags),
-        path=own.path,
-    )
 
 
 def all_knobs(

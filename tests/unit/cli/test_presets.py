@@ -54,16 +54,29 @@ class TestList:
         assert (row["engine"], row["requires"]["interconnect"]) == ("sglang", "pcie")
 
     def test_whose_a_preset_is_is_marked_unless_it_is_bundled(self, told: Any, project: Path, tmp_path: Path) -> None:
-        assert told("list")[1].split("\n")[0].split() == ["id", "engine", "host", "title"]
+        assert told("list")[1].split("\n")[0].split() == ["key", "id", "engine", "host", "title"]
         yours = tmp_path / "home/config/presets"
         yours.mkdir(parents=True)
         (yours / "own.toml").write_text(GOOD)
         (project / "shared.toml").write_text(GOOD + 'extends = ["sglang-pcie-ipc"]\n')
         lines = [line.split() for line in told("list")[1].splitlines()]
-        assert lines[0] == ["id", "from", "engine", "host", "title"]
-        named = {line[0]: line[1] for line in lines if line}
+        assert lines[0] == ["key", "id", "from", "engine", "host", "title"]
+        named = {line[1]: line[2] for line in lines if line}
         assert (named["own"], named["shared"], named["sglang-pcie-ipc"]) == ("yours", "project", "-")
         assert set(json.loads(told("list", "--json")[1])[0]) == {"id", "title", "engine", "why", "requires"}
+
+    def test_the_keys_are_those_of_the_tune_screen(self, told: Any, project: Path) -> None:
+        (project / "aaa.toml").write_text(GOOD)
+        lines = told("list")[1].splitlines()
+        bundled = sorted(path.stem for path in presets_dir().glob("*.toml"))
+        numbered = [(str(key), name) for key, name in enumerate(bundled[:9], start=1)]
+        assert [tuple(line.split()[:2]) for line in lines[1:10]] == numbered
+        others = [line.split()[1] for line in lines[10:] if line.startswith("  - ")]
+        assert others == [*bundled[9:], "aaa"], "one that is added moves none of the others"
+
+    def test_a_server_is_one_of_a_host(self, told: Any) -> None:
+        code, _, err = told("list", "--server", "7")
+        assert (code, "--server needs a HOST" in err) == (2, True)
 
     def test_a_broken_file_is_named_and_leaves_the_others(self, told: Any, project: Path) -> None:
         (project / "bad.toml").write_text(GOOD + "[args]\ntp_size = 'eight'\n")
