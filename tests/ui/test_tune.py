@@ -513,6 +513,15 @@ async def test_from_a_failed_change_a_key_leads_to_why(app_on: AppOn) -> None:
         assert "mem-fraction-too-low" in "\n".join(painted(app))
 
 
+async def test_after_a_failed_start_the_key_bar_leads_to_what_is_left_of_it(app_on: AppOn) -> None:
+    wanted = ("enter Apply", "B Go back", "C Clean up", "v Why", "o Overview", "l Logs", "? Help", "q Quit")
+    app, _ = tuned(app_on, changing.broken())
+    async with app.run_test(size=NARROW) as pilot:
+        await press(pilot, "t")
+        bar = app.screen.query_one(KeyBar).text
+        assert [each for each in wanted if each not in bar] == []
+
+
 async def test_after_going_back_a_remedy_stops_what_serves_and_starts_the_mended_preset(app_on: AppOn) -> None:
     state = changing.went_back()
     run = states.REPLACE(state.runs[0], preset="fp8-kv", title="fp8-kv")

@@ -38,17 +38,14 @@ _COPIED = 100
 """Width of the steps of a dry run where they are copied, in cells."""
 
 
+_FIRST = ("apply", "cancel", "finish", "back", "clean", "why")
+_OTHERS = ("overrule", "add", "save", "stop", "dry-run", "recipe", "lease")
+"""Keys that the key bar shows before those of other screens, the most important first; after a failed start log and
+overview, which show what is left of it, stand between them."""
+
+
 class TuneActions(TuneEntry):
     """The part of the Tune screen that acts."""
-
-    FIRST_KEYS = tuple(
-        f"tune.{key}"
-        for key in (
-            "apply", "cancel", "finish", "back", "clean", "why", "overrule", "add", "save", "stop", "dry-run", "recipe",
-            "lease",
-        )
-    )  # fmt: skip
-    """Keys that the key bar shows before those of other screens, the most important first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,6 +121,11 @@ class TuneActions(TuneEntry):
             "tune.lease": "Give lease back" if mine else "Lease",
             "tune.overrule": "Heed forecast" if overruled else "Overrule forecast",
         }
+
+    def first_keys(self) -> tuple[str, ...]:
+        """Return the ids of the keys that the key bar shows first, the most important first."""
+        seen = ("screen.overview", "screen.logs") if self.failed() is not None else ()
+        return (*(f"tune.{key}" for key in _FIRST), *seen, *(f"tune.{key}" for key in _OTHERS))
 
     # The choice --------------------------------------------------------------------------------------------------
 

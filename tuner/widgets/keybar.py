@@ -15,7 +15,7 @@ from tuner.widgets.spans import Line, Span, width_of
 _LAST = ("help", "quit")
 """Ids of the keys that are never left out."""
 _SELDOM = ("screen.details", "screen.compare", "screen.plan")
-"""Ids of the screens whose keys are left out first; a screen's own `FIRST_KEYS` come before all other screens."""
+"""Ids of the screens whose keys are left out first; those that a screen names itself come before all other screens."""
 
 
 def _part(key: str, words: str, *, enabled: bool) -> Line:
@@ -55,7 +55,7 @@ class KeyBar(Rows):
 
         words: dict[str | None, str] = getattr(self.screen, "key_words", dict)()
 
-        first: Sequence[str] = getattr(self.screen, "FIRST_KEYS", ())
+        first: Sequence[str] = getattr(self.screen, "first_keys", tuple)()
         after = 1 + len(first)
 
         def rank(index: int) -> int:
