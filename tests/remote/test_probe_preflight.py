@@ -365,31 +365,6 @@ def test_a_slurm_job_is_refused(tree: ProcTree) -> None:
         assert keeper(facts).refusal
 
 
-def test_supervisord(tree: ProcTree, tmp_path: Path) -> None:
-    control = program(tmp_path, "supervisorctl", "exit 0")
-    env = {
-        "SUPERVISOR_PROCESS_NAME": "toy",
-        "SUPERVISOR_GROUP_NAME": "llm",
-        "SUPERVISOR_SERVER_URL": "unix:///run/s.sock",
-    }
-    key = toy_server(tree, env=env)
-    tree.add(50, ["/usr/bin/python3", str(tmp_path / "supervisord"), "-c", "/etc/s.conf"], ppid=1)
-    tree.add(90, ["bash", "/srv/run.sh"], ppid=50, ticks=500_099, cwd=str(tmp_path))
-    with facts_of(tree, key) as facts:
-        part = facts["manager"]["supervisord"]
-        assert (part["name"], part["main"], part["program"], part["config"]) == (
-            "llm:toy",
-            True,
-            str(control),
-            "/etc/s.conf",
-        )
-    # What somebody started in a shell below another program of supervisord only inherits the variables.
-    tree.add(90, ["-bash"], ppid=50, ticks=500_099)
-    with facts_of(tree, key) as facts:
-        assert facts["manager"]["supervisord"]["main"] is False
-        assert keeper(facts).stop == ()
-
-
 SCRIPTS = {
     "while true; do python -m toyllm.serve; sleep 5; done\n": True,
     "export NCCL_ALGO=Ring\npython -m toyllm.serve --port 7001\n": False,

@@ -31,6 +31,7 @@ def ask(
     command: Sequence[str] = (),
     llm: str = "",
     flags_known: bool = False,
+    ended: str = "",
 ) -> PreflightAsk:
     """Return what the probe is to look at before a switch.
 
@@ -41,12 +42,14 @@ def ask(
         command: What stands before the arguments of the new start.
         llm: The LLM as the arguments name it.
         flags_known: True: the flags of the installed engine are known already, so its help is not run.
+        ended: Key of a server that has ended, in whose place the new one starts; empty: none.
     """
     key = server.identity.key if server is not None else ""
     if launch is None or engine is None:
         return PreflightAsk(key=key)
     return PreflightAsk(
         key=key,
+        ended=ended,
         command=tuple(command),
         argv=launch.argv,
         help_argv=() if flags_known or not command else (*command, *engine.behaviour().starting.help),
@@ -130,6 +133,8 @@ def _start(case: Case) -> Iterator[Check]:
         yield fact.unknown("start", "Start")
     elif fact.value("refused"):
         yield fail("start", "Start", fact.text("refused"), fact.text("hint"))
+    elif manager := fact.texts("manager"):
+        yield check("start", "Start", Verdict.OK, f"its manager starts it: `{' '.join(manager)}`")
     else:
         yield check("start", "Start", Verdict.OK, "command line, environment and secrets are complete")
 

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 import msgspec
 
 from tuner.core.preflight_case import Case, Fact, check, fail
-from tuner.core.respawn import keeper
+from tuner.core.respawn import keeper, returns
 from tuner.domain.preflight import Check, Verdict
 from tuner.domain.recipe import Launch
 from tuner.units import GIB, format_gib, whole
@@ -196,6 +196,9 @@ def _rights(case: Case) -> Iterator[Check]:
 
 def _manager(case: Case) -> Iterator[Check]:
     title = "Manager"
+    if (before := returns(case.facts)) is not None:
+        yield fail("manager", title, before.refusal, before.way_out)
+        return
     if case.server is None:
         yield check("manager", title, Verdict.OK, "no server is stopped")
         return

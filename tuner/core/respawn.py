@@ -51,8 +51,8 @@ def keeper(facts: Mapping[str, Any], manager: Manager | None = None) -> Keeper:
     for kind, read in (
         ("slurm", _slurm),
         ("container", _container),
+        ("supervisord", _supervisord),  # nearer to the server than its own unit
         ("systemd", _systemd),
-        ("supervisord", _supervisord),
     ):
         part = fact.get(kind)
         if isinstance(part, Mapping) and (found := read(part)) is not None:
@@ -62,6 +62,33 @@ def keeper(facts: Mapping[str, Any], manager: Manager | None = None) -> Keeper:
         if isinstance(parts, Sequence) and parts and isinstance(parts[0], Mapping):
             return read_all(parts[0])
     return Keeper()
+
+
+def returns(facts: Mapping[str, Any]) -> Keeper | None:
+    """Return who is about to start again a server that has ended, with the refusal of another start; None: nobody.
+
+    Args:
+        facts: All facts of the probe by id; `returning` is looked at.
+    """
+    fact = facts.get("returning")
+    by = fact.get("by") if isinstance(fact, Mapping) else None
+    if not isinstance(fact, Mapping) or by not in ("systemd", "supervisord"):
+        return None
+    if by == "systemd":
+        unit, user = str(fact.get("unit") or "?"), " --user" if fact.get("user") else ""
+        words, stop = f"systemd unit {unit}, Restart={fact.get('restart')}", f"systemctl{user} stop {unit}"
+    else:
+        words, stop = _program_words(fact), f"supervisorctl stop {fact.get('name')}"
+    return Keeper(
+        words=words,
+        refusal=f"the server before has ended, and is about to be started again: {words}",
+        way_out=f"stop it first: `{stop}`; or look again once it runs",
+    )
+
+
+def _program_words(part: Mapping[str, Any]) -> str:
+    restart = part.get("restart")
+    return f"supervisord program {part.get('name') or '?'}" + (f", autorestart={restart}" if restart else "")
 
 
 def _unasked(manager: Manager | None, why: str) -> Keeper:
@@ -169,23 +196,34 @@ def _supervisord(part: Mapping[str, Any]) -> Keeper | None:
     """Return what supervisord means; None where the server only inherited its variables."""
     if not part.get("main"):
         return None
-    name = str(part.get("name") or "?")
-    words = f"supervisord program {name}"
+    name, words = str(part.get("name") or "?"), _program_words(part)
     program, url, config = part.get("program"), part.get("url"), part.get("config")
     if not program:
         return Keeper(
             words=words,
-            refusal=f"supervisord (pid {whole(part.get('pid'))}) starts it again, and there is no supervisorctl",
+            refusal=f"it belongs to {words} (pid {whole(part.get('pid'))}), and there is no supervisorctl",
             way_out="install supervisorctl beside supervisord, or stop the program there",
         )
     if part.get("may") is False:
         return Keeper(
             words=words,
-            refusal=f"supervisord starts it again, and this user may not use its socket {url or ''}".rstrip(),
-            way_out=f"connect as root, or run `sudo supervisorctl stop {name}` and start it here",
+            refusal=f"it belongs to {words}, and this user may not use supervisord's socket",
+            way_out=f"connect as {part.get('owner') or 'root'}, or run `sudo supervisorctl stop {name}`, then start it",
         )
-    base = (str(program), *(("-c", str(config)) if config else ()), *(("-s", str(url)) if url else ()))
-    return Keeper(words=words, stop=(*base, "stop", name), start=(*base, "start", name))
+    if part.get("problem"):
+        return Keeper(
+            words=words,
+            refusal=f"it belongs to {words}, which does not answer: {part['problem']}",
+            way_out=f"look why `supervisorctl pid {name}` fails there, or stop the program there",
+        )
+    base = (str(program), *(("-c", str(config)) if config else ("-s", str(url)) if url else ()))
+    limit = real(part.get("timeout_stop_s"))
+    return Keeper(
+        words=words,
+        stop=(*base, "stop", name),
+        start=(*base, "start", name),
+        wait_s=STOP_WAIT_S if limit is None else max(STOP_WAIT_S, limit + 5.0),
+    )
 
 
 def _watcher(part: Mapping[str, Any]) -> Keeper:

@@ -45,6 +45,7 @@ def switch_order(
     keeper: Keeper | None = None,
     usual_s: float | None = None,
     recipe: Recipe | None = None,
+    manager: tuple[str, ...] = (),
 ) -> SwitchOrder:
     """Compose the order for a run.
 
@@ -61,6 +62,7 @@ def switch_order(
         keeper: What stands above the server and would start it again; None: nothing.
         usual_s: Seconds that a start like this usually takes; None: as the server's earlier ones.
         recipe: The recipe over which the preset of `launch` is laid; None: none.
+        manager: Command of the service manager that starts `launch`; empty: its command line does.
     """
     keeper = keeper or Keeper()
     stop = None
@@ -70,7 +72,7 @@ def switch_order(
     if launch is not None:
         brain = engines.get(engine or (server.identity.engine if server is not None else ""))
         usual = usual_s if usual_s is not None else ready_in_s(server)
-        start = msgspec.structs.replace(launch_order(launch, brain, usual_s=usual), recipe=recipe)
+        start = msgspec.structs.replace(launch_order(launch, brain, usual_s=usual), recipe=recipe, manager=manager)
         back = way_back(state, server, launch, engines, brain, run=run, keeper=keeper)
     elif server is not None and _may_come_back(state, server):
         back = way_back(state, server, None, engines, None, run=run, keeper=keeper)

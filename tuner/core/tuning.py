@@ -127,7 +127,7 @@ def tune(
         changes=changes,
         planned=made,
         planned_error=plan if isinstance(plan, str) else "",
-        ask=_ask(alive, start),
+        ask=_ask(alive, start, server.identity.key if server is not None and server.gone else ""),
         checks=checks,
     )
     if tuning.refused:
@@ -145,8 +145,16 @@ def tune(
         keeper=keeper(facts or {}, alive.identity.manager) if alive is not None else None,
         usual_s=start.recipe.ready_s if start.recipe is not None else None,
         recipe=start.kept,
+        manager=_manager(start.launch, facts),
     )
     return msgspec.structs.replace(tuning, order=order)
+
+
+def _manager(launch: Launch | None, facts: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return the command of the service manager that starts again exactly what a run had stopped; empty without one."""
+    fact = (facts or {}).get("start")
+    told = fact.get("manager") if isinstance(fact, Mapping) and launch is not None and not launch.argv else None
+    return tuple(str(word) for word in told) if isinstance(told, Sequence) and not isinstance(told, str) else ()
 
 
 # What it changes, and whether it fits.
@@ -232,7 +240,7 @@ def _taken(server: ServerState | None, start: Composed) -> frozenset[str]:
     return frozenset(each.flag for each in engine.command_line(server.identity.argv).arguments if each.flag)
 
 
-def _ask(server: ServerState | None, start: Composed) -> PreflightAsk:
+def _ask(server: ServerState | None, start: Composed, ended: str) -> PreflightAsk:
     launch, engine = start.launch, start.engine
     command: tuple[str, ...] = ()
     model = ""
@@ -240,7 +248,8 @@ def _ask(server: ServerState | None, start: Composed) -> PreflightAsk:
         command = engine.command_line(launch.argv).command
         model = named_model(settings_of(launch.argv, engine)) or ""
         model = model or (start.recipe.model if start.recipe is not None else None) or ""
-    return asked_of(launch, server, engine, command=command, llm=model, flags_known=start.flags is not None)
+    known = start.flags is not None
+    return asked_of(launch, server, engine, command=command, llm=model, flags_known=known, ended=ended)
 
 
 def _server_troubles(wish: Wish, server: ServerState | None, alive: ServerState | None) -> list[Check]:

@@ -40,6 +40,8 @@ class PreflightAsk(Struct, frozen=True, kw_only=True):
 
     key: str = ""
     """Key of the server that is to be stopped; empty: none."""
+    ended: str = ""
+    """Key of a server that has ended, and may be about to come back by itself; empty: none."""
     command: tuple[str, ...] = ()
     """The new server's command without arguments."""
     argv: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tuner.core.respawn import STOP_WAIT_S, Keeper, keeper
+from tuner.core.respawn import STOP_WAIT_S, Keeper, keeper, returns
 from tuner.domain.server import Manager
 
 UNIT = {
@@ -89,14 +89,54 @@ def test_a_long_stop_of_a_unit_is_waited_for() -> None:
     assert of(systemd={**UNIT, "timeout_stop_s": None}).wait_s == STOP_WAIT_S
 
 
-def test_supervisord() -> None:
-    part = {"pid": 9, "name": "llm:sglang", "main": True, "program": "/v/bin/supervisorctl", "config": "/etc/s.conf"}
-    found = of(supervisord=part)
+PROGRAM = {
+    "pid": 9, "name": "llm:sglang", "main": True, "program": "/v/bin/supervisorctl", "config": "/etc/s.conf",
+    "owner": "ann",
+}  # fmt: skip
+
+
+def test_a_program_is_stopped_and_started_by_supervisorctl() -> None:
+    found = of(supervisord={**PROGRAM, "restart": "unexpected", "timeout_stop_s": 300.0})
     assert found.stop == ("/v/bin/supervisorctl", "-c", "/etc/s.conf", "stop", "llm:sglang")
     assert found.start[-2:] == ("start", "llm:sglang")
-    assert "no supervisorctl" in of(supervisord={**part, "program": None}).refusal
-    assert "may not use its socket" in of(supervisord={**part, "may": False}).refusal
-    assert of(supervisord={**part, "main": False}) == Keeper(), "the variables alone are inherited by anybody"
+    assert (found.words, found.wait_s) == ("supervisord program llm:sglang, autorestart=unexpected", 305.0)
+    assert of(supervisord={**PROGRAM, "config": None, "url": "unix:///s"}).stop[1:3] == ("-s", "unix:///s")
+    assert of(supervisord={**PROGRAM, "main": False}) == Keeper(), "the variables alone are inherited by anybody"
+
+
+def test_a_program_that_cannot_be_stopped_is_refused() -> None:
+    assert "no supervisorctl" in of(supervisord={**PROGRAM, "program": None}).refusal
+    hidden = of(supervisord={**PROGRAM, "may": False})
+    assert "may not use supervisord's socket" in hidden.refusal
+    assert "connect as ann" in hidden.way_out
+    assert "does not answer: 401" in of(supervisord={**PROGRAM, "problem": "401"}).refusal
+
+
+def test_supervisord_stands_nearer_to_its_server_than_its_own_unit() -> None:
+    """Debian starts it as supervisor.service: stopping that would stop all its programs."""
+    unit = {**UNIT, "unit": "supervisor.service", "main": False, "wraps": True, "direct": False}
+    assert of(systemd=unit, supervisord=PROGRAM).stop[-2:] == ("stop", "llm:sglang")
+
+
+@pytest.mark.parametrize(
+    ("fact", "words", "way_out"),
+    [
+        ({"by": "systemd", **UNIT}, "systemd unit sglang.service, Restart=always", "systemctl stop sglang.service"),
+        ({"by": "systemd", **UNIT, "user": True}, "sglang.service", "systemctl --user stop sglang.service"),
+        ({"by": "supervisord", **PROGRAM}, "supervisord program llm:sglang", "supervisorctl stop llm:sglang"),
+    ],
+)
+def test_what_is_about_to_come_back_is_stopped_first(fact: dict[str, Any], words: str, way_out: str) -> None:
+    found = returns({"returning": fact})
+    assert found is not None
+    assert found.refusal.startswith("the server before has ended, and is about to be started again: ")
+    assert words in found.refusal
+    assert f"`{way_out}`" in found.way_out
+
+
+@pytest.mark.parametrize("fact", [None, {"by": None}, {"problem": "there was no such server"}, {"by": 7}, "x"])
+def test_what_does_not_come_back_speaks_against_no_start(fact: Any) -> None:
+    assert returns({"returning": fact}) is None
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,34 @@ def test_an_earlier_run_is_started_again_exactly_as_it_was() -> None:
     assert before.planned is None
 
 
+def test_what_a_service_manager_kept_is_started_again_by_it_and_not_beside_it() -> None:
+    run = record(1, new=OLD, outcome=RunOutcome.READY, argv=states.ARGV, port=30000, back="the server as it was")
+    state = with_runs(states.serving(), run)
+    facts = {"start": {"refused": None, "manager": ["systemctl", "start", "llm.service"]}}
+    made = tuned(state, Wish(server=states.KEY, again="back:run-1"), facts=facts)
+    assert made.order is not None
+    assert made.order.start is not None
+    assert (made.order.start.manager, made.order.start.argv) == (("systemctl", "start", "llm.service"), ())
+    (check,) = [each for each in made.checks if each.id == "start"]
+    assert (check.verdict, "`systemctl start llm.service`" in check.detail) == (Verdict.OK, True)
+    other = tuned(state, Wish(server=states.KEY, overrides={"max_running_requests": 8}), facts=facts)
+    assert other.order is not None
+    assert other.order.start is not None
+    assert other.order.start.manager == ()
+
+
+def test_nothing_starts_in_the_place_of_a_server_that_is_about_to_come_back() -> None:
+    state = states.failed()
+    gone = state.servers[0]
+    wish = Wish(server=gone.identity.key, overrides={"mem_fraction_static": 0.85})
+    made = tuned(state, wish)
+    assert made.ask is not None
+    assert (made.ask.key, made.ask.ended) == ("", gone.identity.key)
+    back = {"by": "systemd", "unit": "llm.service", "restart": "always"}
+    assert "manager" in refusing(tuned(state, wish, facts={"returning": back}))
+    assert "manager" not in refusing(tuned(state, wish, facts={"returning": {"by": None}}))
+
+
 def test_flags_that_the_installed_engine_lacks_refuse_it_but_not_those_that_the_running_one_took() -> None:
     state = states.serving()
     known = frozenset(

@@ -101,7 +101,22 @@ def test_what_cannot_be_completed_is_refused(tmp_path: Path) -> None:
 
 def test_a_service_manager_needs_none_of_it() -> None:
     done = launch(Source("it", None, None), manager=["systemctl", "start", "u"], env={"T": "***"})
-    assert (done["argv"], done["env"]) == ([], {})
+    assert (done["argv"], done["env"], done["was"]) == ([], {}, {})
+
+
+def test_what_a_service_manager_keeps_is_a_model_for_later_starts() -> None:
+    """They are like it with other arguments, when it does not run any more."""
+    source = Source("it", ["a", "b"], {"X": "1", "INVOCATION_ID": "9"}, "/")
+    done = launch(source, manager=["systemctl", "start", "u"])
+    assert (done["argv"], done["was"]) == ([], {"argv": ["a", "b"], "env": {"X": "1"}, "cwd": "/"})
+
+
+def test_exactly_what_a_service_manager_kept_is_started_by_it() -> None:
+    source = Source("run 1", ["a", "b"], {"X": "1"}, "/", ["systemctl", "start", "u"])
+    done = launch(source, like="back:1")
+    assert (done["manager"], done["argv"], done["was"]["argv"]) == (["systemctl", "start", "u"], [], ["a", "b"])
+    other = launch(source, like="back:1", argv=["a", "c"])
+    assert (other.get("manager"), other["argv"], other["base"]) == (None, ["a", "c"], {"X": "1"})
 
 
 def test_without_a_model_the_environment_is_the_logins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,6 +255,9 @@ class Door:
             raise Refused("the probe knows no %r to start a server like" % like, "update gputuner")
         order = read_json(os.path.join(_folder_of(ident), "order.json"))
         launch = (order or {}).get("start" if kind == "run" else "back")
+        if isinstance(launch, dict) and launch.get("manager"):
+            was = launch.get("was") or {}
+            return Source("run %s" % ident, was.get("argv"), was.get("env"), was.get("cwd"), launch["manager"])
         if not isinstance(launch, dict) or not launch.get("argv"):
             raise Refused("run %s does not say how its server was started" % ident, "give the whole command line")
         env = {**(launch.get("base") or {}), **(launch.get("env") or {})}

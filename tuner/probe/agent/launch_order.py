@@ -66,6 +66,7 @@ class Source:
         argv: Real command line; None where there is none, or it may not be read.
         env: Real environment; None likewise.
         cwd: Working folder.
+        manager: Command by which a service manager started exactly this; empty: none did.
     """
 
     def __init__(
@@ -74,17 +75,21 @@ class Source:
         argv: Optional[Sequence[str]] = None,
         env: Optional[Mapping[str, str]] = None,
         cwd: Optional[str] = None,
+        manager: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.argv = argv
         self.env = env
         self.cwd = cwd
+        self.manager = manager
 
 
 def completed(launch: Json, find: Callable[[str], Source]) -> Json:
     """Return a launch with its real command line, environment and working folder.
 
-    The result has one key more, `base`: the complete environment on which `env` is laid.
+    The result has one key more, `base`: the complete environment on which `env` is laid. A launch by a service manager
+    also has `was`, as far as it can be had: command line, environment and folder of what the manager keeps, for later
+    starts like it with other arguments.
 
     Args:
         launch: A `LaunchOrder` as it came.
@@ -93,10 +98,12 @@ def completed(launch: Json, find: Callable[[str], Source]) -> Json:
     Raises:
         Refused: A secret, the command line, or the environment cannot be had.
     """
-    if launch.get("manager"):
-        return {**launch, "argv": [], "env": {}, "base": {}}
     like = str(launch.get("like") or "")
+    if launch.get("manager"):
+        return {**launch, "argv": [], "env": {}, "base": {}, "was": _kept_of(like, find)}
     source = find(like) if like else Source("the login", env=login_environment())
+    if source.manager and not launch.get("argv"):
+        return completed({**launch, "manager": list(source.manager)}, find)
     if source.env is None:
         raise Refused(
             "the environment of %s may not be read, so its secrets cannot be had" % source.name,
@@ -112,6 +119,18 @@ def completed(launch: Json, find: Callable[[str], Source]) -> Json:
     if not os.path.isdir(cwd):
         raise Refused("the working folder %s is not there" % cwd, "name another one")
     return {**launch, "argv": argv, "env": filled_env(env, source), "base": base, "cwd": cwd}
+
+
+def _kept_of(like: str, find: Callable[[str], Source]) -> Json:
+    """Return what a service manager keeps, as it ran; empty where that may not be read: the manager knows it."""
+    try:
+        source = find(like) if like else Source("")
+    except Refused:
+        return {}
+    if source.env is None or not source.argv:
+        return {}
+    env = {name: value for name, value in source.env.items() if name not in OWN_VARIABLES}
+    return {"argv": list(source.argv), "env": env, "cwd": source.cwd}
 
 
 def login_environment() -> Dict[str, str]:

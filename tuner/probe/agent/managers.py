@@ -7,12 +7,13 @@ import re
 from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from .arguments import masked_argv
-from .base import HOST_ROOT, ME, PROC, Json, link_of, names_in, stat_of, text_of, user_name, which
+from .base import HOST_ROOT, ME, PROC, Json, link_of, names_in, text_of, user_name, which
 from .env_files import in_pairs, told
 from .origin import cgroup_paths, container_of, pod_of, unit_of
 from .processes import Proc, environ_of, owner_of
 from .recognition import is_python, program_index
 from .shell_loops import SHELLS, loop_above
+from .supervisord import is_supervisord, supervisord_facts
 
 if TYPE_CHECKING:
     from .probe import Probe
@@ -69,11 +70,27 @@ def manager_facts(probe: Probe, server: Server, members: Sequence[int]) -> Json:
         unit = None  # that of a run's supervisor
     if unit:
         out["systemd"] = _systemd(probe, server, unit, above, members)
-    supervisord = _supervisord(above, env)
+    supervisord = supervisord_facts(probe, pid, above, env if server.env_readable else None, _direct(above))
     if supervisord:
         out["supervisord"] = supervisord
     _chain(out, server, above)
     return out
+
+
+def returning(probe: Probe, server: Server) -> Json:
+    """Return the fact `returning` of a server that has ended: `by` whom it is about to be started again, if so.
+
+    A unit or program that waits until it may start again is meant (systemd's `auto-restart`, supervisord's BACKOFF).
+    One that runs has another process by now, and that is a server of its own.
+    """
+    unit = unit_of(server.groups)
+    if unit and not container_of(server.groups):
+        part = _systemd(probe, server, unit, (), ())
+        if str(part.get("sub")).startswith("auto-restart"):
+            return {"by": "systemd", **part}
+    above = [proc for proc in server.above if probe.table.recheck(proc.pid, proc.ticks)]
+    found = supervisord_facts(probe, 0, above, server.env if server.env_readable else None, 0)
+    return {"by": "supervisord", **found} if found and found.get("returns") else {"by": None}
 
 
 def name_of(proc: Proc) -> str:
@@ -104,7 +121,7 @@ def _chain(out: Json, server: Server, above: Sequence[Proc]) -> None:
         if watcher is not None:
             out["watchers"].append({"kind": _WATCHERS[watcher], "pid": proc.pid, "command": _command(proc)})
             continue
-        if proc.pid == 1 or name in _HARMLESS or _is_supervisord(proc) or _is_ours(proc):
+        if proc.pid == 1 or name in _HARMLESS or is_supervisord(proc) or _is_ours(proc):
             return
         if name in SHELLS:
             loop = loop_above(proc, started)
@@ -219,6 +236,11 @@ def _only_wraps(proc: Proc) -> bool:
     return name in _WRAPPERS or (name in SHELLS and not _interactive(proc))
 
 
+def _direct(above: Sequence[Proc]) -> int:
+    """Return how many of the nearest processes above a server only run it, and end after it."""
+    return next((i for i, proc in enumerate(above) if not _only_wraps(proc)), len(above))
+
+
 def _below_slurm(above: Sequence[Proc]) -> bool:
     return any(name_of(proc).startswith("slurmstepd") for proc in above)
 
@@ -226,7 +248,9 @@ def _below_slurm(above: Sequence[Proc]) -> bool:
 # -- systemd ----------------------------------------------------------------------------------------------------------
 
 
-_PROPERTIES = "LoadState,ActiveState,MainPID,Restart,TimeoutStopUSec,FragmentPath,DropInPaths,Transient,ControlGroup"
+_PROPERTIES = (
+    "LoadState,ActiveState,SubState,MainPID,Restart,TimeoutStopUSec,FragmentPath,DropInPaths,Transient,ControlGroup"
+)
 
 
 def _systemd(
@@ -234,7 +258,7 @@ def _systemd(
 ) -> Json:
     """Return what systemd says of a server's unit."""
     name, user = unit
-    owner = _unit_owner(server.leader.pid) if user else 0
+    owner = _unit_owner(server.groups) if user else 0
     out: Json = {"unit": name, "user": user, "owner": user_name(owner)}
     mine = user and owner == ME
     runtime = os.environ.get("XDG_RUNTIME_DIR") or "/run/user/%d" % ME
@@ -264,7 +288,7 @@ def _systemd(
     between = above[: chain.index(main) + 1] if main in chain else ()
     out.update(
         restart=values.get("Restart"),
-        active=values.get("ActiveState"),
+        sub=values.get("SubState"),
         main_pid=main,
         main=main == server.leader.pid,
         wraps=main in chain,
@@ -278,9 +302,9 @@ def _systemd(
     return out
 
 
-def _unit_owner(pid: int) -> Optional[int]:
-    """Return the user whose service manager runs a process, from its control group."""
-    for path in cgroup_paths(pid):
+def _unit_owner(groups: Sequence[str]) -> Optional[int]:
+    """Return the user whose service manager runs a process, from its control groups."""
+    for path in groups:
         found = re.search(r"/user@(\d+)\.service", path)
         if found:
             return int(found.group(1))
@@ -335,48 +359,3 @@ def seconds_of(text: str) -> Optional[float]:
     """Return the seconds of a time span as systemd prints it: `1min 30s`; None for `infinity` and other texts."""
     parts = re.findall(r"(\d+(?:\.\d+)?)(us|ms|min|s|h|d|w)\b", text)
     return sum(float(number) * _SPANS[unit] for number, unit in parts) if parts else None
-
-
-# -- supervisord ------------------------------------------------------------------------------------------------------
-
-
-def _is_supervisord(proc: Proc) -> bool:
-    return _script(proc) == "supervisord" or name_of(proc) == "supervisord"
-
-
-def _supervisord(above: Sequence[Proc], env: Dict[str, str]) -> Optional[Json]:
-    """Return the supervisord above a server; None without one.
-
-    `main`: it started the server itself, or a script that does nothing else. Variables alone prove nothing: all that is
-    started below a program of supervisord inherits them.
-    """
-    at = next((i for i, proc in enumerate(above) if _is_supervisord(proc)), None)
-    if at is None:
-        return None
-    daemon = above[at]
-    name, group = env.get("SUPERVISOR_PROCESS_NAME"), env.get("SUPERVISOR_GROUP_NAME")
-    whole = "%s:%s" % (group, name) if group and name and group != name else name
-    out: Json = {"pid": daemon.pid, "name": whole, "main": bool(whole) and all(map(_only_wraps, above[:at]))}
-    config = _config_of(daemon)
-    if config:
-        out["config"] = config
-    else:
-        out["url"] = env.get("SUPERVISOR_SERVER_URL")
-    first = daemon.argv[1] if daemon.argv and is_python(daemon.argv[0]) and len(daemon.argv) > 1 else daemon.argv[0]
-    beside = os.path.join(os.path.dirname(first), "supervisorctl") if first.startswith("/") else ""
-    out["program"] = beside if beside and os.access(beside, os.X_OK) else which("supervisorctl")
-    socket = re.match(r"unix://(/.*)", env.get("SUPERVISOR_SERVER_URL") or "")
-    if socket:
-        out["may"] = ME == 0 or (stat_of(socket.group(1)) is not None and os.access(socket.group(1), os.W_OK))
-    return out
-
-
-def _config_of(daemon: Proc) -> Optional[str]:
-    """Return the configuration file that a supervisord was given."""
-    argv = list(daemon.argv)
-    for i, arg in enumerate(argv):
-        value = argv[i + 1] if arg in ("-c", "--configuration") and i + 1 < len(argv) else None
-        value = arg.partition("=")[2] if arg.startswith("--configuration=") else value
-        if value:
-            return os.path.join(link_of("%s/%d/cwd" % (PROC, daemon.pid)) or "/", value)
-    return None

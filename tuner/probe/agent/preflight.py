@@ -21,7 +21,7 @@ from .installation import package_version, site_folders
 from .launch_order import Source, completed, login_environment
 from .limits import limit_facts
 from .llm_files import llm_facts
-from .managers import manager_facts
+from .managers import manager_facts, returning
 from .processes import describe_process, owner_of
 from .programs import interpreter_facts
 from .sockets import listeners_of, sockets_of
@@ -60,8 +60,11 @@ class Look:
             self.refused = e
             done["base"] = source.env or {}
             done["env"] = {name: value for name, value in given.items() if MASK not in value}
-        self.env: Dict[str, str] = {**done["base"], **done["env"]}
-        self.command: List[str] = list(ask.get("command") or done["argv"])
+        self.manager: List[str] = list(done.get("manager") or ())
+        """Command of the service manager that starts it; empty: none does."""
+        kept: Json = done.get("was") or {}
+        self.env: Dict[str, str] = {**done["base"], **(kept.get("env") or {}), **done["env"]}
+        self.command: List[str] = list(ask.get("command") or done["argv"] or kept.get("argv") or ())
         self.cwd: str = ask.get("cwd") or source.cwd or self.home
 
     @property
@@ -104,7 +107,7 @@ def preflight(probe: Probe, ask: Json) -> Json:
 
 def _start(look: Look) -> Json:
     if look.refused is None:
-        return {"refused": None}
+        return {"refused": None, **({"manager": look.manager} if look.manager else {})}
     return {"refused": str(look.refused), "hint": look.refused.hint}
 
 
@@ -298,6 +301,11 @@ def _manager(look: Look) -> Json:
     return manager_facts(look.probe, server, look.members())
 
 
+def _returning(look: Look) -> Json:
+    server = look.probe.server_of(look.ask["ended"])
+    return {"problem": "there was no such server"} if server is None else returning(look.probe, server)
+
+
 def _limits(look: Look) -> Json:
     return limit_facts(look.server.leader.pid if look.server is not None else None)
 
@@ -311,7 +319,7 @@ def _starts(look: Look) -> bool:
 
 
 _FACTS: Tuple[Tuple[str, Callable[[Look], Json], float, Callable[[Look], bool]], ...] = (
-    ("start", _start, FACT_S, lambda look: bool(look.command or look.refused)),
+    ("start", _start, FACT_S, lambda look: bool(look.command or look.manager or look.refused)),
     ("interpreter", _interpreter, FACT_S, _starts),
     ("version", _version, FACT_S, lambda look: bool(look.command and look.ask.get("package"))),
     ("help", _help, HELP_S, lambda look: bool(look.ask.get("help_argv"))),
@@ -327,5 +335,6 @@ _FACTS: Tuple[Tuple[str, Callable[[Look], Json], float, Callable[[Look], bool]],
     ("holders", _holders, FACT_S, _always),
     ("env_files", _env_files, FACT_S, _starts),
     ("manager", _manager, FACT_S, lambda look: bool(look.key and look.ask.get("managers", True))),
+    ("returning", _returning, FACT_S, lambda look: bool(look.ask.get("ended"))),
 )
 """Id, function, time limit in seconds, and whether the fact applies. One thread runs each function."""

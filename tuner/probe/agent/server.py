@@ -13,7 +13,7 @@ from .installation import interpreter_of, package_version, site_folders
 from .journal_tail import JournalTail
 from .log_target import find_log
 from .old_logs import send_old_logs
-from .origin import manager_of
+from .origin import cgroup_paths, manager_of
 from .polling import Poller
 from .processes import Proc, environ_of, group_of, owner_of
 from .recognition import Engine
@@ -58,7 +58,10 @@ class Server(Followed):
         self.interpreter = interpreter_of(pid, self.argv, self.env, self.cwd)
         self.site_folders = site_folders(pid, self.interpreter, self.env)
         self.version = package_version(self.site_folders, engine.package) if engine.package else None
-        self.manager = manager_of(pid, self.env, list(probe.table.ancestors(pid)))
+        self.above = list(probe.table.ancestors(pid))
+        """What stood above it at first sight, nearest first."""
+        self.groups = cgroup_paths(pid)
+        self.manager = manager_of(pid, self.env, self.above)
         key = flag_value(self.argv, engine.api_key_flags)
         self.api_key = key or next((self.env[name] for name in engine.api_key_env if self.env.get(name)), None)
         self.tls = flag_value(self.argv, engine.tls_flags) is not None

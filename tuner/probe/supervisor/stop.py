@@ -116,7 +116,8 @@ class Ending:
             if trouble:
                 self.untouched = members.leader.alive
                 return trouble
-            rungs = rungs[1:] or rungs
+            if not members.leader.alive:
+                rungs = rungs[1:] or rungs
         found = bool(members.living)
         if found and not self._ladder.climb(rungs):
             pids = [member.id.pid for member in members.living]
@@ -137,11 +138,13 @@ class Ending:
         desk.record.intend(words, argv=list(argv))
         command = Command(desk, argv)
         pause = 0.02
-        orphaned_at = 0.0
+        done_at = 0.0
         while clock.left and members.living and not command.failed:
-            if command.code == 0 and not members.leader.alive:
-                orphaned_at = orphaned_at or time.monotonic()
-                if time.monotonic() - orphaned_at >= ORPHAN_GRACE_S:
+            if command.code == 0:
+                # What lives now is nothing of the manager's: ranks without a leader, or a server whose script alone it
+                # ended.
+                done_at = done_at or time.monotonic()
+                if time.monotonic() - done_at >= ORPHAN_GRACE_S:
                     break
             desk.record.say(words, clock.until)
             desk.wait(min(pause, clock.left), members.fds)
