@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.proc.acting import toy_process
 from tests.fixtures.proc.running import running, toy_plan, until
 from tests.fixtures.proc.tree import HZ, ProcTree, make_venv, toy_server
 from tuner.domain import events as e
+from tuner.probe.agent import processes
+from tuner.simhost import tree as simhost_tree
 
 
 @pytest.fixture
@@ -69,6 +72,27 @@ def test_the_port_of_a_command_line(tree: ProcTree, flags: list[str], port: int,
     with running(tree.root, toy_plan()) as probe:
         # One that listens elsewhere, and was not told where to, took its port from a file.
         assert probe.server(lambda s: s.ports == (7777,)).port == (port if given else 7777)
+
+
+def test_a_process_of_a_simulated_host_is_no_server_of_the_machine_below(tmp_path: Path) -> None:
+    """A root alone is no reason: exporters in containers have one."""
+    demo, container = tmp_path / "demo", tmp_path / "container"
+    for root in (demo, container):
+        root.mkdir()
+    (demo / simhost_tree.SIMULATED).touch()
+    with (
+        toy_process(tmp_path / "one", env={"HOST_ROOT": str(demo)}) as theirs,
+        toy_process(tmp_path / "two", env={"HOST_ROOT": str(container)}) as ours,
+        running(None, toy_plan()) as probe,
+    ):
+        probe.server(lambda s: s.pid == ours.pid)
+        probe.first(e.ScanEnded)
+        assert theirs.pid not in [each.server.pid for each in probe.of(e.ServerSeen)]
+
+
+def test_the_simulated_host_says_in_its_root_that_it_is_one(tmp_path: Path) -> None:
+    simhost_tree.Tree(tmp_path, now=time.time()).build()
+    assert (tmp_path / processes.SIMULATED).is_file()
 
 
 def test_what_only_mentions_a_server_is_none(tree: ProcTree) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from tuner.simhost import gpus
 
+SIMULATED = "simulated"
+"""File in the root by which a probe of the machine below leaves the processes of this host alone."""
 HOSTNAME = "gpu-box-1"
 CORES = 128
 MEMORY_KB = 1_056_452_608
@@ -50,6 +52,7 @@ class Tree:
     def __init__(self, root: Path, *, now: float, uid: int = 0) -> None:
         self._uid = uid
         """User id by which root's processes are known here."""
+        self._mark = root / SIMULATED
         self.proc = root / "proc"
         self.sys = root / "sys"
         self.etc = root / "etc"
@@ -64,6 +67,7 @@ class Tree:
     def build(self) -> None:
         """Write what never changes."""
         self.etc.mkdir(parents=True, exist_ok=True)
+        self._mark.touch()
         (self.etc / "passwd").write_text(
             "root:x:0:0:root:/root:/bin/bash\n"
             + (f"root:x:{self._uid}:0:root:/root:/bin/bash\n" if self._uid else "")

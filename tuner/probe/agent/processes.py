@@ -12,6 +12,9 @@ from .arguments import masked_argv
 from .base import HOST_ROOT, HZ, PROC, Json, boot_time, glance, link_of, slurp, stat_of, text_of, user_name
 from .recognition import Engine, is_python
 
+SIMULATED = "simulated"
+"""File in the root of a simulated host, by which that folder is told from other roots."""
+
 
 class Proc:
     """A process as last seen."""
@@ -171,6 +174,8 @@ class ProcTable:
         if proc.leads is not None and " " in proc.argv[0] and not runs_python(proc.pid):
             proc.leads = None
         proc.titled = next((e for e in self._engines if e.titled(proc.line)), None)
+        if (proc.leads is not None or proc.titled is not None) and simulated(proc.pid):
+            proc.leads = proc.titled = None
         if proc.leads is None and proc.titled is None:
             self._marked.discard(proc.pid)
         else:
@@ -290,6 +295,16 @@ def environ_of(pid: int, errors: str = "replace") -> Optional[Dict[str, str]]:
         if equals and name:
             env[name] = value
     return env
+
+
+def simulated(pid: int) -> bool:
+    """Return whether a process belongs to a simulated host on this machine, whose probe alone sees it.
+
+    Such a process has the root of its host in its environment, and that folder says what it is. The variable alone
+    tells nothing: exporters in containers have it too.
+    """
+    root = "" if HOST_ROOT else (environ_of(pid) or {}).get("HOST_ROOT", "")
+    return bool(root) and os.path.exists(os.path.join(root, SIMULATED))
 
 
 def below_root(pid: int, path: str) -> List[str]:
