@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -18,7 +19,7 @@ import pytest
 
 from tests.fixtures.proc.running import RunningProbe, pythons, running, toy_plan, until
 from tests.fixtures.proc.tree import ProcTree, make_venv, toy_server
-from tuner.core.respawn import keeper
+from tuner.core.respawn import keeper, returns
 from tuner.domain import events as e
 
 HEX = "0123456789abcdef" * 4
@@ -357,6 +358,105 @@ def test_containers_are_refused(tree: ProcTree, cgroup: str, kind: str) -> None:
         assert facts["manager"]["container"]["kind"] == kind
         assert "systemd" not in facts["manager"]
         assert keeper(facts).refusal
+
+
+SYSTEMD = Path(__file__).parents[1] / "golden/managers/systemd-252"
+"""What a real systemd told of its units, and the kernel of the servers in them: see the README there."""
+
+
+def recorded(tree: ProcTree, name: str, bin_: Path, above: list[str] | None = None) -> str:
+    """A server in a recorded unit. `above`: the unit's main process, where that is not the server itself."""
+    key = toy_server(tree)
+    tree.remove(90)
+    if above is not None:
+        tree.add(90, above, ppid=1, ticks=500_099)
+    tree.change(100, ppid=1 if above is None else 90)
+    for pid in (100, 101, 102):
+        (tree.proc / str(pid) / "cgroup").write_text((SYSTEMD / f"{name}.cgroup").read_text())
+    text = re.sub(r"(?m)^MainPID=(?!0$).*", f"MainPID={100 if above is None else 90}", shown(name))
+    bin_.mkdir()
+    (bin_ / "shown").write_text(text.replace("/etc/systemd/system", str(bin_)))
+    program(bin_, "systemctl", f"cat {bin_}/shown\n")
+    return key
+
+
+def shown(name: str) -> str:
+    return (SYSTEMD / f"{name}.show").read_text()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="the records are root's")
+@pytest.mark.parametrize(
+    ("name", "unit", "restart", "limit_s"),
+    [
+        ("restart-always-drop-ins", "sglang.service", "always", 90.0),
+        ("template-in-slice", r"llm@toy\x2dtwo.service", "always", 320.0),
+        ("transient", "transient-llm.service", "no", 90.0),
+    ],
+)
+def test_units_as_systemd_tells_of_them(
+    tree: ProcTree, tmp_path: Path, name: str, unit: str, restart: str, limit_s: float
+) -> None:
+    with facts_of(tree, recorded(tree, name, tmp_path / "bin"), path=tmp_path / "bin") as facts:
+        part = facts["manager"]["systemd"]
+        assert (part["unit"], part["restart"], part["main"], part["timeout_stop_s"]) == (unit, restart, True, limit_s)
+        assert keeper(facts).stop == ("systemctl", "stop", unit)
+        assert bool(keeper(facts).start) is (name != "transient")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="the records are root's")
+def test_units_whose_main_process_is_not_the_server(tree: ProcTree, tmp_path: Path) -> None:
+    key = recorded(tree, "script-no-stop-limit", tmp_path / "bin", ["/bin/bash", "/opt/run.sh"])
+    with facts_of(tree, key, path=tmp_path / "bin") as facts:
+        part = facts["manager"]["systemd"]
+        assert (part["main"], part["wraps"], part["direct"], part["timeout_stop_s"]) == (False, True, True, None)
+        assert keeper(facts).stop == ("systemctl", "stop", "wrap.service")
+
+
+def test_a_forking_unit_of_which_systemd_knows_no_process(tree: ProcTree, tmp_path: Path) -> None:
+    """It starts nothing again, and goes on without the server."""
+    key = recorded(tree, "forking-without-main", tmp_path / "bin")
+    with facts_of(tree, key, path=tmp_path / "bin") as facts:
+        assert (facts["manager"]["systemd"]["main_pid"], keeper(facts).words) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["restart-always-drop-ins", "template-in-slice"])
+def test_drop_ins_with_a_space_or_a_backslash_in_their_path_are_read(tree: ProcTree, tmp_path: Path, name: str) -> None:
+    bin_ = tmp_path / "bin"
+    key = recorded(tree, name, bin_)
+    own = (
+        bin_
+        / {
+            "restart-always-drop-ins": "sglang.service.d/10 own.conf",
+            "template-in-slice": r"llm@toy\x2dtwo.service.d/10.conf",
+        }[name]
+    )
+    own.parent.mkdir()
+    own.write_text('[Service]\nEnvironment="NCCL_ALGO=Tree"\n')
+    with facts_of(tree, key, path=bin_) as facts:
+        told = facts["manager"]["systemd"]["settings"]
+        assert [(each["path"], each["name"], each["value"]) for each in told] == [(str(own), "NCCL_ALGO", "Tree")]
+
+
+@pytest.mark.parametrize("name", ["absent", "masked"])
+def test_a_unit_that_systemd_does_not_have(tree: ProcTree, tmp_path: Path, name: str) -> None:
+    key = in_unit(tree)
+    program(tmp_path / "bin", "systemctl", f"cat {SYSTEMD}/{name}.show\n")
+    with facts_of(tree, key, path=tmp_path / "bin") as facts:
+        assert bool(facts["manager"]["systemd"].get("problem")) is (name == "absent")
+
+
+def test_a_unit_that_waits_to_start_its_server_again(tree: ProcTree, tmp_path: Path) -> None:
+    key = recorded(tree, "restart-always-drop-ins", tmp_path / "bin")
+    with running(tree.root, toy_plan(), PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}") as probe:
+        probe.first(e.ScanEnded)
+        tree.remove(100, 101, 102)
+        probe.first(e.ServerGone, lambda gone: gone.key == key)
+        assert asked(probe, ended=key)["returning"] == {"by": None}, "it runs, with another process"
+        (tmp_path / "bin/shown").write_text(shown("auto-restart"))
+        facts = asked(probe, ended=key)
+        back = returns(facts)
+        assert back is not None
+        assert "systemctl stop sglang.service" in back.way_out
 
 
 def test_a_slurm_job_is_refused(tree: ProcTree) -> None:

@@ -196,7 +196,13 @@ def _supervisord(part: Mapping[str, Any]) -> Keeper | None:
     """Return what supervisord means; None where the server only inherited its variables."""
     if not part.get("main"):
         return None
-    name, words = str(part.get("name") or "?"), _program_words(part)
+    if not part.get("name"):
+        return Keeper(
+            words="a program of supervisord",
+            refusal=f"supervisord (pid {whole(part.get('pid'))}) keeps it, and which program it is cannot be read",
+            way_out=f"connect as {part.get('owner') or 'root'}",
+        )
+    name, words = str(part["name"]), _program_words(part)
     program, url, config = part.get("program"), part.get("url"), part.get("config")
     if not program:
         return Keeper(

@@ -48,8 +48,6 @@ class Interrupted(Struct, frozen=True, kw_only=True):
     """A run that has not ended, and whose supervisor is dead."""
 
     run: RunRecord
-    words: str
-    """What was done and what runs now, in one line."""
     options: tuple[Option, ...] = ()
     """The best one first."""
 
@@ -237,6 +235,8 @@ def earlier(state: HostState, server: ServerState | None) -> Earlier | None:
         return None if good is None else Earlier(again=good.id, title=_title(good))
     first = _first(state, own)
     good = last_good(state, first.port, before=first)
+    if good is not None and first.back and first.old is not None and not _same(good.new, first.old):
+        good = None  # somebody else had started what it replaced
     if good is not None:
         return Earlier(again=good.id, title=_title(good))
     if first.back:
@@ -339,7 +339,7 @@ def interrupted(state: HostState) -> tuple[Interrupted, ...]:
     """
     running = (run for run in state.runs if run.outcome is RunOutcome.RUNNING)
     left = (run for run in running if not run.supervised and not overtaken(state, run))
-    return tuple(Interrupted(run=run, words=_happened(state, run), options=_options(state, run)) for run in left)
+    return tuple(Interrupted(run=run, options=_options(state, run)) for run in left)
 
 
 def overtaken(state: HostState, run: RunRecord) -> bool:
@@ -349,23 +349,6 @@ def overtaken(state: HostState, run: RunRecord) -> bool:
     later = (each for each in state.runs if (each.began_at, each.id) > (run.began_at, run.id))
     changed = (each for each in later if each.outcome not in (RunOutcome.REFUSED, RunOutcome.CANCELLED))
     return any(run.port is None or each.port in (None, run.port) for each in changed)
-
-
-def _happened(state: HostState, run: RunRecord) -> str:
-    name = run.title or run.preset or ("the start" if run.new is not None else "the stop")
-    old = _lives(state, run.old)
-    new = server_of(state, run)
-    if run.alive:
-        now = f"the new server (pid {run.new.pid}) lives" if run.new is not None else "the new server lives"
-    elif new is not None and not new.gone:
-        now = f"a server that it started (pid {new.identity.pid}) lives"
-    elif run.step in UNTOUCHED:
-        now = "nothing was signalled"
-    elif old:
-        now = f"the old server (pid {run.old.pid}) still lives" if run.old is not None else "the old server still lives"
-    else:
-        now = "no server of it lives"
-    return f"{name}: interrupted at {run.step}, {now}"
 
 
 def _options(state: HostState, run: RunRecord) -> tuple[Option, ...]:
@@ -395,7 +378,8 @@ def _finish(run: RunRecord, title: str) -> Option:
     return Option(id="finish", title=title, act=ResumeRun(run=run.id))
 
 
-def _lives(state: HostState, process: ProcessId | None) -> bool:
+def lives(state: HostState, process: ProcessId | None) -> bool:
+    """Return whether a process leads a server that runs, as far as is known."""
     if process is None:
         return False
     own = (process.pid, process.start_ticks)

@@ -110,6 +110,9 @@ def test_a_program_that_cannot_be_stopped_is_refused() -> None:
     assert "may not use supervisord's socket" in hidden.refusal
     assert "connect as ann" in hidden.way_out
     assert "does not answer: 401" in of(supervisord={**PROGRAM, "problem": "401"}).refusal
+    nameless = of(supervisord={**PROGRAM, "name": None, "problem": "its environment may not be read"})
+    assert "supervisord (pid 9) keeps it" in nameless.refusal
+    assert nameless.way_out == "connect as ann"
 
 
 def test_supervisord_stands_nearer_to_its_server_than_its_own_unit() -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.support import changing, states
 from tuner.core import runs
 from tuner.core.reduce import initial, reduce
+from tuner.core.run_words import left_words
 from tuner.domain import events as e
 from tuner.domain.acts import EndLeftovers, ResumeRun
 from tuner.domain.recipe import Recipe
@@ -173,24 +174,25 @@ def test_a_run_that_goes_on_is_not_interrupted() -> None:
 @pytest.mark.parametrize(
     ("more", "ids", "words"),
     [
-        ({"step": RunStep.CHECK, "back": "old"}, ["finish"], "nothing was signalled"),
-        ({"step": RunStep.STOP, "old": OLD, "back": "old"}, ["finish", "back"], "no server of it lives"),
+        ({"step": RunStep.CHECK, "back": "old"}, ["finish"], "nothing was touched yet"),
+        ({"step": RunStep.STOP, "old": OLD, "back": "old"}, ["finish", "back"], "the old server is not seen any more"),
         ({"step": RunStep.LOADING, "new": NEW, "alive": True, "back": "old"}, ["finish", "back"], "pid 200"),
         ({"step": RunStep.LOADING, "new": NEW, "alive": True}, ["finish"], "lives"),
-        ({"step": RunStep.LOADING, "new": NEW, "back": "old", "going_back": True}, ["finish"], "no server"),
+        ({"step": RunStep.LOADING, "new": NEW, "back": "old", "going_back": True}, ["finish"], "does not live"),
         (
             {"step": RunStep.MEMORY, "leftovers": (Leftover(pid=7, start_ticks=9, ours=True), Leftover(pid=8))},
             ["finish", "clean"],
-            "no server",
+            "nothing was started yet",
         ),
     ],
 )
 def test_an_interrupted_run_says_what_was_done_and_what_can_be(
     more: dict[str, Any], ids: list[str], words: str
 ) -> None:
-    (found,) = runs.interrupted(told(record(1, title="fast", **more)))
+    state = told(record(1, title="fast", **more))
+    (found,) = runs.interrupted(state)
     assert [option.id for option in found.options] == ids
-    assert words in found.words
+    assert words in left_words(state, found.run)
     for option in found.options:
         match option.id:
             case "finish":
@@ -234,6 +236,16 @@ def test_from_a_good_server_one_goes_back_to_the_good_run_before_it() -> None:
     assert named(runs.earlier(known, known.servers[0])) == ("run-0", "First")
     other_port = with_runs(state, states.REPLACE(first, port=1), of_server(state, port=30000, back="as it was"))
     assert named(runs.earlier(other_port, other_port.servers[0])) == ("back:run-1", "as it was")
+
+
+def test_what_somebody_else_had_started_is_gone_back_to_before_an_older_run() -> None:
+    """A unit was started by hand again after an earlier run, and then replaced."""
+    state = states.serving()
+    first = record(
+        0, new=ProcessId(pid=OLD.pid + 1, start_ticks=5), outcome=RunOutcome.READY, port=30000, title="First"
+    )
+    known = with_runs(state, first, of_server(state, port=30000, old=OLD, back="the server as it was"))
+    assert named(runs.earlier(known, known.servers[0])) == ("back:run-1", "the server as it was")
 
 
 def test_a_server_that_has_ended_counts_as_none_for_the_way_back() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from .arguments import masked_argv
@@ -335,7 +336,12 @@ def _pids_below(folder: str) -> List[int]:
 
 
 def _unit_files(values: Dict[str, str]) -> List[str]:
-    return [path for path in [values.get("FragmentPath", ""), *values.get("DropInPaths", "").split()] if path]
+    """Return the paths of a unit's files. Those that hold a space or a backslash are quoted in a list."""
+    try:
+        more = shlex.split(values.get("DropInPaths", ""))
+    except ValueError:
+        more = []
+    return [path for path in [values.get("FragmentPath", ""), *more] if path]
 
 
 def _of_unit(path: str) -> Iterator[Tuple[int, str, str, str]]:
