@@ -114,9 +114,11 @@ def test_waits_and_leftovers_and_holders() -> None:
     assert holder_words(silent, WALL).endswith("; last sign of life 0:25 ago")
     assert holder_words(changing.MINE, WALL) == ""
     assert holder_words(Lease(), WALL) == ""
-    assert way_on(changing.INTERRUPTED) == "pid 60311, which it started, lives"
-    assert way_on(states.REPLACE(changing.STOPPING, supervised=False)).startswith("the old server may be stopped")
-    assert way_on(changing.LOADING) == ""
+    assert way_on(states.empty(), changing.INTERRUPTED) == "pid 60311, which it started, lives"
+    stopping = states.REPLACE(changing.STOPPING, supervised=False)
+    assert way_on(states.empty(), stopping).startswith("the old server is not seen any more")
+    assert way_on(changing.tunable(), stopping) == "pid 48211, which it was to stop, still lives"
+    assert way_on(states.empty(), changing.LOADING) == ""
 
 
 def test_the_outcome_is_news_for_a_minute_and_an_interrupted_run_stays_news() -> None:

@@ -79,14 +79,13 @@ def resume(target: Target, *, back: bool, options: Options) -> int:
             if left is None:
                 reason = _nothing_to_resume(state)
                 return Told(host=state.name, code=PROBLEM, outcome="refused", reason=reason)
+            told = words.left_words(state, left.run)
             wanted = "back" if back else "finish"
             option = next((each for each in left.options if each.id == wanted), None)
             if option is None:
-                reason = sentences(
-                    f"{left.words}: nothing to go back to", f"`gputuner resume {state.name}` finishes it"
-                )
+                reason = sentences(f"{told}: nothing to go back to", f"`gputuner resume {state.name}` finishes it")
                 return Told(host=state.name, code=PROBLEM, outcome="refused", reason=reason)
-            printer.say(left.words)
+            printer.say(told)
             _can_confirm(options)
             if not await _confirmed(ask, options, f"{state.name}: {option.title}", "Do it? y or n [n]: "):
                 return Told(host=state.name, code=PROBLEM, outcome="declined")

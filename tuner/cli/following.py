@@ -147,7 +147,7 @@ class Follower:
             elif orphaned is None:
                 orphaned = clock()
             elif clock() - orphaned > ORPHAN_S:
-                return Followed(run=run, lost=f"its supervisor is gone: {words.way_on(run)}")
+                return Followed(run=run, lost=f"its supervisor is gone: {words.way_on(state, run)}")
         return self._unreached(self._session.state.link.reason or "the session has ended")
 
     def _record(self) -> RunRecord | None:

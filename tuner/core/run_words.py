@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from tuner.core.recipes import WITH
-from tuner.core.runs import UNTOUCHED, ended_at, failed_server, preset_of
+from tuner.core.runs import UNTOUCHED, ended_at, failed_server, lives, preset_of, server_of
 from tuner.domain.findings import Finding, Severity
 from tuner.domain.runs import Lease, Leftover, MemoryBack, Operator, RunOutcome, RunRecord, RunStep
 from tuner.domain.state import HostState, ServerState
@@ -215,17 +215,27 @@ def leftover_words(left: Leftover) -> str:
     return " ".join(parts[:3]).strip() + "".join(f", {part}" for part in parts[3:])
 
 
-def way_on(run: RunRecord) -> str:
+def way_on(state: HostState, run: RunRecord) -> str:
     """Return what an interrupted run has left on the host, in words; empty for other runs."""
     if not interrupted(run):
         return ""
     if run.new is not None and run.alive:
         return f"pid {run.new.pid}, which it started, lives"
+    new = server_of(state, run)
+    if new is not None and not new.gone:
+        return f"pid {new.identity.pid}, which it started, lives"
     if run.step in UNTOUCHED:
         return "nothing was touched yet"
+    if run.old is not None and lives(state, run.old):
+        return f"pid {run.old.pid}, which it was to stop, still lives"
     if run.step in (RunStep.STOP, RunStep.MEMORY):
-        return "the old server may be stopped, and nothing was started yet"
+        return "the old server is not seen any more, and nothing was started yet"
     return "what it started does not live"
+
+
+def left_words(state: HostState, run: RunRecord) -> str:
+    """Return an interrupted run in one line: what it was about, how far it got, and what it has left."""
+    return f"{aim(run)}: interrupted while {STEP_DOING[run.step]}, {way_on(state, run)}"
 
 
 def lease_way_out(lease: Lease, me: Operator | None = None) -> str:

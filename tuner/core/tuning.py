@@ -270,7 +270,7 @@ def _run_troubles(state: HostState) -> list[Check]:
             id="run",
             title="Run",
             verdict=Verdict.WARN,
-            detail=f"{aim(each.run)} was interrupted: {way_on(each.run)}",
+            detail=f"{aim(each.run)} was interrupted: {way_on(state, each.run)}",
             way_out="finish it or go back first",
         )
         for each in runs.interrupted(state)

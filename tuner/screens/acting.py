@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from tuner.core import runs
-from tuner.core.run_words import going_on, outcome
+from tuner.core.run_words import going_on, left_words, outcome
 from tuner.domain.acts import AnyAct, CancelRun, ReleaseLease, TakeLease
 from tuner.domain.runs import RunRecord
 from tuner.domain.state import HostState
@@ -201,7 +201,7 @@ class Acting(TunerScreen):
         if way is not None:
             run = left.run.id
             self.ask(
-                lambda _: for_option(state, left.words, way.title),
+                lambda _: for_option(state, left_words(state, left.run), way.title),
                 lambda _: way.act,
                 moot=lambda: "" if run in {each.run.id for each in runs.interrupted(self._now(state))} else _GOES_ON,
             )

@@ -100,7 +100,7 @@ def run_lines(
     """
     lines = [_head(state, run, width, glyphs)]
     if run.outcome is not RunOutcome.RUNNING or interrupted(run):
-        lines += _end(run, cause_of(state, run), width, glyphs)
+        lines += _end(state, run, width, glyphs)
     for step in _begun(run):
         lines += _step(state, run, step, width, glyphs, doing)
     if going_on(run) and (ahead := _ahead(run)):
@@ -133,13 +133,13 @@ def _head(state: HostState, run: RunRecord, width: int, glyphs: Glyphs) -> Line:
     return ((f" {sign} ", style), *fit(parts, width - 4, (f" {glyphs.separator} ", "dim")))
 
 
-def _end(run: RunRecord, cause: str, width: int, glyphs: Glyphs) -> list[Line]:
-    """Return how the run ended, or what an interrupted one has left; `cause` as in `run_words.progress`."""
+def _end(state: HostState, run: RunRecord, width: int, glyphs: Glyphs) -> list[Line]:
+    """Return how the run ended, or what an interrupted one has left."""
     if interrupted(run):
-        words = f"interrupted while {STEP_DOING[run.step]}: its supervisor is gone; {way_on(run)}"
+        words = f"interrupted while {STEP_DOING[run.step]}: its supervisor is gone; {way_on(state, run)}"
         style = "warn"
     else:
-        words, style = outcome(run, cause), outcome_span(run, glyphs)[1]
+        words, style = outcome(run, cause_of(state, run)), outcome_span(run, glyphs)[1]
         # A server that was killed says so in words already, or its cause is told.
         killed = run.exit_code is not None and run.exit_code < 0 and "ended by SIG" in run.failure
         if run.exit_code is not None and not killed and f"exit code {run.exit_code}" not in words:

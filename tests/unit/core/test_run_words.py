@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from tests.support import states
 from tests.unit.core.test_runs import OLD, record
 from tuner.core.run_words import STEP_DOING, STEP_NAMES, outcome, progress, way_on
 from tuner.core.runs import UNTOUCHED
@@ -30,7 +31,8 @@ def test_a_wait_is_told_by_what_is_awaited(step: RunStep, words: str) -> None:
 
 @pytest.mark.parametrize("step", list(RunStep))
 def test_an_interrupted_run_says_whether_anything_was_touched(step: RunStep) -> None:
-    assert (way_on(record(1, old=OLD, step=step)) == "nothing was touched yet") is (step in UNTOUCHED)
+    run = record(1, old=OLD, step=step)
+    assert (way_on(states.empty(), run) == "nothing was touched yet") is (step in UNTOUCHED)
 
 
 def test_a_server_that_ends_later_does_not_lengthen_the_run_that_started_it() -> None:
