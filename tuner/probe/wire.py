@@ -20,11 +20,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tuner.core.redact import mask, mask_argv, mask_env, mask_json
+from tuner.core.redact_values import masked
 from tuner.domain import events as e
 from tuner.domain.gpu import ProcessInfo
 from tuner.domain.logs import LogHit
-from tuner.domain.recipe import Recipe
-from tuner.domain.runs import Lease, Operator, ProcessId, RunRecord
 from tuner.domain.server import Member, ServerIdentity
 
 PROTOCOL = e.PROTOCOL
@@ -148,7 +147,7 @@ class Decoder:
         """
         series = event.series
         if series is not None:
-            fresh = _masked(series)
+            fresh = _masked_names(series)
             series = dict(zip(fresh, series.values(), strict=True))
             if not self._recorded:
                 names = self._names.setdefault((event.key, event.endpoint), [])
@@ -292,52 +291,7 @@ def _identity(server: ServerIdentity) -> ServerIdentity:
     )
 
 
-def _process(process: ProcessId | None) -> ProcessId | None:
-    return replace(process, title=mask(process.title)) if process and process.title else process
-
-
-def _operator(operator: Operator | None) -> Operator | None:
-    if operator is None:
-        return None
-    return replace(operator, name=mask(operator.name), machine=mask(operator.machine))
-
-
-def _lease(lease: Lease) -> Lease:
-    return replace(lease, holder=_operator(lease.holder), lost_to=_operator(lease.lost_to))
-
-
-def _run(run: RunRecord) -> RunRecord:
-    """Return the record of a run with secrets masked. The supervisor masks them too; its file may be another's."""
-    return replace(
-        run,
-        operator=_operator(run.operator),
-        cancelled_by=_operator(run.cancelled_by),
-        preset=mask(run.preset),
-        title=mask(run.title),
-        back=mask(run.back),
-        back_preset=mask(run.back_preset),
-        detail=mask(run.detail),
-        failure=mask(run.failure),
-        steps=tuple(replace(step, detail=mask(step.detail), failed=mask(step.failed)) for step in run.steps),
-        supervisor=_process(run.supervisor),
-        old=_process(run.old),
-        new=_process(run.new),
-        failed=_process(run.failed),
-        argv=mask_argv(run.argv),
-        env=mask_env(run.env),
-        recipe=_recipe(run.recipe),
-        back_recipe=_recipe(run.back_recipe),
-        leftovers=tuple(replace(one, title=mask(one.title)) for one in run.leftovers),
-    )
-
-
-def _recipe(recipe: Recipe | None) -> Recipe | None:
-    if recipe is None:
-        return None
-    return replace(recipe, args=mask_argv(recipe.args), env=mask_env(recipe.env))
-
-
-def _masked(names: Iterable[str]) -> list[str]:
+def _masked_names(names: Iterable[str]) -> list[str]:
     """Mask secrets in names, which rarely have any."""
     whole = list(names)
     text = "\n".join(whole)
@@ -358,8 +312,9 @@ _CLEAN: dict[type, Callable[[Any], Incoming]] = {
     e.SearchResult: lambda v: replace(v, hits=tuple(_hit(hit) for hit in v.hits), error=_text(v.error)),
     e.CheckResult: lambda v: replace(v, checks=mask_json(v.checks)),
     e.PreflightResult: lambda v: replace(v, facts=mask_json(v.facts)),
-    e.RunChanged: lambda v: replace(v, run=_run(v.run)),
-    e.LeaseChanged: lambda v: replace(v, lease=_lease(v.lease)),
+    # The supervisor masks a record too; its file may be another's.
+    e.RunChanged: lambda v: replace(v, run=masked(v.run)),
+    e.LeaseChanged: lambda v: replace(v, lease=masked(v.lease)),
     e.Acted: lambda v: replace(v, error=_text(v.error), hint=mask(v.hint)),
     e.LinkChanged: lambda v: replace(v, reason=_text(v.reason)),
 }

@@ -9,10 +9,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import inspect
 
 from tuner.core.redact import MASK
 from tuner.domain import events as e
 from tuner.domain.link import LinkPhase
+from tuner.domain.runs import Lease, RunRecord
 from tuner.probe import wire
 from tuner.probe.wire import Decoder, NeedNvml, encode
 
@@ -302,3 +304,35 @@ def test_secrets_in_what_a_run_tells_are_masked() -> None:
 
 def test_a_record_of_a_run_that_is_none_is_a_problem() -> None:
     assert len(problems(decoded(line(t="run", run={"id": "r", "operator": {}})))) == 1
+
+
+def filled(kind: Any) -> Any:
+    """A value of a type with a secret in each of its texts."""
+    match kind:
+        case inspect.StrType():
+            return TOKEN
+        case inspect.UnionType():
+            return filled(next(each for each in kind.types if not isinstance(each, inspect.NoneType)))
+        case inspect.VarTupleType():
+            return [filled(kind.item_type)]
+        case inspect.DictType():
+            return {"PLAIN": filled(kind.value_type)}
+        case inspect.StructType():
+            return {field.encode_name: filled(field.type) for field in kind.fields}
+        case inspect.EnumType():
+            return next(iter(kind.cls)).value
+        case inspect.BoolType():
+            return True
+        case inspect.IntType() | inspect.FloatType():
+            return 1
+    raise AssertionError(f"no value is made for {kind}")
+
+
+@pytest.mark.parametrize(("tag", "name", "kind"), [("run", "run", RunRecord), ("lease", "lease", Lease)])
+def test_no_text_of_a_record_is_forgotten(tag: str, name: str, kind: type) -> None:
+    planted = json.dumps(filled(inspect.type_info(kind)))
+    (event,) = decoded(line(**{"t": tag, name: json.loads(planted)}))
+    out = encode(event).decode()
+    assert planted.count(TOKEN) > 5
+    assert TOKEN not in out
+    assert out.count(MASK) == planted.count(TOKEN), "each text stands masked in its place"
