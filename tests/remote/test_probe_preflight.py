@@ -19,7 +19,7 @@ import pytest
 
 from tests.fixtures.proc.running import RunningProbe, pythons, running, toy_plan, until
 from tests.fixtures.proc.tree import ProcTree, make_venv, toy_server
-from tuner.core.respawn import keeper, returns
+from tuner.core.respawn import Keeper, keeper, returns
 from tuner.domain import events as e
 
 HEX = "0123456789abcdef" * 4
@@ -457,6 +457,43 @@ def test_a_unit_that_waits_to_start_its_server_again(tree: ProcTree, tmp_path: P
         back = returns(facts)
         assert back is not None
         assert "systemctl stop sglang.service" in back.way_out
+
+
+SLURM = SYSTEMD.parent / "slurm-22.05"
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["own", "another user's"])
+@pytest.mark.parametrize(
+    "record", sorted(SLURM.glob("*/*.parents")), ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
+def test_jobs_as_slurm_keeps_them(tree: ProcTree, tmp_path: Path, record: Path, hidden: bool) -> None:
+    """Where its environment is hidden, the title of Slurm's daemon above the step still names the job."""
+    told = dict(line.split("=", 1) for line in record.with_suffix(".env").read_text().splitlines())
+    key = toy_server(tree, env={} if hidden else told)
+    tree.remove(90)
+    above = [json.loads(line) for line in record.read_text().splitlines()]
+    for i, argv in enumerate(above):
+        tree.add(90 - i, argv, ppid=1 if i == len(above) - 1 else 89 - i, ticks=500_098)
+    for pid in (100, 101, 102):
+        (tree.proc / str(pid) / "cgroup").write_text(record.with_suffix(".cgroup").read_text())
+    program(tmp_path / "bin", "systemctl", f"cat {SYSTEMD}/forking-without-main.show\n")
+    with facts_of(tree, key, path=tmp_path / "bin") as facts:
+        if hidden and record.stem == "salloc":
+            assert keeper(facts).doubt, "nothing but its environment names the job"
+            return
+        assert facts["manager"]["slurm"] == {"job": told["SLURM_JOB_ID"]}
+        assert f"Slurm job {told['SLURM_JOB_ID']}" in keeper(facts).refusal
+        assert keeper(facts).stop == ()
+
+
+def test_a_server_typed_into_the_shell_of_salloc_is_the_operator_s(tree: ProcTree) -> None:
+    """The job is the shell's, and goes on without the server."""
+    key = toy_server(tree, env={"SLURM_JOB_ID": "4"})
+    tree.add(90, ["-bash"], ppid=80, ticks=500_099)
+    tree.add(80, ["salloc", "--gpus=2"], ppid=1, ticks=500_098)
+    with facts_of(tree, key) as facts:
+        assert "slurm" not in facts["manager"]
+        assert keeper(facts) == Keeper()
 
 
 def test_a_slurm_job_is_refused(tree: ProcTree) -> None:

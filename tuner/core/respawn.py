@@ -106,8 +106,8 @@ def _slurm(part: Mapping[str, Any]) -> Keeper:
     job = part.get("job") or "?"
     return Keeper(
         words=f"Slurm job {job}",
-        refusal=f"it runs in Slurm job {job}, which ends with it, and another server would run outside of the job",
-        way_out=f"change the batch script and submit it again (scancel {job}, sbatch ...)",
+        refusal=f"it belongs to Slurm job {job}, and another server would run outside of that",
+        way_out=f"end the job (scancel {job}) and submit it again with the new arguments (sbatch, srun, salloc)",
     )
 
 

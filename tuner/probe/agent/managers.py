@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Sequence, Tupl
 from .arguments import masked_argv
 from .base import HOST_ROOT, ME, PROC, Json, link_of, names_in, text_of, user_name, which
 from .env_files import in_pairs, told
-from .origin import cgroup_paths, container_of, pod_of, unit_of
+from .origin import cgroup_paths, container_of, pod_of, slurm_job, unit_of
 from .processes import Proc, environ_of, owner_of
 from .recognition import is_python, program_index
 from .shell_loops import SHELLS, loop_above
@@ -59,8 +59,7 @@ def manager_facts(probe: Probe, server: Server, members: Sequence[int]) -> Json:
     paths = cgroup_paths(pid)
     env = environ_of(pid) or server.env
     out: Json = {"loops": [], "watchers": [], "starters": []}
-    job = next((found.group(1) for found in (re.search(r"slurm.*?/job_(\d+)", path) for path in paths) if found), None)
-    job = job or (env.get("SLURM_JOB_ID") if _below_slurm(above) else None)
+    job = slurm_job(paths, above) or (env.get("SLURM_JOB_ID") if _is_allocated(above) else None)
     if job:
         out["slurm"] = {"job": job}
     container = _container(pid, above, env, paths)
@@ -242,8 +241,10 @@ def _direct(above: Sequence[Proc]) -> int:
     return next((i for i, proc in enumerate(above) if not _only_wraps(proc)), len(above))
 
 
-def _below_slurm(above: Sequence[Proc]) -> bool:
-    return any(name_of(proc).startswith("slurmstepd") for proc in above)
+def _is_allocated(above: Sequence[Proc]) -> bool:
+    """Return whether a server is, or ends, the command for which salloc holds a job."""
+    at = _direct(above)
+    return at < len(above) and name_of(above[at]) == "salloc"
 
 
 # -- systemd ----------------------------------------------------------------------------------------------------------

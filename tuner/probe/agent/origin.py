@@ -11,6 +11,8 @@ from .processes import Proc
 
 _CONTAINER = re.compile(r"(?:^|[/-])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
 _POD = re.compile(r"kubepods.*?pod([0-9a-f][0-9a-f_-]{30,40})")
+_JOB = re.compile(r"slurm.*?/job_(\d+)")
+_STEP = re.compile(r"slurmstepd: \[(\d+)")
 _SHELLS = frozenset(("bash", "dash", "fish", "ksh", "sh", "tcsh", "zsh", "tmux", "screen", "sshd", "nohup", "login"))
 
 
@@ -37,6 +39,16 @@ def pod_of(paths: Sequence[str]) -> Optional[str]:
     return found.group(1).replace("_", "-") if found else None
 
 
+def slurm_job(paths: Sequence[str], above: Sequence[Proc]) -> Optional[str]:
+    """Return the Slurm job of a process; None outside of one.
+
+    Its control groups tell it, if Slurm makes some, and else the title of the daemon above each step of a job.
+    """
+    found = next(filter(None, map(_JOB.search, paths)), None)
+    found = found or next(filter(None, (_STEP.match(proc.line) for proc in above)), None)
+    return found.group(1) if found else None
+
+
 def unit_of(paths: Sequence[str]) -> Optional[Tuple[str, bool]]:
     """Return the systemd service or transient scope of a process, and whether it is a user's; None without one."""
     for path in paths:
@@ -52,10 +64,9 @@ def unit_of(paths: Sequence[str]) -> Optional[Tuple[str, bool]]:
 def manager_of(pid: int, env: Dict[str, str], above: Sequence[Proc]) -> Json:
     """Return who started a server and may start it again."""
     paths = cgroup_paths(pid)
-    for path in paths:
-        job = re.search(r"slurm.*?/job_(\d+)", path)
-        if job:
-            return {"kind": "slurm", "name": job.group(1)}
+    job = slurm_job(paths, above)
+    if job:
+        return {"kind": "slurm", "name": job}
     pod = pod_of(paths)
     if pod:
         return {"kind": "kubernetes", "name": pod}
