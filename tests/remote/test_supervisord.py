@@ -22,6 +22,7 @@ from tests.support.supervisord import BIN, Supervisord, command, engine, kept
 from tuner import cli
 from tuner.core.respawn import Keeper, keeper, returns
 from tuner.domain import events as e
+from tuner.domain.server import Manager
 
 pytestmark = pytest.mark.timeout(120)
 PROGRAM = """
@@ -175,6 +176,8 @@ def test_a_program_in_a_group_of_an_included_file(tmp_path: Path, restart: str) 
     group = "[include]\nfiles = conf.d/*.conf\n[group:serving]\nprograms=llm\n"
     with kept(tmp_path, group) as daemon:
         serving_pid = until(lambda: daemon.pid_of("serving:llm"))
+        with probing() as probe:
+            assert of(probe, tmp_path).manager == Manager(kind="supervisord", name="serving:llm")
         part, keeps = found(tmp_path)
         assert (part["name"], part["main"], part["pid"]) == ("serving:llm", True, daemon.pid)
         assert keeps.words == f"supervisord program serving:llm, autorestart={restart or 'unexpected'}"

@@ -69,7 +69,7 @@ class Manager(Struct, frozen=True, kw_only=True):
     """Who started the server and may start it again."""
 
     kind: str
-    """gputuner (a run of its own), systemd, docker, podman, kubernetes, slurm, shell or unknown."""
+    """gputuner (a run of its own), systemd, supervisord, docker, podman, kubernetes, slurm, shell or unknown."""
     name: str | None = None
 
 

@@ -8,6 +8,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from .base import PROC, Json, text_of
 from .processes import Proc
+from .supervisord import is_supervisord, program_in
 
 _CONTAINER = re.compile(r"(?:^|[/-])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
 _POD = re.compile(r"kubepods.*?pod([0-9a-f][0-9a-f_-]{30,40})")
@@ -84,6 +85,8 @@ def manager_of(pid: int, env: Dict[str, str], above: Sequence[Proc]) -> Json:
     run = env.get("GPUTUNER_RUN") or (re.match(r"gputuner-(.+?)(?:-again-\d+)?\.service$", unit[0]) if unit else None)
     if run:
         return {"kind": "gputuner", "name": run if isinstance(run, str) else run.group(1)}
+    if _program_of(above):
+        return {"kind": "supervisord", "name": program_in(env)}
     if unit:
         return {"kind": "systemd", "name": unit[0]}
     for proc in above:
@@ -92,3 +95,9 @@ def manager_of(pid: int, env: Dict[str, str], above: Sequence[Proc]) -> Json:
         if name in _SHELLS:
             return {"kind": "shell", "name": name}
     return {"kind": "unknown", "name": None}
+
+
+def _program_of(above: Sequence[Proc]) -> bool:
+    """Return whether a process, or the script that runs it, is a child of supervisord."""
+    scripts = [proc.argv[1:] and os.path.basename(proc.argv[0]) in _SHELLS for proc in above]
+    return any(is_supervisord(proc) and all(scripts[:at]) for at, proc in enumerate(above))

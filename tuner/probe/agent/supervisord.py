@@ -39,6 +39,12 @@ def is_supervisord(proc: Proc) -> bool:
     return at is not None and os.path.basename(proc.argv[at]) in ("supervisord", "supervisord.py", _MODULE)
 
 
+def program_in(env: Dict[str, str]) -> Optional[str]:
+    """Return the program that supervisord's variables name, as supervisorctl takes it; None without them."""
+    name, group = env.get("SUPERVISOR_PROCESS_NAME"), env.get("SUPERVISOR_GROUP_NAME")
+    return "%s:%s" % (group, name) if group and name and group != name else name
+
+
 def supervisord_facts(
     probe: Probe, pid: int, above: Sequence[Proc], env: Optional[Dict[str, str]], direct: int
 ) -> Optional[Json]:
@@ -59,8 +65,7 @@ def supervisord_facts(
     if at is None:
         return None
     daemon, told = above[at], env or {}
-    name, group = told.get("SUPERVISOR_PROCESS_NAME"), told.get("SUPERVISOR_GROUP_NAME")
-    whole = "%s:%s" % (group, name) if group and name and group != name else name
+    name, group, whole = told.get("SUPERVISOR_PROCESS_NAME"), told.get("SUPERVISOR_GROUP_NAME"), program_in(told)
     out: Json = {"pid": daemon.pid, "owner": user_name(owner_of(daemon.pid)), "name": whole}
     out["main"] = bool(pid) and at <= direct and (bool(whole) or env is None)
     out["program"] = _control(daemon)
