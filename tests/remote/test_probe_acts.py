@@ -497,6 +497,32 @@ def test_a_torn_or_alien_record_is_told_and_skipped(home: Path) -> None:
         assert ann.probe.problem("run-damaged", cleared=True).subject == "20261130-1"
 
 
+def test_a_record_that_was_only_written_again_is_not_sent_again(home: Path) -> None:
+    """The supervisor writes each second, a record has some kilobytes, and most of a run is waiting."""
+    files = {}
+    for name in ("20261130-1", "20261130-2"):
+        (home / ".gputuner/runs" / name).mkdir(parents=True)
+        files[name] = home / ".gputuner/runs" / name / "state.json"
+
+    def write(name: str, at: int, detail: str) -> None:
+        record = {"id": name, "operator": ANN, "began_at": 1, "updated_at": at, "step": "end", "outcome": "ready"}
+        new = files[name].with_name("new")
+        new.write_text(json.dumps({**record, "detail": detail}))
+        new.replace(files[name])
+
+    write("20261130-1", 2, "waits")
+    write("20261130-2", 2, "waits")
+    with operating(home) as ann:
+        write("20261130-1", 3, "waits")
+        for look in ("first", "second"):  # the one that was written again is seen in the first or in the second
+            write("20261130-2", 4, look)
+            ann.run("20261130-2", detail=look)
+        write("20261130-1", 5, "goes on")
+        ann.run("20261130-1", detail="goes on")
+        told = [each.run for each in ann.probe.of(e.RunChanged) if each.run.id == "20261130-1"]
+        assert [(each.updated_at, each.detail) for each in told] == [(2, "waits"), (5, "goes on")]
+
+
 def test_the_newest_runs_are_told_and_those_of_another_host_are_not(home: Path) -> None:
     good = {"operator": ANN, "began_at": 1, "updated_at": 2, "step": "end", "outcome": "ready"}
     for number in range(30):

@@ -103,7 +103,7 @@ class RunsWatch:
             if not (changed or all_runs) and run.settled and self._looks % self.SETTLED_EVERY:
                 continue
             line = run.line()
-            if line is not None and line != run.told:
+            if line is not None and _content(line) != _content(run.told):
                 run.told = line
                 self.probe.out.put({"t": "run", "run": line})
 
@@ -177,6 +177,11 @@ class _Run:
         if self._lives.get(key, True) or time.monotonic() - self._changed_at < _SETTLING_S:
             self._lives[key] = alive(pid, ticks)
         return self._lives[key]
+
+
+def _content(line: Optional[Json]) -> Optional[Json]:
+    """Return a record without the time of its writing: a supervisor that waits writes each second that it lives."""
+    return line and {name: value for name, value in line.items() if name != "updated_at"}
 
 
 def _why_alien(record: Optional[Json], ident: str) -> Optional[str]:
