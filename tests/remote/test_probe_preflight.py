@@ -376,7 +376,8 @@ def recorded(tree: ProcTree, name: str, bin_: Path, above: list[str] | None = No
     text = re.sub(r"(?m)^MainPID=(?!0$).*", f"MainPID={100 if above is None else 90}", shown(name))
     bin_.mkdir()
     (bin_ / "shown").write_text(text.replace("/etc/systemd/system", str(bin_)))
-    program(bin_, "systemctl", f"cat {bin_}/shown\n")
+    triggers = SYSTEMD / f"{name}.triggers"
+    program(bin_, "systemctl", f'case "$*" in *=Id,*) cat {triggers};; *) cat {bin_}/shown;; esac\n')
     return key
 
 
@@ -435,6 +436,18 @@ def test_drop_ins_with_a_space_or_a_backslash_in_their_path_are_read(tree: ProcT
     with facts_of(tree, key, path=bin_) as facts:
         told = facts["manager"]["systemd"]["settings"]
         assert [(each["path"], each["name"], each["value"]) for each in told] == [(str(own), "NCCL_ALGO", "Tree")]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="the records are root's")
+def test_what_would_start_a_unit_again_is_stopped_with_it(tree: ProcTree, tmp_path: Path) -> None:
+    """Its timer runs; its path unit does not, and is not started on the way back."""
+    key = recorded(tree, "timer", tmp_path / "bin")
+    with facts_of(tree, key, path=tmp_path / "bin") as facts:
+        assert facts["manager"]["systemd"]["triggers"] == ["sglang.timer"]
+        keeps = keeper(facts)
+        assert keeps.words == "systemd unit sglang.service, Restart=always, started by sglang.timer"
+        assert keeps.stop == ("systemctl", "stop", "sglang.timer", "sglang.service")
+        assert keeps.start == ("systemctl", "start", "sglang.timer", "sglang.service")
 
 
 @pytest.mark.parametrize("name", ["absent", "masked"])

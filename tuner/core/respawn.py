@@ -183,11 +183,15 @@ def _systemd(part: Mapping[str, Any]) -> Keeper | None:
         runtime = part.get("runtime_dir")
         base = ("env", f"XDG_RUNTIME_DIR={runtime}", "systemctl", "--user") if runtime else ("systemctl", "--user")
     limit = real(part.get("timeout_stop_s"))
-    transient = bool(part.get("transient"))
+    listed = part.get("triggers")
+    # A timer, a socket or a path that starts the unit would do so while another server runs.
+    triggers = (
+        tuple(str(each) for each in listed) if isinstance(listed, Sequence) and not isinstance(listed, str) else ()
+    )
     return Keeper(
-        words=words,
-        stop=(*base, "stop", unit),
-        start=() if transient else (*base, "start", unit),
+        words=words + (f", started by {' and '.join(triggers)}" if triggers else ""),
+        stop=(*base, "stop", *triggers, unit),
+        start=() if part.get("transient") else (*base, "start", *triggers, unit),
         wait_s=STOP_WAIT_S if limit is None else max(STOP_WAIT_S, limit + 5.0),
     )
 

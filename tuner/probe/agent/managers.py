@@ -251,7 +251,8 @@ def _is_allocated(above: Sequence[Proc]) -> bool:
 
 
 _PROPERTIES = (
-    "LoadState,ActiveState,SubState,MainPID,Restart,TimeoutStopUSec,FragmentPath,DropInPaths,Transient,ControlGroup"
+    "LoadState,ActiveState,SubState,MainPID,Restart,TimeoutStopUSec,FragmentPath,DropInPaths,Transient,ControlGroup,"
+    "TriggeredBy"
 )
 
 
@@ -274,13 +275,18 @@ def _systemd(
     if which("systemctl") is None:
         out["problem"] = "there is no systemctl on PATH"
         return out
-    argv = ["systemctl", *(["--user"] if user else []), "show", "--no-pager", "--property=" + _PROPERTIES, "--", name]
+    show = ["systemctl", *(["--user"] if user else []), "show", "--no-pager"]
     try:
-        code, text = probe.children.output(argv, SYSTEMCTL_S, env=env)
+        code, text = probe.children.output([*show, "--property=" + _PROPERTIES, "--", name], SYSTEMCTL_S, env=env)
+        values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+        triggers = values.get("TriggeredBy", "").split()
+        if triggers:
+            argv = [*show, "--property=Id,ActiveState", "--", *triggers]
+            states = probe.children.output(argv, SYSTEMCTL_S, env=env)[1] + "\n"
+            triggers = [each for each in triggers if "Id=%s\nActiveState=active\n" % each in states]
     except (OSError, TimeoutError) as e:
         out["problem"] = str(e)
         return out
-    values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     if code != 0 or values.get("LoadState") not in ("loaded", "masked"):
         last = text.strip().splitlines()[-1:] if code else ["LoadState=%s" % values.get("LoadState")]
         out["problem"] = "systemctl show: %s" % (last[0][:200] if last else "exit code %d" % code)
@@ -296,6 +302,7 @@ def _systemd(
         wraps=main in chain,
         direct=all(_only_wraps(proc) for proc in between),
         transient=values.get("Transient") == "yes",
+        triggers=triggers,
         fragment=values.get("FragmentPath"),
         timeout_stop_s=seconds_of(values.get("TimeoutStopUSec", "")),
     )
