@@ -13,6 +13,7 @@ from textual.widgets import Input
 from tests.support import changing, states
 from tests.support.sessions import FakeSession, settled
 from tests.ui.test_contract import painted
+from tests.unit.core.test_runs import later_server
 from tuner.domain.acts import CancelRun, EndLeftovers, ReleaseLease, ResumeRun, Switch, TakeLease
 from tuner.domain.events import Acted
 from tuner.domain.runs import ProcessId, RunOutcome, RunStep
@@ -624,6 +625,15 @@ async def test_an_interrupted_change_can_be_finished_or_undone(app_on: AppOn) ->
         assert host.acts == [ResumeRun(run=changing.INTERRUPTED.id)]
         await press(pilot, "B", "Y")
     assert host.acts[1:] == [ResumeRun(run=changing.INTERRUPTED.id, back=True)]
+
+
+async def test_an_interrupted_change_is_not_finished_beside_a_server_that_came_since(app_on: AppOn) -> None:
+    app, host = tuned(app_on, later_server())
+    async with app.run_test(size=NARROW) as pilot:
+        await press(pilot, "t", "f")
+        assert not isinstance(app.screen, ConfirmDialog)
+        assert "was started since" in told(app)
+    assert host.acts == []
 
 
 async def test_only_own_leftovers_are_ended(app_on: AppOn) -> None:

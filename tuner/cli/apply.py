@@ -75,16 +75,9 @@ def resume(target: Target, *, back: bool, options: Options) -> int:
     async def whole() -> Told:
         async with connected(target, retry=True, dry_run=options.dry_run) as (session, ask):
             state = await settled(session, ask, speed=False)
-            left = next(iter(runs.interrupted(state)), None)
-            if left is None:
-                reason = _nothing_to_resume(state)
-                return Told(host=state.name, code=PROBLEM, outcome="refused", reason=reason)
-            told = words.left_words(state, left.run)
-            wanted = "back" if back else "finish"
-            option = next((each for each in left.options if each.id == wanted), None)
-            if option is None:
-                reason = sentences(f"{told}: nothing to go back to", f"`gputuner resume {state.name}` finishes it")
-                return Told(host=state.name, code=PROBLEM, outcome="refused", reason=reason)
+            left, option, told = resumption(state, back=back)
+            if left is None or option is None:
+                return Told(host=state.name, code=PROBLEM, outcome="refused", reason=told)
             printer.say(told)
             _can_confirm(options)
             if not await _confirmed(ask, options, f"{state.name}: {option.title}", "Do it? y or n [n]: "):
@@ -291,6 +284,26 @@ def fitting_command(host: str, tuning: Tuning, options: Options, engines: Mappin
         if found is None or found.knob.name != knob:
             typed += ["--set", text]
     return (f"try: {shell_line([*typed, '--set', f'{knob}={fraction:g}'])}, or --ignore-forecast",)
+
+
+def resumption(state: HostState, *, back: bool) -> tuple[runs.Interrupted | None, runs.Option | None, str]:
+    """Return the interrupted run, what finishes or undoes it, and what is told of it; why not, where there is nothing.
+
+    Args:
+        state: State of the host.
+        back: Whether it is to be undone.
+    """
+    left = next(iter(runs.interrupted(state)), None)
+    if left is None:
+        return None, None, _nothing_to_resume(state)
+    told = words.left_words(state, left.run)
+    why, way_out = words.way_words(state, left.run)
+    if why:
+        return left, None, sentences(f"{told}; {why}", way_out)
+    option = next((each for each in left.options if each.id == ("back" if back else "finish")), None)
+    if option is None:
+        told = sentences(f"{told}: nothing to go back to", f"`gputuner resume {state.name}` finishes it")
+    return left, option, told
 
 
 def _nothing_to_resume(state: HostState) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from tuner.core.recipes import WITH
-from tuner.core.runs import UNTOUCHED, ended_at, failed_server, lives, preset_of, server_of
+from tuner.core.runs import UNTOUCHED, ended_at, failed_server, in_the_way, lives, preset_of, server_of
 from tuner.domain.findings import Finding, Severity
 from tuner.domain.runs import Lease, Leftover, MemoryBack, Operator, RunOutcome, RunRecord, RunStep
 from tuner.domain.state import HostState, ServerState
@@ -236,6 +236,18 @@ def way_on(state: HostState, run: RunRecord) -> str:
 def left_words(state: HostState, run: RunRecord) -> str:
     """Return an interrupted run in one line: what it was about, how far it got, and what it has left."""
     return f"{aim(run)}: interrupted while {STEP_DOING[run.step]}, {way_on(state, run)}"
+
+
+def way_words(state: HostState, run: RunRecord) -> tuple[str, str]:
+    """Return why an interrupted run must not be finished or undone, and the way out; both are empty where it may be."""
+    other = in_the_way(state, run)
+    if other is None:
+        return "", ""
+    identity = other.identity
+    where = f" on port {identity.port}" if identity.port is not None else ""
+    gpus = ", ".join(str(gpu) for gpu in sorted({rank.gpu for rank in other.ranks if rank.gpu is not None}))
+    why = f"pid {identity.pid}{where} was started since, and runs on GPU {gpus}: what fits beside it is not checked"
+    return why, f"stop it first (gputuner stop {state.name} --server {identity.pid}), or make the change anew"
 
 
 def lease_way_out(lease: Lease, me: Operator | None = None) -> str:

@@ -351,6 +351,20 @@ def overtaken(state: HostState, run: RunRecord) -> bool:
     return any(run.port is None or each.port in (None, run.port) for each in changed)
 
 
+def in_the_way(state: HostState, run: RunRecord) -> ServerState | None:
+    """Return a server that came after a run was interrupted, on a GPU on which the run would start its own; else None.
+
+    Nobody has checked what fits beside it. A server of the run's own that lives is adopted, and nothing is started.
+    """
+    if run.alive:
+        return None
+    known = [server_of(state, run), *(each for each in state.servers if _leads(each, run.old))]
+    gpus = {each.gpu for each in run.memory} | {rank.gpu for each in known if each is not None for rank in each.ranks}
+    later = (x for x in state.servers if not x.gone and (x.identity.started_at or 0.0) > run.began_at)
+    there = (x for x in later if {rank.gpu for rank in x.ranks} & (gpus - {None}))
+    return next((x for x in there if run_of(state, x) is not run), None)
+
+
 def _options(state: HostState, run: RunRecord) -> tuple[Option, ...]:
     found: list[Option] = []
     if run.alive:
@@ -380,10 +394,11 @@ def _finish(run: RunRecord, title: str) -> Option:
 
 def lives(state: HostState, process: ProcessId | None) -> bool:
     """Return whether a process leads a server that runs, as far as is known."""
-    if process is None:
-        return False
-    own = (process.pid, process.start_ticks)
-    return any(not x.gone and (x.identity.pid, x.identity.start_ticks) == own for x in state.servers)
+    return any(not each.gone and _leads(each, process) for each in state.servers)
+
+
+def _leads(server: ServerState, process: ProcessId | None) -> bool:
+    return _is(process, {(server.identity.pid, server.identity.start_ticks)})
 
 
 def _failed(run: RunRecord, server: ServerState) -> bool:

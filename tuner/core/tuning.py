@@ -23,7 +23,7 @@ from tuner.core.preflight import ask as asked_of
 from tuner.core.preflight import judge
 from tuner.core.remains import remains
 from tuner.core.respawn import keeper
-from tuner.core.run_words import aim, way_on
+from tuner.core.run_words import aim, way_on, way_words
 from tuner.core.switching import settings_of, switch_order
 from tuner.domain.gates import Hardware
 from tuner.domain.planning import Planned
@@ -34,7 +34,7 @@ from tuner.domain.runs import Operator
 from tuner.domain.starts import Start, named_model
 from tuner.domain.state import HostState, ServerState
 from tuner.domain.tuning import Change, Tuning, Wish
-from tuner.errors import CatalogError, TunerError
+from tuner.errors import CatalogError, TunerError, sentences
 
 UNSEEN = "the command line is kept on the host"
 """Why there is no forecast of what a run would have gone back to."""
@@ -271,7 +271,7 @@ def _run_troubles(state: HostState) -> list[Check]:
             title="Run",
             verdict=Verdict.WARN,
             detail=f"{aim(each.run)} was interrupted: {way_on(state, each.run)}",
-            way_out="finish it or go back first",
+            way_out=sentences(*way_words(state, each.run)) or "finish it or go back first",
         )
         for each in runs.interrupted(state)
     ]

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from tuner.core import runs
-from tuner.core.run_words import going_on, left_words, outcome
+from tuner.core.run_words import going_on, left_words, outcome, way_words
 from tuner.domain.acts import AnyAct, CancelRun, ReleaseLease, TakeLease
 from tuner.domain.runs import RunRecord
 from tuner.domain.state import HostState
@@ -198,7 +198,10 @@ class Acting(TunerScreen):
             return
         left = found[0]
         way = next((each for each in left.options if each.id == option), None)
-        if way is not None:
+        why, way_out = way_words(state, left.run) if option != "clean" else ("", "")
+        if why:
+            self.notify(clean(sentences(why, way_out)), severity="warning", timeout=10, markup=False)
+        elif way is not None:
             run = left.run.id
             self.ask(
                 lambda _: for_option(state, left_words(state, left.run), way.title),

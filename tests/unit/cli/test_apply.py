@@ -16,7 +16,7 @@ import pytest
 from tests.support import states
 from tests.support.facts import until
 from tests.support.sessions import FakeSession
-from tests.unit.core.test_runs import record
+from tests.unit.core.test_runs import later_server, record
 from tuner.cli import apply
 from tuner.cli.apply import FACTS_S, _Change, clean_words, fitting_command
 from tuner.cli.ask import TerminalAsk
@@ -112,6 +112,19 @@ def test_where_nothing_was_interrupted_the_way_on_is_named() -> None:
     )
     going_on = msgspec.structs.replace(state, runs=(record(1, outcome=RunOutcome.RUNNING, supervised=True),))
     assert f"`gputuner snapshot {state.name}` shows" in apply._nothing_to_resume(going_on)
+
+
+def test_an_interrupted_run_is_not_resumed_beside_a_server_that_came_since() -> None:
+    state = later_server()
+    left, option, told = apply.resumption(state, back=False)
+    assert (left is not None, option) == (True, None)
+    assert "was started since" in told
+    assert f"gputuner stop {state.name} --server" in told
+    alone = msgspec.structs.replace(state, servers=())
+    for back, wanted in ((False, "finish"), (True, "back")):
+        _, option, told = apply.resumption(alone, back=back)
+        assert option is not None
+        assert (option.id, told.startswith("switching to fast: interrupted while")) == (wanted, True)
 
 
 def test_before_cleaning_it_is_said_that_the_way_back_goes_too() -> None:

@@ -6,16 +6,20 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tests.support import changing, states
 from tuner.core import runs
 from tuner.core.reduce import initial, reduce
-from tuner.core.run_words import left_words
+from tuner.core.run_words import left_words, way_words
+from tuner.core.tuning import tune
 from tuner.domain import events as e
 from tuner.domain.acts import EndLeftovers, ResumeRun
 from tuner.domain.recipe import Recipe
-from tuner.domain.runs import Lease, Leftover, Operator, ProcessId, RunOutcome, RunRecord, RunStep
+from tuner.domain.runs import Lease, Leftover, MemoryBack, Operator, ProcessId, RunOutcome, RunRecord, RunStep
 from tuner.domain.state import HostState
+from tuner.domain.tuning import Wish
+from tuner.engines import load_engines
 
 ME = Operator(session="s1", name="ada", machine="laptop")
 OLD, NEW = ProcessId(pid=100, start_ticks=11), ProcessId(pid=200, start_ticks=22)
@@ -320,3 +324,43 @@ def test_from_a_failed_or_foreign_server_one_goes_back_to_the_last_good_run() ->
 def test_what_was_gone_back_to_is_started_again_as_the_way_back_of_its_run() -> None:
     assert runs.like(record(1, outcome=RunOutcome.READY)) == "run:run-1"
     assert runs.like(record(1, outcome=RunOutcome.BACK, going_back=True)) == "back:run-1"
+
+
+def later_server(**run: Any) -> HostState:
+    """A server on all GPUs, and a run that was interrupted before it was started."""
+    state = states.serving()
+    began = state.servers[0].identity.started_at
+    assert began is not None
+    held = (MemoryBack(gpu=3, before_bytes=1, held_bytes=1),)
+    at = run.pop("began_at", began - 60)
+    left = {"old": OLD, "port": 40_000, "step": RunStep.MEMORY, "title": "fast", "back": "old", "memory": held, **run}
+    return with_runs(state, replace(record(1, **left), began_at=at))
+
+
+def test_a_server_that_came_since_on_the_same_gpus_is_in_the_way_of_an_interrupted_run() -> None:
+    state = later_server()
+    pid, port = state.servers[0].identity.pid, state.servers[0].identity.port
+    why, way_out = way_words(state, state.runs[0])
+    assert why.startswith(f"pid {pid} on port {port} was started since, and runs on GPU 0, 1, 2, 3, 4, 5, 6, 7")
+    assert f"gputuner stop {state.name} --server {pid}" in way_out
+    stop = Wish(server=states.KEY, start=False)
+    checks = tune(state, stop, load_engines(), {}, run="r", operator=ME).checks
+    (check,) = [each for each in checks if each.id == "run"]
+    assert f"pid {pid} on port {port} was started since" in check.way_out
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"began_at": states.WALL},
+        {"memory": (MemoryBack(gpu=8, before_bytes=1, held_bytes=1),)},
+        {"memory": ()},
+        {"alive": True, "new": NEW},
+        {"new": ProcessId(pid=48211, start_ticks=states.serving().servers[0].identity.start_ticks)},
+    ],
+    ids=["before", "other-gpus", "no-gpu-known", "its-own-lives", "its-own"],
+)
+def test_another_server_is_not_in_the_way(run: dict[str, Any]) -> None:
+    state = later_server(**run)
+    assert runs.in_the_way(state, state.runs[0]) is None
+    assert way_words(state, state.runs[0]) == ("", "")
