@@ -215,16 +215,16 @@ def test_memory_of_log_server_and_driver_agree(healthy: SimHost) -> None:
     assert (info["weight"], info["kvcache"], info["graph"], info["token_capacity"]) == (72.33, 10.42, 2.55, 159_277)
 
 
-def test_the_past_is_told_at_true_times(healthy: SimHost) -> None:
+def test_the_past_is_told_in_order_and_took_as_long_as_what_follows_will(healthy: SimHost) -> None:
     folder = healthy.address.dir / "data" / "logs"
     log = (folder / "base-88.log").read_text()
     stamps = [time.mktime(time.strptime(s, "%Y-%m-%d %H:%M:%S")) for s in re.findall(r"^\[([-\d: ]{19})", log, re.M)]
     assert stamps == sorted(stamps)
-    assert time.time() - stamps[0] == pytest.approx(8_040, abs=60)
+    assert time.time() - stamps[0] == pytest.approx(7_463, abs=60)
     ready = time.mktime(
         time.strptime(re.findall(r"\[([-\d: ]{19})\] The server is fired up", log)[0], "%Y-%m-%d %H:%M:%S")
     )
-    assert ready - stamps[0] == pytest.approx(597, abs=20)
+    assert ready - stamps[0] == pytest.approx(20, abs=3), "what a start usually takes is what the next one takes"
     older = sorted(folder.glob("base-88-*.log"))
     assert len(older) == 3
     for path in older:

@@ -75,8 +75,6 @@ class Plan:
     repeat: bool = False
     older: tuple[OldRun, ...] = ()
     tenant: Tenant | None = None
-    fast: bool = True
-    """True where starts are quick. Otherwise they take their ten minutes, and lie in the past."""
 
 
 _BASE = Launch("base-88")
@@ -98,17 +96,13 @@ def plan(name: str) -> Plan:
     """
     solo = replace(_BASE, traffic="solo")
     plans = {
-        "healthy": Plan((Step(replace(_BASE, up_s=8_040.0)),), older=_OLDER, fast=False),
+        "healthy": Plan((Step(replace(_BASE, up_s=7_463.0)),), older=_OLDER),
         "start": Plan((Step(_BASE),), older=_OLDER),
         "low-fraction": Plan((Step(Launch("frac-055", 0.55)),), older=_OLDER),
         "oom-capture": Plan((Step(Launch("frac-097", 0.97)),), older=_OLDER),
-        "oom-prefill": Plan(
-            (Step(Launch("frac-094", 0.94, up_s=1_500.0, faults={"big_prefill": 20.0})),), older=_OLDER, fast=False
-        ),
-        "foreign-tenant": Plan((Step(replace(_BASE, up_s=4_200.0)),), older=_OLDER, tenant=Tenant(), fast=False),
-        "rank-killed": Plan(
-            (Step(replace(_BASE, up_s=2_700.0, faults={"rank_killed": 20.0})),), older=_OLDER, fast=False
-        ),
+        "oom-prefill": Plan((Step(Launch("frac-094", 0.94, up_s=923.0, faults={"big_prefill": 20.0})),), older=_OLDER),
+        "foreign-tenant": Plan((Step(replace(_BASE, up_s=3_623.0)),), older=_OLDER, tenant=Tenant()),
+        "rank-killed": Plan((Step(replace(_BASE, up_s=2_123.0, faults={"rank_killed": 20.0})),), older=_OLDER),
         "hang-capture": Plan((Step(Launch("base-88", faults={"hang_capture": 11.0})),), older=_OLDER),
         "story": Plan(
             (

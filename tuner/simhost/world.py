@@ -188,7 +188,7 @@ class World:
         return Spec(
             version=args.version, argv=words, env=env, cwd=str(self.dir / "home"), run_dir=str(self.run_dir),
             seed=args.seed + self.launches if seed is None else seed,
-            pace=scenarios.START_PACE * args.speed if self.plan.fast else 1.0,
+            pace=scenarios.START_PACE * args.speed,
             speed=args.speed, up_s=launch.up_s, traffic=args.traffic or launch.traffic,
             foreign=foreign, foreign_pid=self.tenant_pid or 0,
             capacity_bytes=gpus.CAPACITY_BYTES, faults={**launch.faults, **parse(env)},

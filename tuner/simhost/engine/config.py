@@ -32,7 +32,7 @@ class Spec:
     speed: float = 1.0
     """Simulated seconds per real second, in waits after the start."""
     up_s: float | None = None
-    """Age of the server in seconds: the log then holds its past at real pace. None for a server that starts now."""
+    """Age of the server in seconds: the log then holds its past. None for a server that starts now."""
     older: list[dict[str, Any]] = field(default_factory=list)
     """Earlier runs to write logs of, as objects with log, spec, started_at, served_s."""
     traffic: str = "office"
