@@ -257,6 +257,7 @@ async def test_sigterm_while_loading_kills_at_once_and_the_new_version_leaves_an
     async with simhost.start("low-fraction", "0.5.23", speed=1) as host:
         fact = await until(lambda: next((f for f in facts_of(host) if f["phase"] == "weights"), None))
         helpers = {m["pid"] for m in fact["members"] if m["kind"] in ("detokenizer", "resource_tracker")}
+        await until(lambda: shown(host) > helpers)
         os.kill(fact["pid"], signal.SIGTERM)
         await until(lambda: shown(host) == helpers)
         for helper in helpers:

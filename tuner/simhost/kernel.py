@@ -42,6 +42,8 @@ class Kernel:
         """The port that each leader was last shown with while it ran."""
         self._began: dict[tuple[int, int], int] = {}
         """Start ticks of each member at first sight, by the PIDs of leader and member: a PID may be used again."""
+        self._born: set[tuple[int, int]] = set()
+        """Leader and member that were shown while the leader ran."""
         self._at = time.time()
 
     def fact(self, pid: int) -> dict[str, Any] | None:
@@ -147,6 +149,10 @@ class Kernel:
             alive = same and real.alive(member["pid"]) if not runs else member["state"] != "Z"
             title = member["title"].replace("\0", " ").strip()
             holder = gpus.Holder(member["pid"], member["gpu"] or 0, member["memory_bytes"], title)
+            if runs:
+                self._born.add((pid, member["pid"]))
+            elif (pid, member["pid"]) not in self._born:
+                continue  # its leader ended before it was ever shown, so nobody can have left it over
             if alive or runs:
                 left = True
                 seen.add(member["pid"])
@@ -177,6 +183,7 @@ class Kernel:
         self.facts.pop(pid, None)
         self._open.pop(pid, None)
         self._let_go = {pair for pair in self._let_go if pair[0] != pid}
+        self._born = {pair for pair in self._born if pair[0] != pid}
         self._began = {pair: ticks for pair, ticks in self._began.items() if pair[0] != pid}
         if self.launched.pop(pid, None) is not None:
             (Path(self.world.run_dir) / f"{pid}.json").unlink(missing_ok=True)

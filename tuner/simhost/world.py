@@ -9,6 +9,7 @@ import random
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.simhost import bystanders, gpus, real, scenarios
 from tuner.simhost.engine.config import Spec
 from tuner.simhost.engine.faults import VARIABLE, parse
+from tuner.simhost.engine.port import reserve
 from tuner.simhost.install import install
 from tuner.simhost.kernel import Kernel
 from tuner.simhost.mirror import Mirror
@@ -66,6 +68,8 @@ class World:
         self.driver = gpus.Driver(
             (self.gpu_state,), random.Random(args.seed), mode=args.gpu_mode, lost=set(args.lost_gpu),  # noqa: S311 - a seeded play, no secret
         )  # fmt: skip
+        self.port = PORT
+        self._port_claim: socket.socket | None = None
         self.launches = 0
         self.servers: dict[int, subprocess.Popen[bytes]] = {}
         self.logged: dict[int, str] = {}
@@ -99,6 +103,7 @@ class World:
             self.tenant_bytes = self.plan.tenant.used_bytes
             self.tenant_pid = self._fork(lambda: None)
         if not self.args.no_server and self.plan.steps:
+            self.port, self._port_claim = reserve(PORT)
             self.start(self.plan.steps[0].launch, older=self.plan.older)
         if self.args.bystanders:
             self.bystanders = {each.name: self._fork(lambda: None) for each in bystanders.LOOK_ALIKES}
@@ -179,7 +184,7 @@ class World:
             **launch.env,
         }
         words = [self.python, *launch.words] if launch.words else scenarios.argv(
-            self.python, launch, args.version, PORT, metrics=not args.no_metrics, api_key=args.api_key,
+            self.python, launch, args.version, self.port, metrics=not args.no_metrics, api_key=args.api_key,
             extra=tuple(args.flag),
         )  # fmt: skip
         foreign = {self.plan.tenant.gpu: self.plan.tenant.used_bytes} if self.plan.tenant else {}

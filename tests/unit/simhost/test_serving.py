@@ -9,7 +9,7 @@ import statistics
 import pytest
 
 from tests.unit.simhost.played import T0, log_of, server
-from tuner.simhost.engine.port import SPARE_PORTS, spare_ports
+from tuner.simhost.engine.port import SPARE_PORTS, reserve, spare_ports
 from tuner.simhost.engine.server import Server
 from tuner.simhost.engine.traffic import Request
 
@@ -115,6 +115,40 @@ def test_two_that_start_together_hold_two_ports() -> None:
     again.hold_port()
     with contextlib.closing(again.held):
         assert again.port == ports[0], "its port is free again"
+
+
+def test_a_port_stays_its_hosts_while_no_server_of_it_runs() -> None:
+    with contextlib.ExitStack() as kept:
+        ports = []
+        for _ in range(2):
+            number, claim = reserve(30_907)
+            assert claim is not None
+            kept.enter_context(contextlib.closing(claim))
+            ports.append(number)
+        assert len(set(ports)) == 2
+        again = server("0.5.9", 0.88, "--port", str(ports[1]))
+        again.hold_port()
+        kept.enter_context(contextlib.closing(again.held))
+        assert again.port == ports[1], "its own server has it"
+    number, claim = reserve(30_907)
+    assert claim is not None
+    claim.close()
+    assert number == 30_907, "it is free again"
+
+
+def test_a_server_without_a_port_takes_none_that_is_another_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.simhost.engine.port.spare_ports", lambda _: iter((30_911, 30_912)))
+    with contextlib.ExitStack() as kept:
+        for wanted in (30_910, 30_911):
+            number, claim = reserve(wanted)
+            assert claim is not None
+            assert number == wanted
+            kept.enter_context(contextlib.closing(claim))
+        first, second = (server("0.5.9", 0.88, "--port", "30910") for _ in range(2))
+        for each in (first, second):
+            each.hold_port()
+            kept.enter_context(contextlib.closing(each.held))
+    assert (first.port, second.port) == (30_910, 30_912)
 
 
 def test_demos_do_not_begin_their_search_for_a_port_with_the_same_one() -> None:

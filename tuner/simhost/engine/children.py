@@ -12,6 +12,7 @@ import resource
 import select
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass
@@ -45,9 +46,14 @@ class Family:
         lifeline: Reading end of a pipe that closes when the simulated host ends, which ends every child; None for none.
         orphans: Detokenizer and resource tracker outlive a leader that dies before it serves, as observed with 0.5.23.
         survive: The ranks outlive a leader that is killed at any time, as observed with vLLM.
+        table: The host's process table. For the host they are started only when it shows them, so a leader that dies
+            before that leaves none over.
     """
 
-    def __init__(self, ranks: int, *, lifeline: int | None, orphans: bool, survive: bool = False) -> None:
+    def __init__(
+        self, ranks: int, *, lifeline: int | None, orphans: bool, survive: bool = False, table: Path | None = None
+    ) -> None:
+        self._table = table
         leash, self._hold = os.pipe()
         served, self._served = os.pipe()
         pipes = (leash, served, lifeline)
@@ -65,7 +71,8 @@ class Family:
             return Child(pid, kind, rank)
         with contextlib.suppress(BaseException):
             _close_others(pipes)
-            _wait(*pipes, stays=stays, tracker=kind == "resource_tracker")
+            entry = None if self._table is None else self._table / str(os.getpid())
+            _wait(*pipes, entry, stays=stays, tracker=kind == "resource_tracker")
         os._exit(0)
 
     def serving(self) -> None:
@@ -108,7 +115,7 @@ def _close_others(pipes: tuple[int, int, int | None]) -> None:
     os.closerange(beyond, max(beyond + 1, 4_096))
 
 
-def _wait(leash: int, served: int, lifeline: int | None, *, stays: str, tracker: bool) -> None:
+def _wait(leash: int, served: int, lifeline: int | None, entry: Path | None, *, stays: str, tracker: bool) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         # Python's resource tracker ends only with its parent.
@@ -117,6 +124,7 @@ def _wait(leash: int, served: int, lifeline: int | None, *, stays: str, tracker:
     life = [] if lifeline is None else [lifeline]
     if stays != "always" or not life:
         select.select([leash, *life], [], [])
-        if stays == "never" or not life or os.read(served, 1) == b"S":
+        unseen = entry is not None and not entry.exists()
+        if stays == "never" or not life or unseen or os.read(served, 1) == b"S":
             return
     select.select(life, [], [])

@@ -12,6 +12,44 @@ from collections.abc import Iterator
 
 SPARE_PORTS = range(30_001, 32_700)
 """Ports for a server whose own port is taken on this machine: below those that the kernel gives to connections."""
+_SERVER = "\0gputuner-simhost-{}"
+_HOST = "\0gputuner-simhost-host-{}"
+
+
+def reserve(wanted: int) -> tuple[int, socket.socket | None]:
+    """Choose the port of a simulated host's servers and keep it from other simulated hosts.
+
+    Its servers come and go, and between two of them the port is free on this machine: the server of another host, or of
+    another test, could take it, and the next start here would fail.
+
+    Args:
+        wanted: The port to take, unless it is taken.
+
+    Returns:
+        The port, and what keeps it until it is closed; None where the system has no such claims, or no port is free.
+    """
+    for number in (wanted, *spare_ports(os.getpid())):
+        claim = _claimed(_HOST.format(number))
+        if claim is None:
+            continue
+        port = Port(number)
+        if port.hold():
+            port.close()
+            return number, claim
+        claim.close()
+    return wanted, None
+
+
+def _claimed(name: str) -> socket.socket | None:
+    """Return a socket with an abstract name, which the kernel gives to one process only; None: it is another's."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        if sys.platform == "linux":
+            claim.bind(name)
+    except OSError:
+        claim.close()
+        return None
+    return claim
 
 
 def spare_ports(pid: int) -> Iterator[int]:
@@ -43,10 +81,11 @@ class Port:
 
     def hold(self) -> bool:
         """Reserve the port without listening, so that connections are refused until the server is ready."""
-        made, claim = socket.socket(), socket.socket(socket.AF_UNIX)
+        claim = _claimed(_SERVER.format(self.number))
+        if claim is None:
+            return False
+        made = socket.socket()
         try:
-            if sys.platform == "linux":
-                claim.bind(f"\0gputuner-simhost-{self.number}")
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             made.bind(("127.0.0.1", self.number))
         except OSError:
@@ -62,6 +101,10 @@ class Port:
             return
         wanted = self.number
         for self.number in spare_ports(os.getpid()):
+            kept = _claimed(_HOST.format(self.number))
+            if kept is None:
+                continue  # it is a simulated host's, whose server only rests
+            kept.close()
             if self.number != wanted and self.hold():
                 return
         self.socket = socket.socket()

@@ -140,8 +140,9 @@ class Server:
                 signal.signal(number, signal.SIG_IGN)
         self.hold_port()
         self.family = Family(
-            self.config.tp, lifeline=self.lifeline, orphans=self.config.new, survive="orphans" in faults
-        )
+            self.config.tp, lifeline=self.lifeline, orphans=self.config.new, survive="orphans" in faults,
+            table=Path(self.spec.run_dir).parent / "root" / "proc",
+        )  # fmt: skip
         if "instant_stop" in faults:
             signal.signal(signal.SIGTERM, lambda *_: self._orphaned())
         if self.spec.launched:
