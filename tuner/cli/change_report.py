@@ -18,7 +18,7 @@ from tuner.cli.following import Followed
 from tuner.cli.paper import Paper
 from tuner.cli.tables import plain
 from tuner.core.report_plan import plan_report
-from tuner.core.runs import ended_at
+from tuner.core.runs import ended_at, stopped_by_run
 from tuner.domain.preflight import Check
 from tuner.domain.runs import RunOutcome, StepRecord
 from tuner.domain.state import HostState
@@ -93,7 +93,8 @@ def ended(told: Told, printer: Printer, *, as_json: bool) -> int:
         printer.say(plain(line))
     if followed is not None and followed.run is not None and told.state is not None:
         for server in told.state.servers:
-            if not server.gone:
+            # The one that was stopped is in the state until the next scan.
+            if not server.gone and not stopped_by_run(told.state, server):
                 printer.say(plain(f"runs now: {server_words(told.state, server)}"))
     return told.code
 

@@ -21,7 +21,8 @@ from tuner.cli import apply
 from tuner.cli.apply import FACTS_S, _Change, clean_words, fitting_command
 from tuner.cli.ask import TerminalAsk
 from tuner.cli.change_lines import end_lines, finding_lines
-from tuner.cli.change_report import Printer, Told
+from tuner.cli.change_report import Printer, Told, ended
+from tuner.cli.following import Followed
 from tuner.cli.paper import Paper
 from tuner.cli.wishes import Options
 from tuner.core.tuning import tune
@@ -31,7 +32,7 @@ from tuner.domain.forecast import Fit, Forecast
 from tuner.domain.link import Target
 from tuner.domain.planning import Planned
 from tuner.domain.preflight import Check, Verdict
-from tuner.domain.runs import Lease, Operator, RunOutcome
+from tuner.domain.runs import Lease, Operator, ProcessId, RunOutcome, RunStep
 from tuner.domain.state import HostState
 from tuner.domain.tuning import Tuning, Wish
 from tuner.engines import load_engines
@@ -195,6 +196,19 @@ async def test_the_question_names_the_checks_to_look_at() -> None:
     told = await change(session, ask).carried_out(session.state)
     assert [each.verdict for each in told.tuning.checks if each.title in ("Rights", "Manager")] == [Verdict.UNKNOWN] * 2
     assert "\n2 checks to look at: Rights, Manager" in ask.text
+
+
+@pytest.mark.parametrize(("outcome", "told"), [(RunOutcome.STOPPED, False), (RunOutcome.CANCELLED, True)])
+def test_a_server_that_was_stopped_is_not_said_to_run(
+    outcome: RunOutcome, told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = states.serving()
+    identity = state.servers[0].identity
+    old = ProcessId(pid=identity.pid, start_ticks=identity.start_ticks)
+    run = record(1, outcome=outcome, step=RunStep.MEMORY, old=old)
+    state = msgspec.structs.replace(state, runs=(run,))
+    ended(Told(host="box", followed=Followed(run=run), state=state), Printer(as_json=False), as_json=False)
+    assert (f"runs now: pid {identity.pid}" in capsys.readouterr().out) is told
 
 
 def test_who_cancelled_a_run_is_told() -> None:
