@@ -375,6 +375,7 @@ async def test_fault_slow_memory() -> None:
     async with a_box() as box:
         pid = await box.start(env=f"SIMHOST_FAULT=slow-memory={2 * SPEED}")
         await box.ready(pid)
+        await until(lambda: min(box.used()) > 80 * GIB)
         os.kill(pid, signal.SIGKILL)
         await box.ended(pid)
         began = time.monotonic()

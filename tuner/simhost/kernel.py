@@ -42,8 +42,8 @@ class Kernel:
         """The port that each leader was last shown with while it ran."""
         self._began: dict[tuple[int, int], int] = {}
         """Start ticks of each member at first sight, by the PIDs of leader and member: a PID may be used again."""
-        self._born: set[tuple[int, int]] = set()
-        """Leader and member that were shown while the leader ran."""
+        self._families: set[int] = set()
+        """Leaders whose members were shown while they ran."""
         self._at = time.time()
 
     def fact(self, pid: int) -> dict[str, Any] | None:
@@ -60,12 +60,14 @@ class Kernel:
         return found[1] if found else None
 
     def news(self) -> bool:
-        """Return whether a server came, went, or opened its port, all of which is shown without delay."""
+        """Return whether a server came, forked, opened its port or went, all of which is shown without delay."""
         if self._arrivals():
             return True
-        return any(
-            not self._runs(pid) or (self.fact(pid) or {}).get("port") != port for pid, port in self._open.items()
-        )
+        for pid, port in self._open.items():
+            fact = self.fact(pid) or {}
+            if not self._runs(pid) or fact.get("port") != port or (fact.get("members") and pid not in self._families):
+                return True
+        return False
 
     def tick(self) -> None:
         """Update /proc and the driver from the processes there are."""
@@ -144,15 +146,14 @@ class Kernel:
             seen.add(pid)
             self._show_leader(pid, fact, state="Z")
         left = False
-        for member in fact["members"]:
+        if runs and fact["members"]:
+            self._families.add(pid)
+        # What was never shown while its leader ran was not started by it, for all that the host knows.
+        for member in fact["members"] if pid in self._families else ():
             same = self._same(pid, member["pid"])
             alive = same and real.alive(member["pid"]) if not runs else member["state"] != "Z"
             title = member["title"].replace("\0", " ").strip()
             holder = gpus.Holder(member["pid"], member["gpu"] or 0, member["memory_bytes"], title)
-            if runs:
-                self._born.add((pid, member["pid"]))
-            elif (pid, member["pid"]) not in self._born:
-                continue  # its leader ended before it was ever shown, so nobody can have left it over
             if alive or runs:
                 left = True
                 seen.add(member["pid"])
@@ -183,7 +184,7 @@ class Kernel:
         self.facts.pop(pid, None)
         self._open.pop(pid, None)
         self._let_go = {pair for pair in self._let_go if pair[0] != pid}
-        self._born = {pair for pair in self._born if pair[0] != pid}
+        self._families.discard(pid)
         self._began = {pair: ticks for pair, ticks in self._began.items() if pair[0] != pid}
         if self.launched.pop(pid, None) is not None:
             (Path(self.world.run_dir) / f"{pid}.json").unlink(missing_ok=True)

@@ -23,6 +23,8 @@ from tuner.simhost.engine.serving import Serving
 from tuner.simhost.engine.traffic import PROFILES, Request, Traffic
 
 _TICK_S = 0.05
+_SHOWN_S = 2.0
+"""Longest wait for the host to show what was forked."""
 
 
 class Clock:
@@ -93,6 +95,7 @@ class Server:
         self.ends = Ends(self)
         self._wake = asyncio.Event()
         self.publication = Publication(self)
+        self._table = Path(spec.run_dir).parent / "root" / "proc"
         self.outside = 0
         """Number of running requests of real clients. While there are any, time advances in single steps."""
 
@@ -141,7 +144,7 @@ class Server:
         self.hold_port()
         self.family = Family(
             self.config.tp, lifeline=self.lifeline, orphans=self.config.new, survive="orphans" in faults,
-            table=Path(self.spec.run_dir).parent / "root" / "proc",
+            table=self._table,
         )  # fmt: skip
         if "instant_stop" in faults:
             signal.signal(signal.SIGTERM, lambda *_: self._orphaned())
@@ -193,10 +196,29 @@ class Server:
             self.family.kill()
         os._exit(0)
 
+    async def _fork(self) -> None:
+        """Publish the children and wait until the host shows them, with SIGTERM and SIGINT held back.
+
+        A kernel never shows a parent that has ended before a child that it had forked.
+        """
+        assert self.family is not None
+        entries = [self._table / str(child.pid) for child in self.family.children]
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+        try:
+            self.publish()
+            deadline = time.monotonic() + _SHOWN_S
+            while not all(entry.exists() for entry in entries) and time.monotonic() < deadline:  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.01)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
     async def _start(self) -> bool:
         try:
-            phase, shown = "", 0.0
+            phase, shown, forked = "", 0.0, False
             for delay in start.steps(self.machine):
+                if self.machine.spawned and not forked:
+                    forked = True
+                    await self._fork()
                 if self.machine.phase != phase or time.monotonic() - shown > 0.1:
                     phase, shown = self.machine.phase, time.monotonic()
                     self.publish()
