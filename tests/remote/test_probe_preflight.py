@@ -126,6 +126,36 @@ def test_no_program_of_another_user_s_server_is_run(tree: ProcTree, tmp_path: Pa
     assert not mark.exists()
 
 
+@pytest.mark.parametrize(
+    ("uid", "cgroup"),
+    [(os.getuid() + 1, "0::/system.slice/llm.scope"), (os.getuid(), f"0::/system.slice/docker-{'0f' * 32}.scope")],
+    ids=["another user's", "in a container"],
+)
+def test_no_supervisorctl_of_another_user_or_a_container_is_run(
+    tree: ProcTree, tmp_path: Path, uid: int, cgroup: str
+) -> None:
+    """Whoever names a process `supervisord` chooses what lies beside it, and what its configuration loads."""
+    mark, bin_ = tmp_path / "was-run", tmp_path / "bin"
+    daemon = program(bin_, "supervisord", "")
+    program(bin_, "supervisorctl", f"touch {mark}; echo 100\n")
+    key = toy_server(tree, env={"PATH": "/usr/bin", "SUPERVISOR_PROCESS_NAME": "llm", "SUPERVISOR_GROUP_NAME": "llm"})
+    tree.add(90, ["/usr/bin/python3", str(daemon)], ticks=500_099, uid=uid, cgroup=cgroup)
+    for pid in (100, 101, 102):
+        (tree.proc / str(pid) / "cgroup").write_text(f"{cgroup}\n")
+    with running(tree.root, toy_plan()) as probe:
+        probe.first(e.ScanEnded)
+        facts = asked(probe, key=key)
+        keeps = keeper(facts)
+        assert keeps.refusal
+        assert keeps.stop == ()
+        if uid != os.getuid():
+            assert f"connect as {facts['manager']['supervisord']['owner']}," in keeps.way_out
+        tree.remove(100, 101, 102)
+        probe.first(e.ServerGone, lambda gone: gone.key == key)
+        assert asked(probe, ended=key)["returning"] == {"by": None}
+    assert not mark.exists()
+
+
 def test_files_of_the_host_that_set_variables(tree: ProcTree, tmp_path: Path) -> None:
     (tree.root / "etc").mkdir()
     (tree.root / "etc/nccl.conf").write_text("# all hosts\nNCCL_P2P_LEVEL=SYS\n")
@@ -448,6 +478,21 @@ def test_what_would_start_a_unit_again_is_stopped_with_it(tree: ProcTree, tmp_pa
         assert keeps.words == "systemd unit sglang.service, Restart=always, started by sglang.timer"
         assert keeps.stop == ("systemctl", "stop", "sglang.timer", "sglang.service")
         assert keeps.start == ("systemctl", "start", "sglang.timer", "sglang.service")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="the records are root's")
+def test_what_starts_a_unit_has_a_backslash_in_its_name(tree: ProcTree, tmp_path: Path) -> None:
+    """Systemd quotes it in a list, as it does paths."""
+    key = recorded(tree, "timer", tmp_path / "bin")
+    told = shown("timer").replace("sglang.timer", r'"llm\\x2dtwo.timer"')
+    (tmp_path / "bin/shown").write_text(told)
+    (tmp_path / "bin/states").write_text("Id=llm\\x2dtwo.timer\nActiveState=active\n")
+    states_asked = f'echo "$*" > {tmp_path}/asked; cat {tmp_path}/bin/states'
+    text = f'case "$*" in *=Id,*) {states_asked};; *) cat {tmp_path}/bin/shown;; esac\n'
+    program(tmp_path / "bin", "systemctl", text)
+    with facts_of(tree, key, path=tmp_path / "bin") as facts:
+        assert facts["manager"]["systemd"]["triggers"] == [r"llm\x2dtwo.timer"]
+    assert (tmp_path / "asked").read_text().split()[-1] == r"llm\x2dtwo.timer"
 
 
 @pytest.mark.parametrize("name", ["absent", "masked"])

@@ -215,10 +215,13 @@ def _supervisord(part: Mapping[str, Any]) -> Keeper | None:
             way_out="install supervisorctl beside supervisord, or stop the program there",
         )
     if part.get("may") is False:
+        owner = part.get("owner") or "root"
+        sudo = "sudo" if owner == "root" else f"sudo -u {owner}"
+        why = part.get("problem") or "this user may not use supervisord's socket"
         return Keeper(
             words=words,
-            refusal=f"it belongs to {words}, and this user may not use supervisord's socket",
-            way_out=f"connect as {part.get('owner') or 'root'}, or run `sudo supervisorctl stop {name}`, then start it",
+            refusal=f"it belongs to {words}, and {why}",
+            way_out=f"connect as {owner}, or run `{sudo} supervisorctl stop {name}`, then start it",
         )
     if part.get("problem"):
         return Keeper(

@@ -70,9 +70,10 @@ def manager_facts(probe: Probe, server: Server, members: Sequence[int]) -> Json:
         unit = None  # that of a run's supervisor
     if unit:
         out["systemd"] = _systemd(probe, server, unit, above, members)
-    supervisord = supervisord_facts(probe, pid, above, env if server.env_readable else None, _direct(above))
-    if supervisord:
-        out["supervisord"] = supervisord
+    if not container or container["inside"]:  # elsewhere its paths lead to other files
+        supervisord = supervisord_facts(probe, pid, above, env if server.env_readable else None, _direct(above))
+        if supervisord:
+            out["supervisord"] = supervisord
     _chain(out, server, above)
     return out
 
@@ -89,6 +90,8 @@ def returning(probe: Probe, server: Server) -> Json:
         if str(part.get("sub")).startswith("auto-restart"):
             return {"by": "systemd", **part}
     above = [proc for proc in server.above if probe.table.recheck(proc.pid, proc.ticks)]
+    if container_of(server.groups) and not (above and _same_pids(above[0].pid)):
+        return {"by": None}
     found = supervisord_facts(probe, 0, above, server.env if server.env_readable else None, 0)
     return {"by": "supervisord", **found} if found and found.get("returns") else {"by": None}
 
@@ -279,7 +282,7 @@ def _systemd(
     try:
         code, text = probe.children.output([*show, "--property=" + _PROPERTIES, "--", name], SYSTEMCTL_S, env=env)
         values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-        triggers = values.get("TriggeredBy", "").split()
+        triggers = _listed(values.get("TriggeredBy", ""))
         if triggers:
             argv = [*show, "--property=Id,ActiveState", "--", *triggers]
             states = probe.children.output(argv, SYSTEMCTL_S, env=env)[1] + "\n"
@@ -344,12 +347,16 @@ def _pids_below(folder: str) -> List[int]:
 
 
 def _unit_files(values: Dict[str, str]) -> List[str]:
-    """Return the paths of a unit's files. Those that hold a space or a backslash are quoted in a list."""
+    """Return the paths of a unit's files."""
+    return [path for path in [values.get("FragmentPath", ""), *_listed(values.get("DropInPaths", ""))] if path]
+
+
+def _listed(text: str) -> List[str]:
+    """Return the words of a list as systemd prints it: those that hold a space or a backslash are quoted."""
     try:
-        more = shlex.split(values.get("DropInPaths", ""))
+        return shlex.split(text)
     except ValueError:
-        more = []
-    return [path for path in [values.get("FragmentPath", ""), *more] if path]
+        return []
 
 
 def _of_unit(path: str) -> Iterator[Tuple[int, str, str, str]]:

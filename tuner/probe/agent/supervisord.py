@@ -52,7 +52,8 @@ def supervisord_facts(
 
     Its variables alone prove nothing: all that is started below a program inherits them, and what has outlived its
     parents stands directly below a supervisord that is the first process of a container. So supervisord is asked which
-    process the program has.
+    process the program has, unless it is another user's: its supervisorctl and its configuration, which may load any
+    module, would run with the rights of whoever looks.
 
     Args:
         probe: The probe.
@@ -66,7 +67,8 @@ def supervisord_facts(
         return None
     daemon, told = above[at], env or {}
     name, group, whole = told.get("SUPERVISOR_PROCESS_NAME"), told.get("SUPERVISOR_GROUP_NAME"), program_in(told)
-    out: Json = {"pid": daemon.pid, "owner": user_name(owner_of(daemon.pid)), "name": whole}
+    owner = owner_of(daemon.pid)
+    out: Json = {"pid": daemon.pid, "owner": user_name(owner), "name": whole}
     out["main"] = bool(pid) and at <= direct and (bool(whole) or env is None)
     out["program"] = _control(daemon)
     out["config"], url = _config_of(daemon), told.get("SUPERVISOR_SERVER_URL")
@@ -77,7 +79,10 @@ def supervisord_facts(
     socket = re.match(r"unix://(/.*)", url or "")
     if socket:
         out["may"] = ME == 0 or (stat_of(socket.group(1)) is not None and os.access(socket.group(1), os.W_OK))
-    if env is None:
+    if owner not in (0, ME):
+        out["may"] = False
+        out["problem"] = "supervisorctl of %s is not run as %s" % (out["owner"], user_name(ME))
+    elif env is None:
         out["problem"] = "its environment may not be read, which names the program"
     elif out["program"] and out.get("may", True) and (out["main"] or (whole and not pid)):
         out.update(_answer(probe, out, (above[at - 1].pid if at else pid) if pid else 0))
