@@ -12,12 +12,15 @@ from tuner.core.redact import mask, mask_argv, mask_env, mask_json
 
 Value = TypeVar("Value")
 
+PATHS = frozenset(("cwd", "log", "failed_log", "log_dir"))
+"""Names of the texts that are left as they are: paths in which a later start works, which may be named like a token."""
+
 
 def masked(value: Value) -> Value:
     """Return a value with the secrets in all its texts replaced; the same object where there are none.
 
     A text is masked as `mask` does, words of a tuple as those of a command line, texts by name as an environment, and
-    the values in it likewise.
+    the values in it likewise. The fields of a `Struct` that are named in `PATHS` are left as they are.
 
     Args:
         value: A text, a tuple, a dictionary, a `Struct` or anything else, which is left as it is.
@@ -41,7 +44,8 @@ def _masked(value: Any) -> Any:
         case dict():
             return mask_json(value)
         case Struct():
-            fields = ((field.name, getattr(value, field.name)) for field in msgspec.structs.fields(value))
+            names = (field.name for field in msgspec.structs.fields(value) if field.name not in PATHS)
+            fields = ((name, getattr(value, name)) for name in names)
             changed = {name: clean for name, old in fields if (clean := _masked(old)) != old}
             return msgspec.structs.replace(value, **changed) if changed else value
         case _:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from tuner.core.redact import MASK
+from tuner.core.redact_values import PATHS
 from tuner.domain import events as e
 from tuner.domain.link import LinkPhase
 from tuner.domain.runs import Lease, RunRecord
@@ -318,7 +319,10 @@ def filled(kind: Any) -> Any:
         case inspect.DictType():
             return {"PLAIN": filled(kind.value_type)}
         case inspect.StructType():
-            return {field.encode_name: filled(field.type) for field in kind.fields}
+            return {
+                each.encode_name: "/data/toy" if each.encode_name in PATHS else filled(each.type)
+                for each in kind.fields
+            }
         case inspect.EnumType():
             return next(iter(kind.cls)).value
         case inspect.BoolType():
@@ -336,3 +340,17 @@ def test_no_text_of_a_record_is_forgotten(tag: str, name: str, kind: type) -> No
     assert planted.count(TOKEN) > 5
     assert TOKEN not in out
     assert out.count(MASK) == planted.count(TOKEN), "each text stands masked in its place"
+
+
+def test_a_path_in_which_a_later_start_works_stays_whole() -> None:
+    """A folder may be named like a token, and with the mask in its name it is not there."""
+    cwd, logs = "/data/sk-experiments", "/data/hf_Downloads"
+    recipe = {"name": "r", "host": "h", "engine": "sglang", "command": ["serve"], "cwd": cwd, "log_dir": logs}
+    (event,) = decoded(
+        line(t="run", run={"id": "r", "operator": {"session": "s", "name": "ann"}, "began_at": 1.0, "updated_at": 2.0,
+             "cwd": cwd, "log": f"{logs}/a.log", "failed_log": f"{logs}/b.log", "recipe": recipe, "title": cwd}),
+    )  # fmt: skip
+    run = event.run
+    assert (run.cwd, run.log, run.failed_log) == (cwd, f"{logs}/a.log", f"{logs}/b.log")
+    assert (run.recipe.cwd, run.recipe.log_dir) == (cwd, logs)
+    assert run.title == f"/data/sk-{MASK}", "what is only shown is masked"
