@@ -16,7 +16,7 @@ from tuner.domain.recipe import CommandLine, Recipe
 from tuner.domain.server import ServerIdentity
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_WITH_UNIT = re.compile(r"[+-]?\d[\d_,]*(?:\.\d+)?\s*([A-Za-z]+|%)")
+_WITH_UNIT = re.compile(r"(?!0[xX])[+-]?\d[\d_,]*(?:\.\d+)?\s*([A-Za-z]+|%)")
 _PORTS = range(1, 65_536)
 _ANY = "any-llm"
 _CONFIG = "config"
@@ -72,13 +72,14 @@ def _unreadable(knob: Knob, text: str) -> str:
     found = _WITH_UNIT.fullmatch(text)
     if found is None or knob.type not in (KnobType.INT, KnobType.FLOAT, KnobType.INTS):
         return ""
+    # Engines themselves read 32k, 25.6k and 10G, where a whole number is meant.
+    counted = knob.kind is KnobKind.FLAG and knob.type is not KnobType.FLOAT and knob.unit != "seconds"
+    if counted and found[1].lower() in ("k", "m", "g", "t"):
+        return ""
     try:
         value = read_value(knob, text)
     except ValueError as error:
         return str(error)[:1].upper() + str(error)[1:]
-    # vLLM itself reads 32k and 10G in its arguments.
-    if knob.kind is KnobKind.FLAG and knob.unit != "seconds" and found[1].lower() in ("k", "m", "g"):
-        return ""
     words = as_words(knob, Spelling(knob=knob.name, kind=knob.kind, text="", setting=""), value)
     return f"Write {' '.join(words)}"
 

@@ -106,8 +106,15 @@ def test_a_number_is_handed_on_as_it_stands_so_its_unit_is_refused(changes: dict
 
 
 def test_units_that_are_read_are_no_faults() -> None:
-    assert faults(**VLLM | {"args": ("m", "--max-model-len", "32k", "--kv-cache-memory-bytes", "10G")}) == []
-    assert faults(env={"NCCL_BUFFSIZE": "0x400000", "OMP_NUM_THREADS": "4,2", "NCCL_ALGO": "2x"}) == []
+    for tokens in ("32k", "25.6k", "1T"):
+        assert faults(**VLLM | {"args": ("m", "--max-model-len", tokens, "--kv-cache-memory-bytes", "10G")}) == []
+    for size in ("0x400000", "0xff"):
+        assert faults(env={"NCCL_BUFFSIZE": size, "OMP_NUM_THREADS": "4,2", "NCCL_ALGO": "2x"}) == []
+
+
+def test_engines_read_no_unit_of_a_fraction() -> None:
+    (fault,) = faults(**VLLM | {"args": ("m", "--cpu-offload-gb", "10G")})
+    assert fault == ("args", "--cpu-offload-gb cannot be 10G")
 
 
 def test_vllm_has_room_for_one_llm() -> None:
