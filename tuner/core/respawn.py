@@ -55,6 +55,8 @@ def keeper(facts: Mapping[str, Any], manager: Manager | None = None) -> Keeper:
         ("systemd", _systemd),
     ):
         part = fact.get(kind)
+        if kind == "systemd" and _is_of_supervisord(fact):
+            continue  # supervisord keeps the server or nobody does
         if isinstance(part, Mapping) and (found := read(part)) is not None:
             return found
     for kind, read_all in (("watchers", _watcher), ("loops", _loop), ("starters", _starter)):
@@ -194,6 +196,14 @@ def _systemd(part: Mapping[str, Any]) -> Keeper | None:
         start=() if part.get("transient") else (*base, "start", *triggers, unit),
         wait_s=STOP_WAIT_S if limit is None else max(STOP_WAIT_S, limit + 5.0),
     )
+
+
+def _is_of_supervisord(fact: Mapping[str, Any]) -> bool:
+    """Return whether the main process of the unit is the supervisord above the server."""
+    unit, daemon = fact.get("systemd"), fact.get("supervisord")
+    if not isinstance(unit, Mapping) or not isinstance(daemon, Mapping):
+        return False
+    return bool(daemon.get("pid")) and unit.get("main_pid") == daemon["pid"]
 
 
 def _supervisord(part: Mapping[str, Any]) -> Keeper | None:

@@ -121,6 +121,13 @@ def test_supervisord_stands_nearer_to_its_server_than_its_own_unit() -> None:
     assert of(systemd=unit, supervisord=PROGRAM).stop[-2:] == ("stop", "llm:sglang")
 
 
+def test_supervisord_is_not_stopped_for_a_server_that_is_none_of_its_programs() -> None:
+    """Somebody typed it into a notebook, the only program there: its unit would take notebook and supervisord along."""
+    unit = {**UNIT, "unit": "supervisor.service", "main": False, "wraps": True, "direct": False, "main_pid": 9}
+    assert of(systemd=unit, supervisord={**PROGRAM, "main": False}) == Keeper()
+    assert of(systemd={**unit, "main_pid": 8}, supervisord={**PROGRAM, "main": False}).stop[-1] == "supervisor.service"
+
+
 @pytest.mark.parametrize(
     ("fact", "words", "way_out"),
     [
