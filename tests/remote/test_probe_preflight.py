@@ -443,6 +443,20 @@ def test_units_whose_main_process_is_not_the_server(tree: ProcTree, tmp_path: Pa
         assert keeper(facts).stop == ("systemctl", "stop", "wrap.service")
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="the records are root's")
+@pytest.mark.parametrize("shell", [["bash"], ["-bash"], ["/bin/bash", "-l"]])
+def test_a_unit_is_not_stopped_for_what_was_typed_into_a_shell_below_it(
+    tree: ProcTree, tmp_path: Path, shell: list[str]
+) -> None:
+    """A terminal of a notebook that has nothing else open: its unit would take the notebook along."""
+    key = recorded(tree, "script-no-stop-limit", tmp_path / "bin", ["/usr/bin/python3", "/opt/jupyter-lab"])
+    tree.add(95, shell, ppid=90, ticks=500_099, cgroup=(SYSTEMD / "script-no-stop-limit.cgroup").read_text())
+    tree.change(100, ppid=95)
+    with facts_of(tree, key, path=tmp_path / "bin") as facts:
+        assert (facts["manager"]["systemd"]["wraps"], facts["manager"]["systemd"]["others"]) == (True, [])
+        assert keeper(facts) == Keeper()
+
+
 def test_a_forking_unit_of_which_systemd_knows_no_process(tree: ProcTree, tmp_path: Path) -> None:
     """It starts nothing again, and goes on without the server."""
     key = recorded(tree, "forking-without-main", tmp_path / "bin")

@@ -157,7 +157,7 @@ def _systemd(part: Mapping[str, Any]) -> Keeper | None:
     listed = part.get("others")
     others = [each for each in listed if isinstance(each, Mapping)] if isinstance(listed, Sequence) else []
     if not part.get("main"):
-        if others and not part.get("direct"):
+        if part.get("typed") or (others and not part.get("direct")):
             return None  # a notebook's or a runner's unit: it goes on without the server
         if restart in _NO_RESTART and not part.get("wraps"):
             return None

@@ -304,6 +304,7 @@ def _systemd(
         main=main == server.leader.pid,
         wraps=main in chain,
         direct=all(_only_wraps(proc) for proc in between),
+        typed=any(name_of(proc) in SHELLS and _interactive(proc) for proc in between[:-1]),
         transient=values.get("Transient") == "yes",
         triggers=triggers,
         fragment=values.get("FragmentPath"),
