@@ -444,17 +444,20 @@ def test_units_whose_main_process_is_not_the_server(tree: ProcTree, tmp_path: Pa
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="the records are root's")
-@pytest.mark.parametrize("shell", [["bash"], ["-bash"], ["/bin/bash", "-l"]])
-def test_a_unit_is_not_stopped_for_what_was_typed_into_a_shell_below_it(
+@pytest.mark.parametrize(
+    "shell",
+    [["bash"], ["-bash"], ["/bin/bash", "-l"], ["/usr/bin/python3", "-m", "ipykernel_launcher", "-f", "/run/k.json"]],
+)
+def test_a_unit_is_not_stopped_for_what_was_typed_into_a_shell_or_a_notebook_below_it(
     tree: ProcTree, tmp_path: Path, shell: list[str]
 ) -> None:
-    """A terminal of a notebook that has nothing else open: its unit would take the notebook along."""
+    """A notebook that has nothing else open: its unit would take it along."""
     key = recorded(tree, "script-no-stop-limit", tmp_path / "bin", ["/usr/bin/python3", "/opt/jupyter-lab"])
     tree.add(95, shell, ppid=90, ticks=500_099, cgroup=(SYSTEMD / "script-no-stop-limit.cgroup").read_text())
     tree.change(100, ppid=95)
     with facts_of(tree, key, path=tmp_path / "bin") as facts:
         assert (facts["manager"]["systemd"]["wraps"], facts["manager"]["systemd"]["others"]) == (True, [])
-        assert keeper(facts) == Keeper()
+        assert (keeper(facts).stop, keeper(facts).refusal) == ((), "")
 
 
 def test_a_forking_unit_of_which_systemd_knows_no_process(tree: ProcTree, tmp_path: Path) -> None:
@@ -492,6 +495,16 @@ def test_what_would_start_a_unit_again_is_stopped_with_it(tree: ProcTree, tmp_pa
         assert keeps.words == "systemd unit sglang.service, Restart=always, started by sglang.timer"
         assert keeps.stop == ("systemctl", "stop", "sglang.timer", "sglang.service")
         assert keeps.start == ("systemctl", "start", "sglang.timer", "sglang.service")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="the records are root's")
+def test_a_unit_is_left_alone_where_it_cannot_be_asked_what_starts_it(tree: ProcTree, tmp_path: Path) -> None:
+    key = recorded(tree, "timer", tmp_path / "bin")
+    program(tmp_path / "bin", "systemctl", f'case "$*" in *=Id,*) exit 4;; *) cat {tmp_path}/bin/shown;; esac\n')
+    with facts_of(tree, key, path=tmp_path / "bin") as facts:
+        keeps = keeper(facts)
+        assert keeps.stop == ()
+        assert "cannot be read: systemctl show sglang.path sglang.timer: exit code 4" in keeps.refusal
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="the records are root's")

@@ -376,15 +376,17 @@ def test_a_manager_that_cannot_start_its_server_is_told_to_leave_it(bench: Bench
     assert acts == ["start", "stop"]
 
 
-def test_a_manager_that_refuses_without_an_exit_code_leaves_the_server_alone(bench: Bench, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", ["", "; printf 'more%.0s ' $(seq 100)"], ids=["alone", "before-more"])
+def test_a_manager_that_refuses_without_an_exit_code_leaves_the_server_alone(
+    bench: Bench, tmp_path: Path, more: str
+) -> None:
     """So does supervisorctl before 4.0. A server that were killed all the same would be started by it again."""
     path = tmp_path / "supervisorctl"
-    path.write_text("#!/bin/sh\necho 'toy: ERROR (no such process)'\n")
+    path.write_text(f"#!/bin/sh\necho 'toy: ERROR (no such process)'{more}\n")
     path.chmod(0o755)
     old = bench.server()
-    refused(
-        bench, "toy: ERROR", stop=bench.stop(old.pid, HASTY, manager=(str(path), "stop", "toy"), manager_wait_s=2.0)
-    )
+    told = "more more" if more else "toy: ERROR"
+    refused(bench, told, stop=bench.stop(old.pid, HASTY, manager=(str(path), "stop", "toy"), manager_wait_s=2.0))
 
 
 def test_a_manager_that_refuses_leaves_the_server_alone(bench: Bench, manager: str) -> None:

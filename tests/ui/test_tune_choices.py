@@ -203,7 +203,7 @@ async def test_the_steps_of_a_dry_run_are_broken_once_and_keep_their_indent(
     ("state", "bar"),
     [
         ("tunable", "enter Apply  n Knob  w Save  S Stop  D Dry run  r Recipe  ? Help  q Quit"),
-        ("broken", "enter Apply  B Go back  C Clean up  v Why  F Overrule forecast  ? Help  q Quit"),
+        ("broken", "enter Apply  B Go back  C Clean up  v Why  o Overview  l Logs  ? Help  q Quit"),
         ("loading", "K Cancel  n Knob  w Save  D Dry run  r Recipe  L Lease  ? Help  q Quit"),
         ("interrupted", "enter Apply  f Finish  B Go back  n Knob  w Save  S Stop  ? Help  q Quit"),
     ],

@@ -360,8 +360,11 @@ def in_the_way(state: HostState, run: RunRecord) -> ServerState | None:
         return None
     known = [server_of(state, run), *(each for each in state.servers if _leads(each, run.old))]
     gpus = {each.gpu for each in run.memory} | {rank.gpu for each in known if each is not None for rank in each.ranks}
+    gpus -= {None}
     later = (x for x in state.servers if not x.gone and (x.identity.started_at or 0.0) > run.began_at)
-    there = (x for x in later if {rank.gpu for rank in x.ranks} & (gpus - {None}))
+    held = ((x, {rank.gpu for rank in x.ranks} - {None}) for x in later)
+    # Which GPUs a run would use that stopped nothing is not known: any may be one of them.
+    there = (x for x, its in held if its & gpus or (its and not gpus))
     return next((x for x in there if run_of(state, x) is not run), None)
 
 

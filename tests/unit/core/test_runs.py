@@ -337,8 +337,9 @@ def later_server(**run: Any) -> HostState:
     return with_runs(state, replace(record(1, **left), began_at=at))
 
 
-def test_a_server_that_came_since_on_the_same_gpus_is_in_the_way_of_an_interrupted_run() -> None:
-    state = later_server()
+@pytest.mark.parametrize("known", [{}, {"memory": (), "old": None}], ids=["gpus-known", "only-a-start"])
+def test_a_server_that_came_since_on_the_same_gpus_is_in_the_way_of_an_interrupted_run(known: dict[str, Any]) -> None:
+    state = later_server(**known)
     pid, port = state.servers[0].identity.pid, state.servers[0].identity.port
     why, way_out = way_words(state, state.runs[0])
     assert why.startswith(f"pid {pid} on port {port} was started since, and runs on GPU 0, 1, 2, 3, 4, 5, 6, 7")
@@ -354,11 +355,10 @@ def test_a_server_that_came_since_on_the_same_gpus_is_in_the_way_of_an_interrupt
     [
         {"began_at": states.WALL},
         {"memory": (MemoryBack(gpu=8, before_bytes=1, held_bytes=1),)},
-        {"memory": ()},
         {"alive": True, "new": NEW},
         {"new": ProcessId(pid=48211, start_ticks=states.serving().servers[0].identity.start_ticks)},
     ],
-    ids=["before", "other-gpus", "no-gpu-known", "its-own-lives", "its-own"],
+    ids=["before", "other-gpus", "its-own-lives", "its-own"],
 )
 def test_another_server_is_not_in_the_way(run: dict[str, Any]) -> None:
     state = later_server(**run)

@@ -31,6 +31,8 @@ _WRAPPERS = frozenset(
     )
 )
 """Programs that run one other program and end with it."""
+_KERNELS = ("ipykernel_launcher", "ipykernel")
+"""Python modules that run what people type into a notebook."""
 _HARMLESS = frozenset(
     (
         "abduco", "agetty", "alacritty", "at", "atd", "byobu", "code-server", "conmon", "containerd-shim",
@@ -164,6 +166,11 @@ def _interactive(proc: Proc) -> bool:
     return not any(arg and not arg.startswith(("-", "+")) for arg in proc.argv[1:]) and "-c" not in proc.argv
 
 
+def _is_typed_into(proc: Proc) -> bool:
+    """Return whether people type into a program what it starts: a shell, or the kernel of a notebook."""
+    return _script(proc) in _KERNELS or (name_of(proc) in SHELLS and _interactive(proc))
+
+
 # -- containers -------------------------------------------------------------------------------------------------------
 
 
@@ -285,8 +292,11 @@ def _systemd(
         triggers = _listed(values.get("TriggeredBy", ""))
         if triggers:
             argv = [*show, "--property=Id,ActiveState", "--", *triggers]
-            states = probe.children.output(argv, SYSTEMCTL_S, env=env)[1] + "\n"
-            triggers = [each for each in triggers if "Id=%s\nActiveState=active\n" % each in states]
+            failed, states = probe.children.output(argv, SYSTEMCTL_S, env=env)
+            if failed:
+                out["problem"] = "systemctl show %s: exit code %d" % (" ".join(triggers), failed)
+                return out
+            triggers = [each for each in triggers if "Id=%s\nActiveState=active\n" % each in states + "\n"]
     except (OSError, TimeoutError) as e:
         out["problem"] = str(e)
         return out
@@ -304,7 +314,7 @@ def _systemd(
         main=main == server.leader.pid,
         wraps=main in chain,
         direct=all(_only_wraps(proc) for proc in between),
-        typed=any(name_of(proc) in SHELLS and _interactive(proc) for proc in between[:-1]),
+        typed=any(map(_is_typed_into, between[:-1])),
         transient=values.get("Transient") == "yes",
         triggers=triggers,
         fragment=values.get("FragmentPath"),

@@ -15,7 +15,7 @@ _ASKS = {
     "supervisorctl": ("start", ["pid"]),
 }
 """How a manager is asked for the PID of what it started: the word that is replaced, and by what."""
-_ERROR = re.compile(r"^error: |: ERROR \(")
+_ERROR = re.compile(r"^error: |: ERROR \(", re.M)
 
 
 class Command:
@@ -55,7 +55,7 @@ class Command:
     @property
     def failed(self) -> bool:
         """Return whether it ended without doing its work; supervisorctl before 4.0 has the exit code 0 even then."""
-        return self.code is not None and (self.code != 0 or bool(_ERROR.search(self.output)))
+        return self.code is not None and (self.code != 0 or _ERROR.search(text_of(self._path) or "") is not None)
 
     @property
     def output(self) -> str:
