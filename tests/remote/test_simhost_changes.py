@@ -518,7 +518,8 @@ async def test_other_processes_of_the_host_are_shown_and_end_with_it() -> None:
 
 
 async def test_what_is_stopped_before_its_ranks_are_shown_leaves_nothing_over() -> None:
-    async with a_box(version="0.5.23") as box:
+    # At this speed there is time enough before they are.
+    async with a_box(version="0.5.23", speed=1.0) as box:
         pid = await box.start()
         await until(lambda: len(_children(pid)) == 10)
         children = _children(pid)

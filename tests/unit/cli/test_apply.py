@@ -176,7 +176,7 @@ def test_that_nothing_was_interrupted_is_told_before_a_confirmation_is_asked_for
     target = Target(name="box", scheme="local")
     assert apply.resume(target, back=False, options=Options()) == 1
     assert "no run was interrupted there" in capsys.readouterr().out
-    left = record(1, outcome=RunOutcome.RUNNING, supervised=False)
+    left = msgspec.structs.replace(record(1, outcome=RunOutcome.RUNNING, supervised=False), began_at=states.WALL)
     session.state = msgspec.structs.replace(session.state, runs=(left,))
     with pytest.raises(UsageProblem, match="must be confirmed"):
         apply.resume(target, back=False, options=Options())
