@@ -78,7 +78,8 @@ class Kernel:
         for pid in self._arrivals():
             fact = self.fact(pid)
             if fact is not None:
-                self.launched[pid] = fact["started_at"]
+                # As the mirror counts it, which may have shown it before: the clock of another process may differ.
+                self.launched[pid] = real.started_at(pid) or fact["started_at"]
                 self.strangers += 1
         known: set[int] = set()
         for pid in [*world.servers, *self.launched]:
@@ -194,7 +195,8 @@ class Kernel:
         self.world.tree.put(
             Process(
                 pid, fact["ppid"], "\0".join(fact["argv"]).encode(errors="surrogateescape") + b"\0",
-                fact["started_at"], state=state, session=fact["session"], env=fact["env"], cwd=fact["cwd"],
+                self.launched.get(pid, fact["started_at"]), state=state, session=fact["session"], env=fact["env"],
+                cwd=fact["cwd"],
                 exe=world.python, log=world.logged.get(pid) or fact["log"],
                 port=None if state == "Z" else fact["port"], rss_kb=1_066_964,
                 cpu_share=0.4 if fact["ready"] else 1.0, uid=world.owners.get(pid, world.uid),
