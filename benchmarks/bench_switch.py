@@ -86,7 +86,7 @@ def running_at(host: ChangedHost, record: Mapping[str, Any]) -> float:
 
     It becomes the server's program some 2 ms after this. The start of the process by /proc is earlier.
     """
-    told = next(line["at"] for line in host.journal(record["id"]) if line["detail"] == f"PID {record['new']['pid']}")
+    told = next(line["at"] for line in host.journal(record["id"]) if line["detail"] == f"pid {record['new']['pid']}")
     return max(float(told), began_at(record["new"]["pid"]))
 
 
